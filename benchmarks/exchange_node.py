@@ -33,7 +33,7 @@ import psutil
 import trio
 
 from benchmarks.probe import build_engine, lines, options, say
-from p2p.blobs import Want
+from p2p.blobs.fetch import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic

@@ -33,12 +33,13 @@ from typing import Any
 
 import trio
 
-from p2p.blobs import Want, content_id
-from p2p.durable import SequenceFile
+from p2p.blobs.blobs import content_id
+from p2p.blobs.fetch import Want
 from p2p.engines import choose, engine
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
+from p2p.sequence import SequenceFile
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, P2pEngine, PeerId
 

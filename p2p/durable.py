@@ -1,18 +1,12 @@
-"""Durable writes: after a power cut a file or a folder is wholly the old one or wholly the new one.
-
-Also numbers on disk that outlive a crash, and the sequence numbers of our own frames.
-"""
+"""Durable writes: after a power cut a file or a folder is wholly the old one or wholly the new one."""
 
 import errno
 import itertools
-import logging
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-
-from p2p.errors import StateUnwritable
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -96,68 +90,3 @@ def _link(draft: Path, path: Path) -> None:
             raise
         path.touch(exist_ok=False)
         draft.replace(path)
-
-
-log = logging.getLogger(__name__)
-
-
-class NumberFile:
-    """One number on disk. A lost file counts as 0, and a damaged one, which is set aside."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
-        self._path = path
-        self.value = self._stored()
-
-    def write(self, value: int) -> None:
-        """Replace the number; it is on disk when this returns. Raises StateUnwritable."""
-        try:
-            replace(self._path, b"%d\n" % value)
-        except OSError as error:
-            raise StateUnwritable(
-                f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the free"
-                " space"
-            ) from None
-        self.value = value
-
-    def _stored(self) -> int:
-        try:
-            text = self._path.read_bytes()
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise StateUnwritable(
-                f"cannot read {self._path}: {error.strerror}; check who owns it and its folder"
-            ) from None
-        if text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20:
-            return int(text)
-        aside = set_aside(self._path)
-        log.warning("%s was damaged and is now %s; the clock takes its place", self._path, aside)
-        return 0
-
-
-class SequenceFile:
-    """An iterator of rising numbers, none used twice. Reserves a block of them on disk before the first.
-
-    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses
-    fewer than a thousand a second can never have reached those.
-    """
-
-    def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
-        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
-        self._reserved, self._block = NumberFile(path), block
-        self._next = self._end = max(self._reserved.value, int(clock() * 1000))
-
-    def __iter__(self) -> "SequenceFile":
-        return self
-
-    def __next__(self) -> int:
-        """Return the next number.
-
-        Raises StateUnwritable when a new block cannot be reserved; then nothing may be published.
-        """
-        if self._next >= self._end:
-            self._reserved.write(self._next + self._block)
-            self._end = self._reserved.value
-        self._next += 1
-        return self._next - 1

@@ -15,11 +15,12 @@ from p2p.address import parse_endpoint
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.memory import AdmissionMemory
-from p2p.blobs import BlobServer, BlobStore, Fetcher, HolderReplies, Want
+from p2p.blobs.blobs import BlobStore
+from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from p2p.nat import DialBack
+from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of_host
 from p2p.peers.introduction import ask_each
 from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, TwinCards, TwinSession

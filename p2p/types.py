@@ -133,7 +133,7 @@ class Sender(Protocol):
         """Seal `body` and send it to everybody in the swarm."""
 
     def hold(self, blob: bytes) -> None:
-        """Keep this blob (`p2p.blobs`) for peers that ask for it by its id, as an offer names it."""
+        """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
 
 
 class Transport(Sender, Protocol):
@@ -173,9 +173,9 @@ class PeerRequest(IntEnum):
     To add one: a line here, and its answer in `Member.answers`. A number is never given again.
     """
 
-    BLOBS = 1  # `p2p.blobs`
+    BLOBS = 1  # `p2p.blobs.fetch`
     JUDGES = 2  # `swarmd.daemon.judging.discovery`
-    DIAL_BACK = 3  # `p2p.nat`
+    DIAL_BACK = 3  # `p2p.nat.dial_back`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`
     INTRODUCTION = 8  # `p2p.peers.introduction`

@@ -14,13 +14,13 @@ from typing import Any
 import msgpack
 import zstandard
 
-from p2p import nat
 from p2p.admission.inbox import Inbox
-from p2p.blobs import MAX_CONTENT_BYTES, content_id
+from p2p.blobs.blobs import MAX_CONTENT_BYTES, content_id
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import DOMAIN, seal
 from p2p.identity import Identity, peer_id_of, public_key_of, verify
 from p2p.member import QueuedMember
+from p2p.nat import dial_back
 from p2p.peers import introduction, twins
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason
@@ -332,7 +332,7 @@ def answering() -> QueuedMember:
     bob = Peer(BOB.peer_id, "/ip4/203.0.113.7/tcp/50000", "inbound", NOW)
     urls = discovery.pack(["https://judge.example"])
     member.answers |= {
-        PeerRequest.DIAL_BACK: nat.DialBack(lambda: [bob], lambda: NOW),
+        PeerRequest.DIAL_BACK: dial_back.DialBack(lambda: [bob], lambda: NOW),
         PeerRequest.JUDGES: lambda _, message: b"" if message[1:] else urls,
         PeerRequest.USED: acknowledgements.AcknowledgementCounter(),
         PeerRequest.INTRODUCTION: introduction.Introducer(
@@ -357,7 +357,7 @@ def asks() -> Vectors:
         "fetch": PeerRequest.BLOBS.message(content_id(blob)),
         "fetch what it has not": PeerRequest.BLOBS.message(bytes(12)),
         "judges": PeerRequest.JUDGES.message(),
-        "dial-back": nat.question(4001),
+        "dial-back": dial_back.question(4001),
         "twins, the first card": card,
         "twins, another session's card: it is shown the first": there.question(NOW),
         "used": acknowledgements.encode(1_700_000_000_250, 3),

@@ -30,7 +30,7 @@ WANTED = 4  # J
 CONNECTED = 20  # members that a node is connected to
 # Inbound connections that are left for those who fetch (`p2p.engines.libp2p.network`: 112 in all)
 PLACES = 100
-STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs`)
+STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.blobs`)
 TRIES = 12  # rollouts that a node chooses for one place of a round, one after the other
 
 # Bytes received, IP headers included; of a simulation of the whole protocol that was here before
@@ -209,7 +209,7 @@ class Swarm:
         self.tally.full += held == WANTED
 
     def _fetch(self, node: Node, item: Item) -> bool:
-        """Ask the author, then connected members, then strangers, as `p2p.blobs` orders them."""
+        """Ask the author, then connected members, then strangers, as `p2p.blobs.blobs` orders them."""
         node.took.add(item.id)
         count, there = self.tally.bytes, len(self.nodes)
         author = (

@@ -9,8 +9,8 @@ import trio
 
 from p2p import durable
 from p2p.admission.reputation import Reputation
-from p2p.durable import NumberFile
 from p2p.errors import StateUnwritable
+from p2p.sequence import NumberFile
 
 SEEN = "seen"
 REPUTATION = "reputation"

@@ -1,4 +1,4 @@
-"""Reputation: a score for each peer, from what it did to us, its network group, and bans of whole hosts.
+"""Reputation: a score for each peer, from what it did to us, and its network group.
 
 Pure; `now` is an argument. Figures: docs/admission.md.
 
@@ -12,13 +12,8 @@ peer is at GRAYLIST_THRESHOLD, but for MAX_BAN_PASSED_ON_S at most, because some
 they are checked (docs/p2p.md).
 
 It holds at most MAX_PEERS records. Banned peers are forgotten last.
-
-A new key costs nothing, so a banned peer can come back under another id. An address costs something: where
-several peers from one address were banned, `HostBans` accepts no new connection from there for a while. An
-honest peer at the same address, behind one router, keeps its connections, and we dial it as before.
 """
 
-import logging
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,16 +21,13 @@ from typing import Literal
 
 import msgspec
 
-from p2p.latest import Latest
-from p2p.netgroup import machine_of_host
-from p2p.rate_limit import RateLimit, TokenBuckets
+from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId, Reason
 
 HALF_LIFE_S = 1800.0
 # Below this score a peer's frames are ignored, as in GossipSub's specification.
 GRAYLIST_THRESHOLD = -20.0
 BAN_THRESHOLD = -50.0
-# The first ban of a peer, and of a host; each further one is twice as long.
 FIRST_BAN_S = 60.0
 MAX_BAN_S = 24 * 3600.0
 MAX_BAN_PASSED_ON_S = 16 * 60.0
@@ -198,43 +190,3 @@ class Reputation:
 
         for peer in sorted(self._peers, key=worth)[: len(self._peers) - self._limit * 9 // 10]:
             del self._peers[peer]
-
-
-# A host is banned when more than BANNED_AT_ONCE of its peers were banned, and one more every ONE_MORE_S.
-BANNED_AT_ONCE = 3.0
-ONE_MORE_S = 600.0
-_KNOWN = 1024
-_BANNED = "banned peers"
-
-log = logging.getLogger(__name__)
-
-
-class HostBans:
-    """Decides which hosts may connect to us."""
-
-    def __init__(self) -> None:
-        self._rate_limit = RateLimit({_BANNED: TokenBuckets(1 / ONE_MORE_S, BANNED_AT_ONCE)}, FIRST_BAN_S)
-        self._known: Latest[PeerId, None] = Latest(_KNOWN)  # banned peers that are counted already
-
-    def count(self, peer: PeerId, host: str, now: float) -> None:
-        """Count a banned peer of this host, and ban the host where there were too many.
-
-        host: an IP address as text, or "" where it is not known; then nothing is counted. Each peer counts
-        once, as its own ban keeps it out. Logs a warning when it bans the host.
-        """
-        if not host or self.knows(peer):
-            return
-        machine = machine_of_host(host)
-        self._known[peer] = None
-        if not self._rate_limit.pay(machine, now, _BANNED):
-            log.warning(
-                "several peers from %s were banned: no new connection from there is accepted for a while",
-                machine,
-            )
-
-    def knows(self, peer: PeerId) -> bool:
-        """Return whether this peer was counted."""
-        return peer in self._known
-
-    def admits(self, host: str, now: float) -> bool:
-        return not self._rate_limit.banned(machine_of_host(host), now)

@@ -18,11 +18,11 @@ from typing import Any
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.durable import SequenceFile
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
+from p2p.sequence import SequenceFile
 from p2p.types import Envelope, PeerRequest, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import twin_trouble

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import trio
 
-from p2p.durable import SequenceFile
 from p2p.engines import Choice, choose, engine
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
@@ -17,6 +16,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers.introduction import Introducer
 from p2p.peers.mdns import Mdns
+from p2p.sequence import SequenceFile
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, P2pEngine, PeerRequest
 from swarmd.config.config import NodeConfig, SwarmConfig

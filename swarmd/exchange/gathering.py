@@ -16,7 +16,7 @@ from typing import Protocol
 
 import trio
 
-from p2p.blobs import HEDGE_S, HolderReplies, HolderReply, Want
+from p2p.blobs.fetch import HEDGE_S, HolderReplies, HolderReply, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import RoundConfig

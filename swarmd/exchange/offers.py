@@ -1,6 +1,6 @@
 """Offers of rollouts: the wire format, and the board of offers that we know. Pure.
 
-A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs`),
+A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs.blobs`),
 and the offer lists their ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for other
 implementations.
 
@@ -24,7 +24,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from p2p.admission.fair_queue import Holders
-from p2p.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
 from p2p.identity import public_key_of
 from p2p.latest import Latest
 from p2p.types import Envelope, PeerId, Reason

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from p2p.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
+from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
 from p2p.latest import Latest
 from p2p.types import PeerId, Reason, Sender, Transport
 from swarmd.exchange import offers, wire

@@ -23,7 +23,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.blobs import HolderReply
+from p2p.blobs.fetch import HolderReply
 from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered

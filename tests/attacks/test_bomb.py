@@ -2,7 +2,7 @@
 
 And frames and answers larger than they may be.
 
-The code is the real one: `p2p.blobs`, `p2p.blobs` through a `Member` in a memory swarm, the
+The code is the real one: `p2p.blobs.blobs`, `p2p.blobs.fetch` through a `Member` in a memory swarm, the
 inbox. The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
 one hides it in a second zstd frame, behind one that may be skipped, or asks for a window of 128 MiB. Time and
 memory are measured in a process of its own: of nine attempts the middle one, and the highest that the process
@@ -21,7 +21,8 @@ from pathlib import Path
 import trio
 import zstandard
 
-from p2p.blobs import BadBlob, Want, content_id, unpack
+from p2p.blobs.blobs import BadBlob, content_id, unpack
+from p2p.blobs.fetch import Want
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.member import Member

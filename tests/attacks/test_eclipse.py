@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from p2p.address import Endpoint
-from p2p.engines.libp2p.network_engine import AddressBookFile
 from p2p.identity import peer_id_of
 from p2p.netgroup import group_of
 from p2p.peers.addressbook import AddressBook
+from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.outbound import Outbound
 from p2p.types import PeerId
 from tests.attacks.harness import Attack, show

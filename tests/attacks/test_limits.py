@@ -15,12 +15,13 @@ import trio
 import trio.testing
 from libp2p.pubsub.pb import rpc_pb2
 
-from p2p import blobs
 from p2p.admission import fair_queue, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Replays, Trace
-from p2p.blobs import BlobStore, Fetcher, Want
+from p2p.blobs import blobs, fetch
+from p2p.blobs.blobs import BlobStore
+from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.libp2p import request_response, rpcs
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, UnfinishedRpcs, ingress
@@ -103,8 +104,8 @@ LIMITS = (
     Limit(
         "answers to our questions for blobs",
         f"a holder {request_response.AT_ONCE}, of {blobs.MAX_BLOB_BYTES // 1024} KiB each",
-        f"{blobs.QUESTIONS_AT_ONCE}",
-        blobs.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
+        f"{fetch.QUESTIONS_AT_ONCE}",
+        fetch.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
     ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
 )
@@ -229,12 +230,12 @@ async def test_all_fetches_at_once() -> None:
 
     fetcher = Fetcher(ask, BlobStore(), lambda peer, reason: None)
     async with trio.open_nursery() as nursery:
-        for n in range(4 * blobs.QUESTIONS_AT_ONCE):
+        for n in range(4 * fetch.QUESTIONS_AT_ONCE):
             for part in range(4):
                 want = Want(b"%6d%6d" % (n, part), blobs.MAX_BLOB_BYTES, [PeerId(f"holder {n}")])
                 nursery.start_soon(fetcher.fetch, want)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(limits) == blobs.QUESTIONS_AT_ONCE and max(limits) <= blobs.MAX_BLOB_BYTES
+        assert len(limits) == fetch.QUESTIONS_AT_ONCE and max(limits) <= blobs.MAX_BLOB_BYTES
         nursery.cancel_scope.cancel()
 
 

@@ -19,7 +19,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs import BlobServer, BlobStore
+from p2p.blobs.blobs import BlobStore
+from p2p.blobs.fetch import BlobServer
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity

@@ -19,7 +19,7 @@ import trio
 
 from benchmarks.probes import ProbeProcess
 from p2p.admission.inbox import AdmissionLimits
-from p2p.blobs import content_id
+from p2p.blobs.blobs import content_id
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import introduction

@@ -2,7 +2,8 @@ import itertools
 import random
 
 from p2p.admission.inbox import AdmissionLimits
-from p2p.blobs import Fetcher, Want, content_id, pack
+from p2p.blobs.blobs import content_id, pack
+from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity

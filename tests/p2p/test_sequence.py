@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p.durable import SequenceFile
 from p2p.errors import StateUnwritable
+from p2p.sequence import SequenceFile
 
 
 def test_numbers_rise_and_go_on_after_a_crash(tmp_path: Path) -> None:

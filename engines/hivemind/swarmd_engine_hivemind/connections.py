@@ -13,7 +13,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import parse_endpoint
-from p2p.admission.reputation import HostBans
+from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.netgroup import group_of
 from p2p.peers.listen import has_route

@@ -1,6 +1,6 @@
 """Connections through relays (circuit relay v2), to this node and to peers that nobody can dial.
 
-Whether others can dial this node is decided by members that try it (`p2p.nat`). py-libp2p's AutoNAT
+Whether others can dial this node is decided by members that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT
 says yes to any address of a peer that is connected, as it takes that connection for a new one.
 """
 
@@ -26,7 +26,7 @@ from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, hail,
 from p2p.engines.libp2p.streams import end
 from p2p.errors import BadAddress
 from p2p.latest import Latest
-from p2p.nat import ask_members, can_be_dialled, who_dials_back
+from p2p.nat.dial_back import ask_members, can_be_dialled, who_dials_back
 from p2p.netgroup import LOCAL, group_of_host, is_public
 from p2p.peers.addressbook import AddressBook
 from p2p.types import Ask, Peer, PeerId

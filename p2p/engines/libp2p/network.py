@@ -32,7 +32,7 @@ from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
-from p2p.admission.reputation import HostBans
+from p2p.admission.host_bans import HostBans
 from p2p.engines.traffic import Traffic
 from p2p.identity import public_key_of
 from p2p.netgroup import LOCAL, group_of, group_of_host, machine_of_host

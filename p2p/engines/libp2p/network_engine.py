@@ -1,4 +1,4 @@
-"""Base class of the network engines: publishing, requests, bans, restarts, the address book's file."""
+"""Base class of the network engines: construction, publishing, requests, bans, restarts with back-off."""
 
 import logging
 import random
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import trio
 
-from p2p import durable
 from p2p.address import Endpoint, parse_bootstrap, parse_listen
-from p2p.admission.reputation import HostBans
+from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.discovery import Connections, Discovery
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
-from p2p.peers.addressbook import MAX_FILE_BYTES, NEARBY, AddressBook
+from p2p.peers.addressbook import NEARBY, AddressBook
+from p2p.peers.addressbook_file import AddressBookFile
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
 from p2p.types import Ask, Handlers, Peer, PeerId, Started, Unanswered, Verdict
@@ -216,48 +216,3 @@ def _ours(error: BaseException) -> BaseException | None:
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]
     return inner
-
-
-# The least time between two saves, and a second more for each SAVE_PEERS: a large book is some MB.
-SAVE_EVERY_S, SAVE_PEERS = 5.0, 50
-
-
-class AddressBookFile:
-    """The file of one book. path: None keeps it nowhere."""
-
-    def __init__(self, book: AddressBook, path: Path | None) -> None:
-        """Read the file into the book. A damaged one is set aside: peers can be found again."""
-        # Whether it was told that the file cannot be written.
-        self._book, self._path, self._told = book, path, False
-        if path is None:
-            return
-        try:
-            with path.open("rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
-            book.restore(content, path.stat().st_mtime)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            # Without the file peers are found as at a first start.
-            log.warning("cannot read the address book %s: %s", path, error.strerror)
-        except ValueError as error:
-            aside = durable.set_aside(path)
-            log.warning(
-                "the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, aside
-            )
-
-    def save(self) -> None:
-        if self._path is not None and self._book.changed:
-            try:
-                durable.replace(self._path, self._book.dump())
-                self._book.changed = self._told = False
-            except OSError as error:
-                # A full disk must not stop the network, nor fill the log every five seconds.
-                level, self._told = logging.DEBUG if self._told else logging.WARNING, True
-                log.log(level, "cannot write the address book %s: %s", self._path, error.strerror)
-
-    async def save_regularly(self) -> None:
-        """Save until cancelled."""
-        while True:
-            await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
-            self.save()

@@ -35,7 +35,7 @@ from libp2p.tools.anyio_service import TrioManager
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
-from p2p.admission.reputation import HostBans
+from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
 from p2p.engines.libp2p.metering import Negotiation, message_limits
 from p2p.engines.libp2p.network import MUXERS, CountedTcp, LimitedNetwork, MuxerChoice, circuit

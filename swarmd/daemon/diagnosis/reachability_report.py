@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p.errors import OperatorError
-from p2p.nat import Outcome
+from p2p.nat.dial_back import Outcome
 from p2p.netgroup import LOCAL, group_of_host, only_here
 from swarmd.daemon.diagnosis.isolation import (
     BEHIND_FIREWALL,

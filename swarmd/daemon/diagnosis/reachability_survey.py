@@ -16,7 +16,8 @@ from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
-from p2p.nat import DialBackReply, Silent, Stranger, ask_members, knock, who_dials_back
+from p2p.nat.dial_back import DialBackReply, ask_members, who_dials_back
+from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.netgroup import only_here
 from p2p.peers import introduction
 from p2p.peers.introduction import HELPING, Introduced

@@ -21,7 +21,7 @@ import trio
 
 from p2p.identity import nickname
 from p2p.member import Member
-from p2p.nat import seen_at
+from p2p.nat.dial_back import seen_at
 from p2p.netgroup import is_public
 from p2p.peers.introduction import ask_each
 from p2p.topic import Topic

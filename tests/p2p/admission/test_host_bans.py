@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.admission.reputation import _KNOWN, BANNED_AT_ONCE, FIRST_BAN_S, ONE_MORE_S, HostBans
+from p2p.admission.host_bans import _KNOWN, BANNED_AT_ONCE, FIRST_BAN_S, ONE_MORE_S, HostBans
 from p2p.netgroup import machine_of_host
 from p2p.types import PeerId
 

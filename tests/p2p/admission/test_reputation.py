@@ -20,7 +20,7 @@ from p2p.admission.reputation import (
     REPEATED_FRAMES,
     Reputation,
 )
-from p2p.blobs import Fetcher, Want
+from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of

@@ -21,7 +21,7 @@ import trio
 from libp2p.network.exceptions import SwarmException
 
 from p2p.address import parse_bootstrap, parse_listen
-from p2p.admission.reputation import BANNED_AT_ONCE
+from p2p.admission.host_bans import BANNED_AT_ONCE
 from p2p.engines import BUILT_IN, GROUP, engine, offered
 from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.nat import (
+from p2p.nat.dial_back import (
     AT_ONCE,
     DIALS_AT_ONCE,
     KEPT_S,
@@ -27,18 +27,15 @@ from p2p.nat import (
     PORTS,
     DialBack,
     DialBackReply,
-    Handshake,
     Outcome,
-    Silent,
-    Stranger,
     answered,
     ask_members,
     can_be_dialled,
-    knock,
     question,
     seen_at,
     who_dials_back,
 )
+from p2p.nat.noise_probe import Handshake, Silent, Stranger, knock
 from p2p.types import Peer, PeerId
 from swarmd.testing import TIMEOUT_S, memory_member
 from tests.p2p.real import real_engine

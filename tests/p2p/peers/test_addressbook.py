@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.address import parse_endpoint
-from p2p.engines.libp2p.network_engine import AddressBookFile
 from p2p.identity import peer_id_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
 from p2p.peers.addressbook import (
@@ -26,6 +25,7 @@ from p2p.peers.addressbook import (
     TOLD_AT_ONCE,
     AddressBook,
 )
+from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE, Known
 from p2p.types import PeerId
 

@@ -13,7 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs import ASK_AGAIN_S, MAX_BLOB_BYTES, pack
+from p2p.blobs.blobs import MAX_BLOB_BYTES, pack
+from p2p.blobs.fetch import ASK_AGAIN_S
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import public_key_of
 from p2p.member import Member

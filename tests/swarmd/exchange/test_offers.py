@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs import MAX_BLOB_BYTES, content_id, pack
+from p2p.blobs.blobs import MAX_BLOB_BYTES, content_id, pack
 from p2p.identity import Identity, public_key_of
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire

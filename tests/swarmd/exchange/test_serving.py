@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import trio
 import trio.testing
 
-from p2p.blobs import HolderReply
+from p2p.blobs.fetch import HolderReply
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers

@@ -51,7 +51,7 @@ from p2p.engines.libp2p.relay import (
 )
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
-from p2p.nat import Outcome
+from p2p.nat.dial_back import Outcome
 from p2p.peers.addressbook import AddressBook
 from p2p.types import PeerId
 from swarmd.testing import until

@@ -8,18 +8,16 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs import (
+from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
+from p2p.blobs.fetch import (
     ASK_AGAIN_S,
     HOLDER_TIMEOUT_S,
-    ID_BYTES,
     MAX_HOLDERS,
     MISSING,
     BlobServer,
-    BlobStore,
     Fetcher,
     HolderReply,
     Want,
-    content_id,
 )
 from p2p.types import PeerId, Reason, Unanswered
 

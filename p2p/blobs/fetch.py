@@ -1,107 +1,19 @@
-"""Blobs: compressed content with an id, which peers offer, fetch and serve.
-
-A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it
-travels: it is checked before anything is inflated. 96 bits are enough against a second blob with the id of a
-given one, as a blob is of use for some minutes. An author could find two blobs with one id in 2^48 tries, but
-that would only make its own offer ambiguous.
+"""Fetches blobs from peers, and serves them.
 
 Question: byte 1 and a content id of 12 bytes. Answer: the blob; a zero byte where the peer does not have it;
 nothing where we are over its rate limit, or it does not know the question.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import sha256
 
 import trio
-import zstandard
 
+from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
 from p2p.rate_limit import TokenBuckets
 from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
-
-ID_BYTES = 12
-# The size of a blob as it travels.
-MAX_BLOB_BYTES = 256 * 1024
-# The size of what is in it.
-MAX_CONTENT_BYTES = 1024 * 1024
-KEPT_BYTES = 64 * 1024 * 1024
-_LEVEL = 3
-
-# Without a checksum, as the id is one. With the content's size, so that a large one is refused before
-# anything is inflated.
-_packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False, write_content_size=True)
-
-
-class BadBlob(ValueError):
-    """The blob is not one whole zstd frame with its content's size, within the limit."""
-
-
-def content_id(blob: bytes) -> bytes:
-    return sha256(blob).digest()[:ID_BYTES]
-
-
-def pack(content: bytes) -> bytes:
-    """Compress content into a blob. Raises ValueError where no receiver would take it."""
-    blob = _packer.compress(content)
-    if len(content) > MAX_CONTENT_BYTES or len(blob) > MAX_BLOB_BYTES:
-        raise ValueError(
-            f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT_BYTES} and"
-            f" {MAX_BLOB_BYTES}"
-        )
-    return blob
-
-
-def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
-    """Return the content, of at most `limit` bytes. Raises BadBlob.
-
-    It is refused by the size in the blob's header, and no more than that is inflated.
-    """
-    try:
-        parameters = zstandard.get_frame_parameters(blob)
-        claimed = parameters.content_size
-        # An unknown size reads as the largest number there is.
-        if claimed > limit or parameters.dict_id or not claimed:
-            raise BadBlob("empty, or more than the limit, or of unknown size")
-        # Into one buffer of the claimed size, which is all the memory it takes and all it can fill.
-        content = zstandard.ZstdDecompressor().decompress(blob, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise BadBlob(str(error)) from None
-    if len(content) != claimed:
-        raise BadBlob(f"{len(content)} bytes where {claimed} were claimed")
-    return content
-
-
-class BlobStore:
-    """Our own and fetched blobs, in memory, for peers that ask.
-
-    At the limit the least recently used one is dropped.
-    """
-
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self.bytes, self._limit = 0, kept_bytes
-        # By id, the least recently used first.
-        self.held: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def put(self, blob: bytes) -> bytes:
-        """Add a blob and return its id."""
-        name = content_id(blob)
-        if name not in self.held:
-            self.held[name] = blob
-            self.bytes += len(blob)
-        self.held.move_to_end(name)
-        while self.bytes > self._limit:
-            self.bytes -= len(self.held.popitem(last=False)[1])
-        return name
-
-    def get(self, name: bytes) -> bytes | None:
-        blob = self.held.get(name)
-        if blob is not None:
-            self.held.move_to_end(name)
-        return blob
-
 
 # The answer of a peer that does not have the blob.
 MISSING = b"\0"

@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs import MAX_CONTENT_BYTES, BadBlob, BlobStore, pack, unpack
+from p2p.blobs.blobs import MAX_CONTENT_BYTES, BadBlob, BlobStore, pack, unpack
 
 ZERO = bytes(1)
 

@@ -1,0 +1,1 @@
+"""Blobs by content id: the store, fetching from providers."""

@@ -1,0 +1,1 @@
+"""NAT: dial-back, and the handshake that learns who listens at an address."""

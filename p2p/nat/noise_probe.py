@@ -1,0 +1,155 @@
+"""Partial Noise handshake over a new connection, which learns the listener's peer id.
+
+Dial-backs use it, as an engine makes no second connection to a peer, and the check of bootstrap addresses,
+which has no engine. We reveal nothing of ourselves: in Noise XX the responder proves its key first, and then
+we hang up. At most 120 bytes are sent, the same to every listener.
+
+Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise.
+The protocol is chosen by multistream-select 1.0: github.com/multiformats/multistream-select.
+"""
+
+import os
+import socket
+import struct
+
+import trio
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from noise.connection import Keypair, NoiseConnection
+
+from p2p.identity import KEY_BYTES, peer_id_of
+from p2p.types import PeerId
+
+# The time for all of it.
+PROBE_TIMEOUT_S = 5.0
+_CHOICE = b"\x13/multistream/1.0.0\n\x07/noise\n"  # each line after its length
+_SIGNED = b"noise-libp2p-static-key:"
+# Field 1, 36 bytes: libp2p's PublicKey message, of type 1 (Ed25519), 32 bytes follow.
+_KEY_HEADER = bytes.fromhex("0a2408011220")
+# Field 2, 64 bytes.
+_SIGNATURE_HEADER = bytes.fromhex("1240")
+_PAYLOAD = struct.Struct("6s32s2s64s")
+# What encryption adds.
+_TAG_BYTES = 16
+# The listener's answer.
+_MAX_MESSAGE_BYTES = 4096
+
+
+class Silent(Exception):
+    """There was no answer; the message says why.
+
+    refused: the machine is there, but nothing listens on that port.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Stranger(Exception):
+    """Something else than a libp2p peer with an Ed25519 key answers."""
+
+
+class Handshake:
+    """The initiator's side of Noise XX, up to the responder's proof. Sans I/O."""
+
+    def __init__(self) -> None:
+        self._noise = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
+        self._noise.set_as_initiator()
+        # Our own key would be told in the third message only, which is never sent.
+        self._noise.set_keypair_from_private_bytes(Keypair.STATIC, os.urandom(KEY_BYTES))
+        self._noise.start_handshake()
+
+    def first(self) -> bytes:
+        """Return the first message: -> e, with an empty payload."""
+        return bytes(self._noise.write_message())
+
+    def whose(self, message: bytes) -> PeerId:
+        """Check the second message and return the peer that signed the connection's key. Raises Stranger.
+
+        The message is <- e, ee, s, es and the payload.
+        """
+        if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG_BYTES:
+            raise Stranger("its handshake is too short")
+        try:
+            payload = self._noise.read_message(message)
+            return _proved(bytes(payload), self._noise.noise_protocol.handshake_state.rs.public_bytes)
+        except (InvalidTag, InvalidSignature, ValueError) as error:
+            # A ValueError means a point of low order, or a malformed payload.
+            raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
+
+
+async def knock(
+    host: str,
+    port: int,
+    *,
+    patience: float = PROBE_TIMEOUT_S,
+) -> PeerId:
+    """Return the peer that listens there. `host` may be a name. Raises Silent or Stranger."""
+    handshake = Handshake()
+    first = handshake.first()
+    with trio.move_on_after(patience):
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except OSError as error:
+            raise _silent(error) from None
+        async with stream:
+            try:
+                await stream.send_all(_CHOICE + len(first).to_bytes(2, "big") + first)
+                said = await _exactly(stream, len(_CHOICE))
+                if said != _CHOICE:
+                    raise Stranger("it does not speak libp2p with Noise")
+                length = int.from_bytes(await _exactly(stream, 2), "big")
+                if length > _MAX_MESSAGE_BYTES:
+                    raise Stranger("its handshake is too long")
+                return handshake.whose(await _exactly(stream, length))
+            except trio.BrokenResourceError:
+                raise Stranger("it hung up") from None
+    raise Silent(f"no answer within {patience:.0f} s")
+
+
+async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        some = await stream.receive_some(count - len(data))
+        if not some:
+            raise Stranger("it hung up")
+        data += some
+    return bytes(data)
+
+
+def _silent(error: OSError) -> Silent:
+    causes: list[BaseException] = [error]
+    while isinstance(causes[-1].__cause__, BaseException):
+        causes.append(causes[-1].__cause__)
+    leaves = [
+        leaf
+        for cause in causes
+        for leaf in (cause.exceptions if isinstance(cause, BaseExceptionGroup) else [cause])
+    ]
+    refused = any(isinstance(leaf, ConnectionRefusedError) for leaf in leaves)
+    words = next(
+        (_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error)
+    )
+    return Silent("nothing listens on that port" if refused else words, refused=refused)
+
+
+def _words(error: OSError) -> str:
+    """Return the system's own words: trio puts the address before them, and the caller knows it."""
+    words = (error.strerror or "") if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return words[:1].lower() + words[1:]
+
+
+def _proved(payload: bytes, static: bytes) -> PeerId:
+    """Check libp2p's NoiseHandshakePayload: the identity's key, and its signature over the static key.
+
+    Both stand first and in this order, as every implementation writes them; what follows is for later.
+    Raises ValueError, InvalidSignature.
+    """
+    if len(payload) < _PAYLOAD.size:
+        raise ValueError("its payload is too short")
+    key_header, public, signature_header, signature = _PAYLOAD.unpack_from(payload)
+    if (key_header, signature_header) != (_KEY_HEADER, _SIGNATURE_HEADER):
+        raise ValueError("its key is not Ed25519")
+    Ed25519PublicKey.from_public_bytes(public).verify(signature, _SIGNED + static)
+    return peer_id_of(public)

@@ -1,0 +1,55 @@
+"""Keeps an address book on disk, as peers.json. A disk that fails is logged and stops nothing."""
+
+import logging
+from pathlib import Path
+
+import trio
+
+from p2p import durable
+from p2p.peers.addressbook import MAX_FILE_BYTES, AddressBook
+
+# The least time between two saves, and a second more for each SAVE_PEERS: a large book is some MB.
+SAVE_EVERY_S, SAVE_PEERS = 5.0, 50
+
+log = logging.getLogger(__name__)
+
+
+class AddressBookFile:
+    """The file of one book. path: None keeps it nowhere."""
+
+    def __init__(self, book: AddressBook, path: Path | None) -> None:
+        """Read the file into the book. A damaged one is set aside: peers can be found again."""
+        # Whether it was told that the file cannot be written.
+        self._book, self._path, self._told = book, path, False
+        if path is None:
+            return
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            book.restore(content, path.stat().st_mtime)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            # Without the file peers are found as at a first start.
+            log.warning("cannot read the address book %s: %s", path, error.strerror)
+        except ValueError as error:
+            aside = durable.set_aside(path)
+            log.warning(
+                "the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, aside
+            )
+
+    def save(self) -> None:
+        if self._path is not None and self._book.changed:
+            try:
+                durable.replace(self._path, self._book.dump())
+                self._book.changed = self._told = False
+            except OSError as error:
+                # A full disk must not stop the network, nor fill the log every five seconds.
+                level, self._told = logging.DEBUG if self._told else logging.WARNING, True
+                log.log(level, "cannot write the address book %s: %s", self._path, error.strerror)
+
+    async def save_regularly(self) -> None:
+        """Save until cancelled."""
+        while True:
+            await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
+            self.save()

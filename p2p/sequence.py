@@ -1,0 +1,72 @@
+"""Numbers on disk that outlive a crash or a power cut, and the sequence numbers of our own frames."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p import durable
+from p2p.errors import StateUnwritable
+
+log = logging.getLogger(__name__)
+
+
+class NumberFile:
+    """One number on disk. A lost file counts as 0, and a damaged one, which is set aside."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
+        self._path = path
+        self.value = self._stored()
+
+    def write(self, value: int) -> None:
+        """Replace the number; it is on disk when this returns. Raises StateUnwritable."""
+        try:
+            durable.replace(self._path, b"%d\n" % value)
+        except OSError as error:
+            raise StateUnwritable(
+                f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the free"
+                " space"
+            ) from None
+        self.value = value
+
+    def _stored(self) -> int:
+        try:
+            text = self._path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StateUnwritable(
+                f"cannot read {self._path}: {error.strerror}; check who owns it and its folder"
+            ) from None
+        if text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20:
+            return int(text)
+        aside = durable.set_aside(self._path)
+        log.warning("%s was damaged and is now %s; the clock takes its place", self._path, aside)
+        return 0
+
+
+class SequenceFile:
+    """An iterator of rising numbers, none used twice. Reserves a block of them on disk before the first.
+
+    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses
+    fewer than a thousand a second can never have reached those.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
+        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
+        self._reserved, self._block = NumberFile(path), block
+        self._next = self._end = max(self._reserved.value, int(clock() * 1000))
+
+    def __iter__(self) -> "SequenceFile":
+        return self
+
+    def __next__(self) -> int:
+        """Return the next number.
+
+        Raises StateUnwritable when a new block cannot be reserved; then nothing may be published.
+        """
+        if self._next >= self._end:
+            self._reserved.write(self._next + self._block)
+            self._end = self._reserved.value
+        self._next += 1
+        return self._next - 1
