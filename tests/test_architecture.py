@@ -91,8 +91,9 @@ PURE = """
     swarmd/types.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py
     swarmd/trainer/round.py swarmd/daemon/local_api/status_words.py swarmd/daemon/local_api/roster.py
     swarmd/daemon/diagnosis/isolation.py swarmd/daemon/diagnosis/reachability_report.py
-    swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py swarmd/daemon/watchdog.py
-    swarmd/config/amounts.py
+    swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
+    swarmd/daemon/watchdog.py
+    swarmd/config/amounts.py swarmd/daemon/guest/limits.py
     judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py
     judge/api/requests.py judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py p2p/latest.py

@@ -16,7 +16,7 @@ from swarmd.config.curriculum_name import FILES
 from swarmd.config.messages import shown
 from swarmd.config.schema import INVITED
 from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
-from swarmd.daemon.guest.conditions import LIVE
+from swarmd.daemon.guest.limits import LIVE
 from swarmd.errors import CannotRecord, ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically

@@ -35,16 +35,17 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.choices import remember_limits
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.diagnosis.reachability_survey import survey
-from swarmd.daemon.guest.conditions import LIVE, changed
 from swarmd.daemon.guest.guest import Guest
+from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
-from swarmd.daemon.library.node_network import Programs
 from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.programs import Programs
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
-from swarmd.daemon.page.opening import Comparison, PageOpening
+from swarmd.daemon.page.comparison import Comparison
+from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.publishing import Publisher
 from swarmd.daemon.trainer_process import TrainerChild, run_tracker
 from swarmd.daemon.watchdog import Stuck, Watchdog

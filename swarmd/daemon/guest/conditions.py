@@ -1,21 +1,17 @@
-"""When the node pauses or rests, with each pause's cause, end and remedy, and the limits it keeps to. Pure.
+"""Decides when the node pauses, and gives for each pause its cause, its end and a remedy. Pure.
 
 A condition that comes and goes around its limit would stop and start the node all the time. So the load and
 the temperature end a pause at less than what began it, and the load only after some quiet.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from swarmd.config.amounts import percent
-from swarmd.config.config import LimitsConfig, WhenConfig
+from swarmd.config.config import WhenConfig
 from swarmd.config.hours import is_open, next_opening, window
-from swarmd.config.messages import shown
-from swarmd.errors import SwarmdError
 
 # A pause for the load ends after so long without much load.
 QUIET_S: Final = 30.0
@@ -163,56 +159,3 @@ def out_of_budget(budget: int | None, moved: int, now: float) -> PauseCause | No
     day = datetime.fromtimestamp(end).strftime("%d %B").lstrip("0")
     cause = f"this month's {budget / 1e9:g} GB are used up: it trains alone"
     return PauseCause("month", cause, end, f"on {day}", "raise limits.month, and join again")
-
-
-# What may be saved up: after a pause the node does not run at full speed for long.
-CREDIT_S: Final = 2.0
-# What is remembered at most: a single step of a large model takes long.
-DEBT_S: Final = 3600.0
-
-
-class CpuShare:
-    """Keeps the CPU share. cores: CPU seconds a second, of all processes together."""
-
-    def __init__(self, cores: float, now: float) -> None:
-        self._cores, self._at, self._left = cores, now, 0.0
-
-    def spent(self, cpu_seconds: float, now: float) -> bool:
-        """Charge CPU seconds spent since the last call; return whether the node must rest now."""
-        gained, self._at = max(0.0, now - self._at) * self._cores, now
-        self._left = max(
-            -DEBT_S * self._cores, min(CREDIT_S * self._cores, self._left + gained) - cpu_seconds
-        )
-        return self._left < 0
-
-
-LIVE: Final = ("cpu", "month", "up", "down")  # of [limits]; the others hold from the next start
-MAX_CHARACTERS: Final = 40
-
-
-def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> LimitsConfig:
-    """Return `limits` with those that are asked for, validated as in the configuration.
-
-    rates: whether the engine can keep `up` and `down`. Raises SwarmdError for the first limit that is wrong.
-    """
-    for name, text in asked.items():
-        if name not in LIVE:
-            raise SwarmdError(
-                f"limits.{name[:MAX_CHARACTERS]} cannot be changed while the node runs; these can:"
-                f" {', '.join(LIVE)}."
-            )
-        if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
-            raise SwarmdError(f"limits.{name}: expected a short text, found {shown(text)}.")
-    if not rates and (asked.get("up") or asked.get("down")):
-        raise SwarmdError(
-            'limits.up and limits.down are kept by libp2p alone: set swarm.engine = "libp2p", and join again.'
-        )
-    try:
-        return LimitsConfig.model_validate(
-            limits.model_dump() | {name: text.strip() for name, text in asked.items()}
-        )
-    except ValidationError as errors:
-        first = errors.errors(include_url=False)[0]
-        raise SwarmdError(
-            f"limits.{first['loc'][0]}: found {shown(first['input'])}: {first['ctx']['error']}."
-        ) from None

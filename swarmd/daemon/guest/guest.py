@@ -25,14 +25,15 @@ from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import (
     OVERRIDE,
-    CpuShare,
     MachineFacts,
     PauseCause,
     PauseConditions,
     clock_words,
     out_of_budget,
 )
-from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, NvidiaGpus, ProcessMeter
+from swarmd.daemon.guest.limits import CpuShare
+from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
+from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
@@ -47,9 +48,7 @@ SHARE_EVERY_S: Final = 0.25
 SAVE_AFTER: Final = 1 / 2000
 PAUSE_FILE: Final = "pause.json"
 REMEDY: Final = "swarmd resume"
-
-
-_METERED = PauseCause(
+_METERED: Final = PauseCause(
     "metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE
 )
 

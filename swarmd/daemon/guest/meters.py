@@ -2,21 +2,17 @@
 
 It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd. The energy is the
 node's share of the processor's, and the whole of its GPUs' while it trains.
-
-NVML tells of the whole machine's NVIDIA GPUs. A GPU is the node's where one of its processes has a CUDA
-context there. In a container NVML's process ids are those outside, so that no GPU is the node's and nothing
-is told.
 """
 
-import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+
+from swarmd.daemon.guest.probes import busy_seconds
 
 # How often to search for new processes: a search reads all of the machine's.
 FIND_EVERY_S: Final = 5.0
@@ -73,18 +69,6 @@ class ProcessMeter:
             except psutil.Error:
                 continue  # the process has ended
         return cpu, written if known else None
-
-
-def all_seconds(times: Any) -> float:
-    """Add up psutil's times of all cores, in seconds.
-
-    User time contains guest time already, so that is not added again.
-    """
-    return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
-
-
-def busy_seconds(times: Any) -> float:
-    return all_seconds(times) - float(times.idle + getattr(times, "iowait", 0.0))
 
 
 def _descendants(root: psutil.Process) -> list[psutil.Process]:
@@ -157,76 +141,3 @@ def _text(file: Path) -> str:
 def _joules(package: Path) -> float | None:
     text = _text(package / "energy_uj")
     return int(text) / 1e6 if text.isdecimal() else None
-
-
-log = logging.getLogger(__name__)
-
-
-def load() -> Any:
-    """Load NVML's bindings (nvidia-ml-py). Raises their NVMLError where there is no driver."""
-    import pynvml  # 0.2 s of CPU
-
-    pynvml.nvmlInit()
-    return pynvml
-
-
-class NvidiaGpus:
-    """Asks NVML about the node's GPUs. A call takes some milliseconds: make it in a thread.
-
-    pids: returns the ids of the node's processes. load: replaces `load` in tests.
-    """
-
-    def __init__(self, pids: Callable[[], Collection[int]], load: Callable[[], Any] = load) -> None:
-        self._pids, self._load = pids, load
-        # The time of the newest sample of each GPU, in µs: NVML returns those after it.
-        self._sampled: dict[int, int] = {}
-
-    @cached_property
-    def nvml(self) -> Any:
-        """The bindings; None where no NVIDIA driver answers."""
-        try:
-            return self._load()
-        except Exception as error:  # NVMLError, a broken driver's OSError, or no package
-            log.debug("no NVML: %s", error)
-            return None
-
-    def used_by_others(self) -> float | None:
-        """Return what others take of the GPU that they use most, as a share; None where it cannot be told."""
-        return self._of_each(self._used_by_others, max)
-
-    def watts(self) -> float | None:
-        """Return the power that the node's GPUs draw now; None where it cannot be told."""
-        return self._of_each(lambda _, gpu: float(self.nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000, sum)
-
-    def _of_each(
-        self, ask: Callable[[int, Any], float], together: Callable[[list[float]], float]
-    ) -> float | None:
-        if self.nvml is None:
-            return None
-        try:
-            found = [ask(index, gpu) for index, gpu in self._ours()]
-        except self.nvml.NVMLError as error:  # not supported by this GPU or on this platform
-            log.debug("NVML: %s", error)
-            return None
-        return together(found) if found else None
-
-    def _ours(self) -> Iterator[tuple[int, Any]]:
-        pids = set(self._pids())
-        for index in range(self.nvml.nvmlDeviceGetCount()):
-            gpu = self.nvml.nvmlDeviceGetHandleByIndex(index)
-            if any(each.pid in pids for each in self.nvml.nvmlDeviceGetComputeRunningProcesses(gpu)):
-                yield index, gpu
-
-    def _used_by_others(self, index: int, gpu: Any) -> float:
-        try:
-            samples = self.nvml.nvmlDeviceGetProcessUtilization(gpu, self._sampled.get(index, 0))
-        except self.nvml.NVMLError as error:
-            # Nothing used it since. The bindings raise even NVML's success where there is no sample.
-            if error.value in (self.nvml.NVML_SUCCESS, self.nvml.NVML_ERROR_NOT_FOUND):
-                return 0.0
-            raise
-        samples.sort(key=lambda sample: sample.timeStamp)
-        self._sampled[index] = samples[-1].timeStamp
-        newest = {sample.pid: sample.smUtil for sample in samples}
-        ours = set(self._pids())
-        return float(sum(share for pid, share in newest.items() if pid not in ours)) / 100

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 import trio
 
-from swarmd.daemon.page.http import Request, Response, Send, foreign
+from swarmd.daemon.page import access
+from swarmd.daemon.page.http import Request, Response, Send
 from swarmd.errors import SwarmdError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class ChatApi:
         self._one = trio.CapacityLimiter(1)
 
     async def respond(self, request: Request) -> Response:
-        why = None if self._anybody else foreign(request.headers)
+        why = None if self._anybody else access.foreign(request.headers)
         if why is not None:
             return _refused(403, why)
         if (request.method, request.path) == ("GET", "/v1/models"):

@@ -13,8 +13,8 @@ from typing import Any
 import trio
 
 from swarmd.daemon.local_api import control
-from swarmd.daemon.page import rendering
-from swarmd.daemon.page.http import Request, Respond, Response, Send, bearer, foreign, knows
+from swarmd.daemon.page import access, rendering
+from swarmd.daemon.page.http import Request, Respond, Response, Send
 from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
 # How often the node's status is read while a page is shown.
@@ -53,20 +53,20 @@ class NodePage:
         self._allowed |= {"invitation": self._invite, "compare": self._compare}
 
     async def respond(self, request: Request) -> Response:
-        if (why := foreign(request.headers)) is not None:
+        if (why := access.foreign(request.headers)) is not None:
             return _plain(403, why + "\n")
         name = request.path.removeprefix("/static/")
         if request.method in ("GET", "HEAD") and name != request.path:
             return _file(name)
         if request.method == "GET" and request.path in ("/", "/events"):
-            if not knows(self.token, request.query.get("token", "")):
+            if not access.knows(self.token, request.query.get("token", "")):
                 return _plain(403, _REFUSED)
             if request.path == "/events":
                 return Response(200, "text/event-stream", headers=HEADERS, stream=self._watch)
             parts, title, _ = await self._read_status()
             return Response(200, "text/html", rendering.page(parts, title).encode(), HEADERS)
         if request.method == "POST" and request.path == "/control":
-            if not knows(self.token, bearer(request.headers)):
+            if not access.knows(self.token, access.bearer(request.headers)):
                 return _plain(403, _REFUSED)
             return Response(
                 200, "application/json", await control.answer(request.body, self._allowed), HEADERS
@@ -134,7 +134,7 @@ def metrics_at(status: control.Handler, *, anybody: bool) -> Respond:
     """
 
     async def respond(request: Request) -> Response:
-        why = None if anybody else foreign(request.headers)
+        why = None if anybody else access.foreign(request.headers)
         if why is not None:
             return _plain(403, why + "\n")
         if (request.method, request.path) != ("GET", "/metrics"):

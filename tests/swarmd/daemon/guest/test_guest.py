@@ -14,8 +14,9 @@ import trio.testing
 from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import LimitsConfig, NodeConfig
-from swarmd.daemon.guest.conditions import MachineFacts, changed
+from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
+from swarmd.daemon.guest.limits import changed
 from swarmd.daemon.guest.meters import Spent
 from swarmd.errors import SwarmdError
 from swarmd.testing import Clock

@@ -14,19 +14,10 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
-from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, NvidiaGpus
-from swarmd.daemon.guest.probes import (
-    Interrupts,
-    LoadProbe,
-    Probes,
-    idle_probe,
-    io_registry,
-    metered,
-    mutter,
-    on_battery,
-    temperature,
-    terminals,
-)
+from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
+from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter
+from swarmd.daemon.guest.nvidia import NvidiaGpus
+from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
 Battery = namedtuple("Battery", "percent secsleft power_plugged")
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.daemon.guest.meters import NvidiaGpus
+from swarmd.daemon.guest.nvidia import NvidiaGpus
 
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 US, TRAINER, GAME = 100, 101, 200  # process ids

@@ -13,8 +13,8 @@ import swarmd
 from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.library.node_network import KEPT_BYTES, Programs
 from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.programs import KEPT_BYTES, Programs
 from swarmd.exchange import wire
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Rollout

@@ -11,7 +11,8 @@ import time
 import pytest
 import trio
 
-from swarmd.daemon.page.http import MAX_CONNECTIONS, foreign
+from swarmd.daemon.page import access
+from swarmd.daemon.page.http import MAX_CONNECTIONS
 from swarmd.testing import TIMEOUT_S
 from tests.swarmd.daemon.page.served import Node, served
 
@@ -192,7 +193,7 @@ async def test_connections_that_say_nothing_leave_room_once_they_are_gone() -> N
 
 def test_the_page_may_be_asked_by_its_own_origin_alone() -> None:
     for host in ("127.0.0.1:80", "localhost:9", "[::1]:9", "[::1]", "127.0.0.1"):
-        assert foreign({"host": host}) is None
-        assert foreign({"host": host, "origin": f"http://{host}"}) is None
-        assert foreign({"host": host, "origin": "http://127.0.0.1:1"}) is not None
-    assert foreign({}) is not None
+        assert access.foreign({"host": host}) is None
+        assert access.foreign({"host": host, "origin": f"http://{host}"}) is None
+        assert access.foreign({"host": host, "origin": "http://127.0.0.1:1"}) is not None
+    assert access.foreign({}) is not None

@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from swarmd import link
-from swarmd.daemon.page.opening import Comparison
+from swarmd.daemon.page.comparison import Comparison
 from swarmd.errors import SwarmdError
 
 ANSWER = link.ComparedAnswers("1 + 1?", 7, ("2", 1.0), ("3", 0.0))

@@ -1,0 +1,82 @@
+"""The NVIDIA GPUs that the node uses: how much others use them, and what power they draw. By NVML.
+
+NVML tells of the whole machine. A GPU is the node's where one of its processes has a CUDA context there. In a
+container NVML's process ids are those outside, so that no GPU is the node's and nothing is told.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def load() -> Any:
+    """Load NVML's bindings (nvidia-ml-py). Raises their NVMLError where there is no driver."""
+    import pynvml  # 0.2 s of CPU
+
+    pynvml.nvmlInit()
+    return pynvml
+
+
+class NvidiaGpus:
+    """Asks NVML about the node's GPUs. A call takes some milliseconds: make it in a thread.
+
+    pids: returns the ids of the node's processes. load: replaces `load` in tests.
+    """
+
+    def __init__(self, pids: Callable[[], Collection[int]], load: Callable[[], Any] = load) -> None:
+        self._pids, self._load = pids, load
+        # The time of the newest sample of each GPU, in µs: NVML returns those after it.
+        self._sampled: dict[int, int] = {}
+
+    @cached_property
+    def nvml(self) -> Any:
+        """The bindings; None where no NVIDIA driver answers."""
+        try:
+            return self._load()
+        except Exception as error:  # NVMLError, a broken driver's OSError, or no package
+            log.debug("no NVML: %s", error)
+            return None
+
+    def used_by_others(self) -> float | None:
+        """Return what others take of the GPU that they use most, as a share; None where it cannot be told."""
+        return self._of_each(self._used_by_others, max)
+
+    def watts(self) -> float | None:
+        """Return the power that the node's GPUs draw now; None where it cannot be told."""
+        return self._of_each(lambda _, gpu: float(self.nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000, sum)
+
+    def _of_each(
+        self, ask: Callable[[int, Any], float], together: Callable[[list[float]], float]
+    ) -> float | None:
+        if self.nvml is None:
+            return None
+        try:
+            found = [ask(index, gpu) for index, gpu in self._ours()]
+        except self.nvml.NVMLError as error:  # not supported by this GPU or on this platform
+            log.debug("NVML: %s", error)
+            return None
+        return together(found) if found else None
+
+    def _ours(self) -> Iterator[tuple[int, Any]]:
+        pids = set(self._pids())
+        for index in range(self.nvml.nvmlDeviceGetCount()):
+            gpu = self.nvml.nvmlDeviceGetHandleByIndex(index)
+            if any(each.pid in pids for each in self.nvml.nvmlDeviceGetComputeRunningProcesses(gpu)):
+                yield index, gpu
+
+    def _used_by_others(self, index: int, gpu: Any) -> float:
+        try:
+            samples = self.nvml.nvmlDeviceGetProcessUtilization(gpu, self._sampled.get(index, 0))
+        except self.nvml.NVMLError as error:
+            # Nothing used it since. The bindings raise even NVML's success where there is no sample.
+            if error.value in (self.nvml.NVML_SUCCESS, self.nvml.NVML_ERROR_NOT_FOUND):
+                return 0.0
+            raise
+        samples.sort(key=lambda sample: sample.timeStamp)
+        self._sampled[index] = samples[-1].timeStamp
+        newest = {sample.pid: sample.smUtil for sample in samples}
+        ours = set(self._pids())
+        return float(sum(share for pid, share in newest.items() if pid not in ours)) / 100
