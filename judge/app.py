@@ -15,9 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
 from judge.api import reading, verified
-from judge.api.reading import OPEN, REFUSED, host_of, service_of, signer_of
+from judge.api.reading import host_of, service_of, signer_of
 from judge.api.replies import GradeReply, QuestionsReply
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
+from judge.api.responses import OPEN, REFUSED
 from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.pages import routes
@@ -86,7 +87,7 @@ async def _no_such_page(request: Request, error: HTTPException) -> Response:
     )
     allowed = dict(error.headers or {})
     if allowed.get("Allow") == "HEAD":
-        # The router names a path's first route; what can be read is read by both (`reading.readable`).
+        # The router names a path's first route; what can be read is read by both (`responses.readable`).
         allowed["Allow"] = "GET, HEAD"
     return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal, allowed)
 

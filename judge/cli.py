@@ -1,7 +1,6 @@
 """The command line of the judge: `swarmd-judge serve`, and work on its database."""
 
 import json
-import logging
 import os
 import sys
 import time
@@ -212,6 +211,8 @@ def serve(
 
         # A wrong invitation is refused here, and not when somebody reads it.
         read_invitation(settings.invitation)
+    from judge.logs import set_up_logging
+
     set_up_logging(as_json=settings.log_json)
     with _its_packages():
         if context.info_name == "check":
@@ -226,34 +227,6 @@ app.command(
     help="Check curriculum, database, key, address and disk."
     "\n\nTakes the options of serve. Exit code 1: one is not well. 2: the configuration cannot be used.",
 )(serve)
-
-
-def set_up_logging(*, as_json: bool) -> None:
-    """Log warnings and worse of every library to standard error: lines for people, or JSON for a collector.
-
-    Called once, early.
-    """
-    # Imported here: it takes a while, and --help does not need it.
-    import structlog
-
-    handler = logging.StreamHandler(sys.stderr)
-    if as_json:
-        stamp: list[Any] = [
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.stdlib.ExtraAdder(),
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-        ]
-        remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-        handler.setFormatter(
-            structlog.stdlib.ProcessorFormatter(
-                foreign_pre_chain=stamp, processors=[remove, structlog.processors.JSONRenderer()]
-            )
-        )
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _serve(settings: JudgeSettings, as_json: bool) -> None:

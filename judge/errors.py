@@ -3,14 +3,9 @@
 A refusal is an HTTP status, what is wrong, and what to do. All have this one form.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from p2p.errors import OperatorError
-
-log = logging.getLogger("judge")
 
 
 class JudgeError(OperatorError):
@@ -54,17 +49,6 @@ class Refused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.error)
         self.refusal = refusal
-
-
-@contextmanager
-def survived(work: str) -> Iterator[None]:
-    """Log what goes wrong in a step of an endless task, and go on. A Refused is in the log already."""
-    try:
-        yield
-    except Refused:
-        pass
-    except Exception:
-        log.exception("%s failed, and goes on", work)
 
 
 BAD_SIGNATURE = Refusal(

@@ -70,7 +70,7 @@ LAYERS = {
     "judge": [
         "errors types",
         "config",
-        "figures",
+        "logs figures",
         "store",
         "verified",
         "evaluation",
@@ -95,7 +95,7 @@ PURE = """
     swarmd/daemon/watchdog.py
     swarmd/config/amounts.py swarmd/daemon/guest/limits.py
     judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py
-    judge/api/requests.py judge/verified/weights_check.py judge/verified/messages.py
+    judge/api/signing.py judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py p2p/latest.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
     p2p/peers/buckets.py p2p/peers/addressbook.py p2p/peers/outbound.py p2p/peers/twins.py

@@ -1,97 +1,17 @@
-"""Signed requests: signatures, replay protection, bodies, and how a stranger's words are kept. Pure.
+"""The bodies of requests, and how a stranger's words in them are kept and shown.
 
-docs/judge-protocol.md describes the protocol, and the judge's /openapi.json the bodies. Four headers, each
-exactly once:
-
-    swarmd-peer        the sender's peer id
-    swarmd-origin      scheme://host[:port] that the sender dialled, so that no judge can pass a request on
-    swarmd-sequence    decimal, below 2**63, larger than in any request this peer sent before to this judge
-    swarmd-signature   128 lowercase hex digits: Ed25519 over `signed_message`, in the domain DOMAIN
+docs/judge-protocol.md describes the bodies, and the judge's /openapi.json.
 """
 
-import re
 import unicodedata
-from collections.abc import Collection, Iterable
-from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from judge import config
-from judge.errors import BAD_SIGNATURE, Refusal
-from judge.types import Attributes, QuestionRequest, Signed
-from p2p.identity import public_key_of, verify
-from p2p.types import PeerId
-
-DOMAIN = b"swarmd judge request v1"
-HEADERS = ("swarmd-peer", "swarmd-origin", "swarmd-sequence", "swarmd-signature")
-
-_FORMS = (
-    r"[1-9A-HJ-NP-Za-km-z]{52}",
-    r"https?://[\x21-\x7e]{1,255}",
-    r"0|[1-9][0-9]{0,18}",
-    r"[0-9a-f]{128}",
-)
-
-
-def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
-    """Return the bytes that are signed. No field can hold a line break, so no two requests share a message.
-
-    target: path and query as sent. body: or its SHA-256 in hex, where it is still to come.
-    """
-    digest = body if isinstance(body, str) else sha256(body).hexdigest()
-    return "\n".join((method, origin, target, str(sequence), digest)).encode()
-
-
-def verify_request(
-    method: str,
-    target: str,
-    headers: Iterable[tuple[bytes, bytes]],
-    body: bytes | str,
-    origins: Collection[str] = (),
-) -> Signed | Refusal:
-    """Return who signed this request, or why it is refused.
-
-    headers: with names in lower case (ASGI). body: see `signed_message`. origins: the names this judge is
-    reached by; empty: any.
-    """
-    values: dict[str, str] = {}
-    for raw_name, raw_value in headers:
-        name = raw_name.decode("latin-1")
-        if name in HEADERS:
-            if name in values:
-                return Refusal(400, f"the header {name} is there twice", "Send it once.")
-            values[name] = raw_value.decode("latin-1")
-    for name, form in zip(HEADERS, _FORMS, strict=True):
-        if name not in values:
-            return Refusal(
-                401, f"the header {name} is missing", "Sign the request: docs/judge-protocol.md says how."
-            )
-        if not re.fullmatch(form, values[name]):
-            return Refusal(
-                400,
-                f"the header {name} has another form",
-                "docs/judge-protocol.md gives the form of each header.",
-            )
-    peer, origin, sequence, signature = (values[name] for name in HEADERS)
-    if int(sequence) >= 2**63:
-        return Refusal(
-            400,
-            "the sequence number is too large",
-            "Use a number below 2**63; swarmd uses nanoseconds since 1970.",
-        )
-    if not verify(
-        peer, DOMAIN, signed_message(method, origin, target, int(sequence), body), bytes.fromhex(signature)
-    ):
-        return BAD_SIGNATURE
-    if origins and origin not in origins:
-        return Refusal(
-            403,
-            "the request was signed for another judge",
-            f"Reach this judge as {' or '.join(sorted(origins))}.",
-        )
-    return Signed(PeerId(peer), int(sequence))
-
+from judge.api.signing import signing_headers
+from judge.types import Attributes, QuestionRequest
+from p2p.identity import public_key_of
 
 # Accents on one letter.
 MAX_MARKS = 2
@@ -210,21 +130,6 @@ class AnswersBody(Body):
     """As many answers as were asked for; the first is the one that counts."""
 
     answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=config.MAX_ANSWERS)]
-
-
-def signing_headers() -> dict[str, Any]:
-    """For OpenAPI: the headers that sign a request."""
-    return {
-        "parameters": [
-            {
-                "name": name,
-                "in": "header",
-                "required": True,
-                "schema": {"type": "string", "pattern": f"^({form})$"},
-            }
-            for name, form in zip(HEADERS, _FORMS, strict=True)
-        ]
-    }
 
 
 def described(body: type[Body]) -> dict[str, Any]:

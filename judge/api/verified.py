@@ -9,9 +9,10 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from judge import config
-from judge.api.reading import REFUSED, PathName, host_of, readable, service_of, signer_of
+from judge.api.reading import PathName, host_of, service_of, signer_of
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
-from judge.api.requests import signing_headers
+from judge.api.responses import REFUSED, readable
+from judge.api.signing import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.verification import found

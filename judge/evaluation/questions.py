@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from judge import config
-from judge.errors import BUSY, FAULT, Refused, survived
+from judge.errors import BUSY, FAULT, Refused
+from judge.logs import survived
 from judge.types import QuestionWindow
 from p2p.latest import Latest
 from p2p.types import PeerId

@@ -29,7 +29,6 @@ from judge.errors import (
     NotTogether,
     Refusal,
     Refused,
-    survived,
 )
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
@@ -42,6 +41,7 @@ from judge.figures.leaderboard import (
     LearntMatrix,
     SwarmHealth,
 )
+from judge.logs import survived
 from judge.store.database import FAILURES, Database
 from judge.store.reader import Reader
 from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store, StoreWriter

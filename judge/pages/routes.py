@@ -11,20 +11,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from markupsafe import Markup
 from pydantic import Field
 
-from judge.api.reading import (
-    NEWEST,
-    REFUSED,
-    Before,
-    BoardQuery,
-    Handler,
-    ModelName,
-    PathName,
-    all_shown,
-    board_of,
-    readable,
-    request_of,
-    service_of,
-)
+from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
+from judge.api.responses import REFUSED, Handler, readable, request_of
 from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused, survived
+from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused
 from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
+from judge.logs import survived
 from judge.store.verifications import VerificationRecords
 from judge.types import Signed, network_of
 from judge.verified.benchmarks import BenchmarkFigures, Benchmarks

@@ -393,7 +393,7 @@ def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
 
 def test_the_log_as_json_lines() -> None:
     code = (
-        "import logging; from judge.cli import set_up_logging; set_up_logging(as_json=True); log ="
+        "import logging; from judge.logs import set_up_logging; set_up_logging(as_json=True); log ="
         " logging.getLogger('judge')\nlog.info('not worth a line')\ntry: 1 / 0\nexcept ZeroDivisionError:"
         " log.exception('cannot use\\nthe %s', 'database')"
     )

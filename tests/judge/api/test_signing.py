@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from judge.api.requests import HEADERS, verify_request
+from judge.api.signing import HEADERS, verify_request
 from judge.errors import Refusal
 from judge.evaluation.sessions import Sequences
 from judge.types import Signed

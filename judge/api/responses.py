@@ -1,0 +1,74 @@
+"""Routes that anyone may read: GET and HEAD, with an ETag, and 304 where the reader has it already."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from hashlib import blake2b
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from judge.api.replies import RefusalReply
+
+# How long a reader does not ask for a page again.
+PAGE_S = 2
+# Scripts of other pages may read this, as all is public.
+OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}
+
+# What every route may answer.
+REFUSED: dict[int | str, dict[str, Any]] = {
+    status: {"model": RefusalReply, "description": "Refused"} for status in ("4XX", "5XX")
+}
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+def readable(
+    router: APIRouter,
+    path: str,
+    *,
+    documented: bool = True,
+    kind: type[Response] = JSONResponse,
+    reply: type[BaseModel] | None = None,
+) -> Callable[[Handler], Handler]:
+    """Add a route whose handler takes the request.
+
+    documented: it is in /openapi.json, with `kind` and the form `reply` of its answer.
+    """
+    responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: {"model": reply}}
+
+    def both(handler: Handler) -> Handler:
+        @wraps(handler)
+        async def conditional(**parameters: Any) -> Response:
+            return unless_known(request_of(parameters), await handler(**parameters))
+
+        router.head(path, include_in_schema=False)(conditional)
+        return router.get(path, include_in_schema=documented, response_class=kind, responses=responses)(
+            conditional
+        )
+
+    return both
+
+
+def request_of(parameters: Mapping[str, Any]) -> Request:
+    """Return the request among a handler's arguments."""
+    return next(value for value in parameters.values() if isinstance(value, Request))
+
+
+def unless_known(request: Request, response: Response) -> Response:
+    """Give the response its ETag; return 304 where the request names that ETag."""
+    headers = response.headers
+    headers.setdefault("cache-control", f"public, max-age={PAGE_S}")
+    headers.setdefault("x-content-type-options", "nosniff")
+    if "content-security-policy" not in headers:
+        headers.update(OPEN)
+    headers["etag"] = etag = f'"{blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
+    if response.status_code != 200 or not _names(request.headers.get("if-none-match", ""), etag):
+        return response
+    kept = {name: value for name, value in headers.items() if name not in ("content-length", "content-type")}
+    return Response(status_code=304, headers=kept)
+
+
+def _names(given: str, etag: str) -> bool:
+    return given.strip() == "*" or etag in {part.strip().removeprefix("W/") for part in given.split(",")}
