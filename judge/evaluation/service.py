@@ -12,10 +12,10 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from judge import config
 from judge.config import JudgeSettings
@@ -32,6 +32,7 @@ from judge.errors import (
 )
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
+from judge.evaluation.recent import Recent
 from judge.evaluation.sessions import Room, Sequences, Sessions
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import (
@@ -71,33 +72,6 @@ from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class Recent(Generic[K, V]):
-    """Keeps answers for some seconds. Used from one event loop."""
-
-    def __init__(
-        self, make: Callable[[K], Awaitable[V]], seconds: float, most: int, clock: Callable[[], float]
-    ) -> None:
-        self._make, self._seconds, self._most, self._clock = make, seconds, most, clock
-        self._kept: dict[K, tuple[float, V]] = {}
-        self._lock = asyncio.Lock()
-
-    def kept(self, key: K) -> bool:
-        """Return whether the answer is kept and need not be worked out."""
-        return key in self._kept and 0 <= self._clock() - self._kept[key][0] < self._seconds
-
-    async def get(self, key: K) -> V:
-        async with self._lock:
-            now = self._clock()
-            self._kept = {of: kept for of, kept in self._kept.items() if 0 <= now - kept[0] < self._seconds}
-            if key not in self._kept:
-                self._kept[key] = (now, await self._make(key))
-                while len(self._kept) > self._most:
-                    del self._kept[next(iter(self._kept))]
-            return self._kept[key][1]
 
 
 @contextlib.asynccontextmanager
