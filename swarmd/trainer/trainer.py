@@ -12,7 +12,6 @@
 judge's questions are looked at between rounds.
 """
 
-import itertools
 import logging
 import random
 import time
@@ -277,17 +276,20 @@ class Trainer:
 
         If it is told to stop meanwhile, the run ends with the last whole checkpoint.
         """
-        for attempt in itertools.count():
+        said = ""
+        while True:
             try:
                 write()
             except (DiskFull, CheckpointRefused, CannotRecord) as error:
                 if self.link.stopping:
                     raise
-                log.warning("%s", error)
+                # Once: the state below goes on saying it.
+                if said != (said := str(error)):
+                    log.warning("%s", said)
                 self.link.tell(
                     link.TrainerState(
                         "paused",
-                        str(error).removesuffix("."),
+                        said.removesuffix("."),
                         f"it is tried again every {RETRY_FULL_DISK_S:.0f} s",
                     )
                 )
@@ -295,7 +297,7 @@ class Trainer:
                 # once.
                 self.link.wait(RETRY_FULL_DISK_S, questions=False)
             else:
-                if attempt:
+                if said:
                     self._say_training()
                 return
 

@@ -293,7 +293,7 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(
 
 
 def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_it(
-    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
@@ -315,7 +315,8 @@ def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_
     assert any(isinstance(m, link.JudgeAnswer) for m in messages) and took and min(took) >= 0.05
     states = [m for m in messages if isinstance(m, link.TrainerState)]
     paused = [s for s in states if s.state == "paused"]
-    assert paused and states[-1].state == "training"
+    assert len(paused) > 1 and states[-1].state == "training"
+    assert sum("Free some space" in line for line in caplog.messages) == 1
     assert all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
     # A view joins the two: "…; it is tried again".
     assert not any(s.cause.endswith(".") for s in paused)
