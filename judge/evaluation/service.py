@@ -43,7 +43,7 @@ from judge.figures.leaderboard import (
     SwarmHealth,
 )
 from judge.logs import survived
-from judge.store.database import FAILURES, Database
+from judge.store.database import FAILURES, FORESEEN, Database
 from judge.store.reader import Reader
 from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store, StoreWriter
 from judge.store.windows import dated_ahead
@@ -188,6 +188,7 @@ class JudgeService:
         # When the database was last probed, and whether it could be written.
         self._probed: tuple[float, bool] | None = None
         self._failed = -math.inf  # when the database last failed
+        self._cause = ""  # what it said then
         self._probe_lock = asyncio.Lock()
         self._banned = reader.banned()
         # When abandoned questions were last searched; the first search finds all of them.
@@ -440,9 +441,12 @@ class JudgeService:
     async def _guarded(self, outcome: Awaitable[T]) -> T:
         try:
             return await outcome
-        except FAILURES:
-            # The disk is full or broken, or the server is gone. The operator finds it in the log; the node
-            # gets a refusal.
-            log.exception("cannot use the database")
-            self._failed = self._monotonic()
+        except FAILURES as error:
+            # The disk is full or broken, or the server is gone. The operator finds it in the log, once for
+            # each cause; the node gets a refusal.
+            now, cause = self._monotonic(), str(getattr(error, "orig", None) or error)
+            if cause != self._cause or now - self._failed >= config.FAILED_S:
+                traceback = not isinstance(error, FORESEEN)
+                log.exception("the database cannot be used: %s", cause, exc_info=traceback)
+            self._failed, self._cause = now, cause
             raise Refused(FAULT) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 from swarmd.errors import command_for
@@ -20,6 +20,8 @@ from swarmd.errors import command_for
 HEAD = "0001"  # the newest migration
 # What a step on the database may raise; sqlite3.Error only when it begins.
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
+# Those whose words say it all: a full disk, a server that is gone. Of the others the log needs a traceback.
+FORESEEN = (OperationalError, JudgeError, sqlite3.OperationalError)
 # PostgreSQL's advisory locks: one is held by a judge while it runs, the other by one of several judges for a
 # transaction.
 _LOCK = int.from_bytes(b"swarmd", "big")

@@ -303,7 +303,7 @@ class VerifiedTier:
             if isinstance(error, TimeoutError) and patience.expired():
                 raise
             # Also for ETIMEDOUT, of a disk on the network.
-            log.exception("cannot keep uploaded weights")
+            log.warning("uploaded weights cannot be kept: %s", error)
             raise Refused(FAULT) from None
 
     async def work_forever(self) -> None:

@@ -312,10 +312,12 @@ async def test_a_refusal_is_a_page_in_a_browser_and_open_to_scripts(court: Court
     )
 
 
-async def test_an_answer_lost_to_a_full_disk_does_not_count(court: Court) -> None:
+async def test_an_answer_lost_to_a_full_disk_does_not_count(
+    court: Court, caplog: pytest.LogCaptureFixture
+) -> None:
     """An answer that could not be recorded is not "answered", and the question does not lapse.
 
-    /healthz says that the disk is full.
+    /healthz says that the disk is full, and so does the log, once.
     """
     peer, evaluation, right = await questioned(court)
     assert (await court.http.get("/healthz")).status_code == 200
@@ -339,6 +341,9 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(court: Court) -> Non
         # A transaction cannot begin
         with closing(court.service._store.database.engine.raw_connection()) as connection:
             connection.cursor().execute("PRAGMA query_only=0")
+    full, unwritable = caplog.records
+    assert "disk is full" in full.getMessage() and "readonly database" in unwritable.getMessage()
+    assert not full.exc_info
     court.monotonic.now += 31.0
     assert (await court.http.get("/healthz")).status_code == 200
     again = await asked(court, peer)
