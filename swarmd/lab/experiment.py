@@ -49,7 +49,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swarmd.config.config import NodeConfig
+from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.messages import key_name, kind_of, nearest, shown
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.config.schema import Given
@@ -60,6 +60,9 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_SETTINGS = 256
 # What means nothing where nothing but rounds is played.
 _UNHEEDED = {"seed", "profile", "workers", "checkpoint", "judge", "limits", "when", "metrics", "notify"}
+_UNHEEDED_KEYS = {"round.rounds", "round.pace"} | {
+    f"swarm.{key}" for key in SwarmConfig.model_fields if key != "curriculum"
+}
 # Sections that a node may set.
 SECTIONS = frozenset(NodeConfig.model_fields) - _UNHEEDED
 
@@ -291,7 +294,10 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
                 raise BadExperiment(
                     f"{here}: {section} is no section that a node of an experiment has{meant}"
                 )
-            given += [Given(f"{section}.{key}", value, here) for key, value in values.items()]
+            for key, value in values.items():
+                if (name := f"{section}.{key}") in _UNHEEDED_KEYS:
+                    raise BadExperiment(f"{here}: {name} means nothing in an experiment: leave it out")
+                given.append(Given(name, value, here))
     given = [one for one in (*given, Given("profile", profile, here)) if NODE.accepts(one, mistakes)]
     if mistakes:
         raise BadExperiment("\n".join(mistakes))

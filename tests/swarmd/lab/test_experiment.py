@@ -106,6 +106,8 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ),
         ({"base": {"sharing": {"take": "best"}}}, "sharing.take: expected .*need.*, found .best."),
         ({"base": {"judge": {"url": ""}}}, "judge is no section"),
+        ({"base": {"round": {"pace": 5.0}}}, "round.pace means nothing in an experiment"),
+        ({"base": {"swarm": {"mdns": "on"}}}, "swarm.mdns means nothing in an experiment"),
         ({"setting": [{"name": "4/4"}, {"name": "4 of 4"}]}, "same name"),
         ({"setting": [{"name": "a", "baseline": True}, {"name": "b", "baseline": True}]}, "more than one"),
         ({"setting": [{"name": "a", "group": [{"nodes": 1}, {}]}]}, "group 2: `nodes` is missing"),
