@@ -151,7 +151,7 @@ class TrainerChild:
                     start_new_session=True,  # so Ctrl-C goes to the daemon alone, which tells the trainer
                     # Where other programs compute as well, threads that spin while they wait for each other
                     # take four times as long.
-                    env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                    env={"OMP_WAIT_POLICY": "passive", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 )
         except OSError:
             ours.close()

@@ -221,6 +221,13 @@ def test_a_trainer_of_another_version_is_a_death_with_its_cause(tmp_path: Path) 
 
 
 @pytest.mark.net
+def test_threads_of_a_trainer_wait_without_spinning_in_any_language(tmp_path: Path) -> None:
+    """libgomp compares letter by letter in the user's language, and Turkish makes no "i" of an "I"."""
+    (cause,), _ = causes_of_death("telling", tmp_path / "trainer.log")
+    assert cause.startswith("OMP_WAIT_POLICY=passive (")
+
+
+@pytest.mark.net
 def test_a_trainers_output_fills_no_disk(tmp_path: Path) -> None:
     log_file = tmp_path / "trainer.log"
     (cause,), _ = causes_of_death("talking", log_file)
