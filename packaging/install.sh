@@ -12,7 +12,6 @@ set -eu
 
 UV_INSTALLER=https://astral.sh/uv/install.sh # Astral's own script: a program in ~/.local/bin, nothing else
 PYTHON='>=3.11,<3.14'                        # what swarmd runs on: one that is here, else uv fetches it
-
 say() { printf 'install: %s\n' "$*" >&2; }
 
 find_uv() {
@@ -33,8 +32,9 @@ find_uv() {
 }
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-# Where the caller names other places to fetch from, these have the say.
-if [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_FIND_LINKS:-}" ]; then export UV_TORCH_BACKEND=auto; fi
+# Where the caller names other places to fetch from, these have the say. CUDA 13 leaves out NVIDIA before Turing.
+case "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)" in [56].* | 7.[0-2]*) old=cu126 ;; esac
+if [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_FIND_LINKS:-}" ]; then export UV_TORCH_BACKEND="${old:-auto}"; fi
 find_uv
 if [ $# -eq 0 ] && [ -f "$here/constraints.txt" ]; then
     # By a wheel: installed as it is, a checkout keeps a folder that later wheels would take up.

@@ -31,6 +31,7 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.replay_theory import compute_ratio
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import unused_gpu
 from swarmd.policy.models.progress import Download
 from swarmd.policy.training.policy_files import FILES
 from swarmd.state.folder import METRICS_FILE
@@ -358,7 +359,8 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
         behind, notes = resume(checkpoints, parts, policy, start.seed)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
-        daemon.tell(link.TrainerReady(dict(policy.description), behind, [*notes, *metrics.notes]))
+        notes += [*metrics.notes, *unused_gpu(config.model.device, policy.device)]
+        daemon.tell(link.TrainerReady(dict(policy.description), behind, notes))
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
         )

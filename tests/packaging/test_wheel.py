@@ -197,3 +197,36 @@ def test_the_installer_keeps_extras_and_adds_those_that_are_asked_for(
         check=False,
     )
     assert done.stdout.split()[-1].endswith(f"/swarmd-1.whl{wanted}"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "taken"),
+    [
+        ("", "", "auto"),
+        ("6.1", "", "cu126"),
+        ("7.0\\n8.6", "", "cu126"),
+        ("7.5", "", "auto"),
+        ("12.0", "", "auto"),
+        ("6.1", "cu130", "cu130"),
+    ],
+)
+def test_the_installer_takes_a_pytorch_with_kernels_for_the_card(
+    tmp_path: Path, capability: str, asked: str, taken: str
+) -> None:
+    """uv looks at the driver alone (astral-sh/uv#14742)."""
+    for name, does in (
+        ("uv", f'echo "$UV_TORCH_BACKEND" >{tmp_path}/taken'),
+        ("nvidia-smi", f'printf "{capability}"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    if not capability:
+        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 127\n")
+    subprocess.run(
+        [ROOT / "packaging" / "install.sh", "a.whl"],
+        capture_output=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "UV_TORCH_BACKEND": asked},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (tmp_path / "taken").read_text().strip() == taken

@@ -6,6 +6,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -15,7 +16,8 @@ import torch
 from swarmd.config.amounts import percent
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models.preflight import no_device
+from swarmd.policy.models.hub import first_line
+from swarmd.policy.models.preflight import driver_there, no_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # Larger models get an adapter unless the configuration says otherwise, and all cores.
@@ -43,14 +45,45 @@ BF16_SPEEDUP: Final = 1.5
 def choose_device(wanted: str) -> torch.device:
     """Return the wanted device; for "auto" CUDA, then Apple's MPS, then the CPU.
 
-    Raises NoModel where the wanted one is absent.
+    Raises NoModel where the wanted one is absent, or is there and torch cannot compute on it.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         wanted = next(name for name, is_there in there.items() if is_there)
+    fault = _cuda_fault() if wanted == "cuda" else ""
+    if there[wanted] and fault:
+        raise NoModel(
+            f"there is a GPU, and this torch ({torch.__version__}) cannot compute on it: {fault}. Close other"
+            " programs that use it, or install the torch that is built for it (NVIDIA before Turing:"
+            " UV_TORCH_BACKEND=cu126 packaging/install.sh), or use --device cpu."
+        )
     if not there[wanted]:
-        raise no_device(wanted, f"this torch ({torch.__version__}) sees none")
+        raise no_device(wanted, f"this torch ({torch.__version__}) sees none" + f" ({fault})" * bool(fault))
     return torch.device(wanted)
+
+
+@cache
+def _cuda_fault() -> str:
+    """Return why torch cannot compute on a CUDA device; "" if it can.
+
+    torch counts a GPU that its build has no kernels for.
+    """
+    try:
+        torch.ones(1, device="cuda").add_(1).item()
+    except (RuntimeError, AssertionError) as error:
+        # AssertionError: torch was built without CUDA.
+        return first_line(error).rstrip(".")
+    return ""
+
+
+def unused_gpu(wanted: str, device: torch.device) -> list[str]:
+    """Return a note for the operator where "auto" took the CPU although a GPU's driver is here."""
+    if wanted != "auto" or device.type != "cpu" or not driver_there():
+        return []
+    return [
+        f"training on the CPU: a GPU's driver is here, and this torch ({torch.__version__}) cannot use it"
+        f" ({_cuda_fault()}); packaging/install.sh chooses the torch for it, --device cpu leaves it idle"
+    ]
 
 
 def quick_at_bf16(device: torch.device) -> bool:
@@ -78,6 +111,8 @@ def choose_dtype(
         raise NoModel(
             "model.dtype 'float16' is for a model under an adapter. Set model.lora to 'on', or another dtype."
         )
+    if wanted == "nf4" and device.type == "cuda" and not probe(device):
+        return torch.float16
     if wanted != "auto":
         return DTYPES[wanted]
     if trained_whole:
@@ -150,7 +185,9 @@ def free_memory(device: torch.device, processes: int = 1) -> int:
 
 def _free(device: torch.device) -> int:
     if device.type == "mps":
-        return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+        # Metal's own limit is a share of the machine's memory, whatever other programs have of it.
+        most = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return int(min(most, psutil.virtual_memory().available))
     return int(psutil.virtual_memory().available)
 
 
@@ -219,8 +256,11 @@ def keep_freed_memory(device: torch.device) -> bool:
 
 
 def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return these numbers as a tensor on the device, without waiting until the device has done its work."""
-    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
+    """Return these numbers as a tensor on the device; CUDA's work is not waited for.
+
+    MPS would read them when they are gone (pytorch/pytorch#189690).
+    """
+    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=device.type == "cuda")
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:
@@ -252,8 +292,10 @@ def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
     """
     if device_of(config) != "cuda":
         return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # ROCm heeds both, its own first.
+    variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+    visible = os.environ.get(variable) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in visible.split(",") if name.strip()] or [
         str(i) for i in range(torch.cuda.device_count())
     ]
-    return {"CUDA_VISIBLE_DEVICES": names[place % len(names)]}
+    return {variable: names[place % len(names)]}

@@ -12,6 +12,7 @@ changes in the model is there from the start, and is the same for all.
 
 import importlib.util
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -40,10 +41,10 @@ def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Te
 def summed(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return added + x Wᵀ, rounded once; added [N, m], x [N, n], weight [m, n], which is not trained.
 
-    A CPU's matrix product adds in the float32 in which it accumulates. cuBLAS in 16 bits rounds first, and a
-    young adapter was lost (docs/performance.md): there the product is asked for in float32.
+    A CPU's matrix product adds in the float32 in which it accumulates. cuBLAS in 16 bits rounds first, as
+    does MPS, and a young adapter was lost (docs/performance.md): there the product is asked for in float32.
     """
-    if x.device.type != "cuda" or x.dtype == torch.float32 or torch.version.hip:
+    if x.device.type == "cpu" or x.dtype == torch.float32:
         return torch.addmm(added, x, weight.T)
     out: Tensor = _Summed.apply(added, x, weight)  # type: ignore[no-untyped-call]
     return out
@@ -55,12 +56,25 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
+        if not _gives_float32(x.device, x.dtype):
+            return torch.addmm(added.float(), x.float(), weight.float().T).to(x.dtype)
         return torch.add(torch.mm(x, weight.T, out_dtype=torch.float32), added, out=torch.empty_like(added))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (weight,) = ctx.saved_tensors
         return gradients[0], gradients[0] @ weight if ctx.needs_input_grad[1] else None, None
+
+
+@cache
+def _gives_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the device's product of 16-bit matrices can be asked for in float32; MPS has none."""
+    one = torch.ones(8, 8, dtype=dtype, device=device)
+    try:
+        torch.mm(one, one, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:

@@ -1,7 +1,8 @@
 """A device that computes on the CPU, and refuses what a GPU refuses: its tensors beside the CPU's.
 
-So what runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in
-Python; memory, speed and kernels of a GPU are not pretended.
+As on a GPU a product of 16 bits is rounded before it is added, and as on MPS a copy has to be awaited. So
+what runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in Python;
+memory, speed and kernels of a GPU are not pretended.
 """
 
 import contextlib
@@ -94,6 +95,8 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if parts is not NotImplemented:
             return parts
     mixable = args[:1] + args[2:] if name in INDEXES else args
+    if name == "addmm":
+        return computed(torch.ops.aten.add.Tensor, (args[0], args[1] @ args[2]), {})
     tensors = [t for t in tree_leaves((mixable, kwargs)) if isinstance(t, Tensor)]
     there = any(isinstance(t, OnDevice) for t in tree_leaves((args, kwargs)))
     if there and name not in COPIES:
@@ -102,6 +105,8 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
                 raise MixesDevices(
                     f"{func}: a tensor {tuple(t.shape)} on the {t.device}, beside one on the device"
                 )
+    if name in COPIES and not there and kwargs.get("non_blocking"):
+        raise MixesDevices(f"{func}: MPS would read the CPU's memory when it is released")
     wanted = kwargs.get("device")
     to = there if wanted is None else torch.device(wanted).type == NAME
     inner_args, inner = tree_map_only(OnDevice, lambda t: t.memory, (list(args), dict(kwargs)))

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -27,10 +28,12 @@ from swarmd.policy.export import export
 from swarmd.policy.models.device import (
     choose_device,
     choose_dtype,
+    environment,
     free_memory,
     is_out_of_memory,
     quick_at_bf16,
     threads_for,
+    unused_gpu,
 )
 from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.hub import locate
@@ -251,6 +254,59 @@ def test_an_absent_device_is_refused() -> None:
             choose_device(device)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_a_gpu_that_torch_has_no_kernels_for_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts it all the same; so it is with a GTX 1080 Ti and CUDA 13."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(NoModel, match=r"cannot compute on it: Torch not .*UV_TORCH_BACKEND=cu126.*--device"):
+        choose_device(wanted)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
+def test_a_gpu_left_idle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may be too old for torch's CUDA, or torch the CPU's."""
+    monkeypatch.setattr("swarmd.policy.models.device.driver_there", lambda: True)
+    (note,) = unused_gpu("auto", CPU)
+    assert "a GPU's driver is here, and this torch" in note and "(Torch not compiled with CUDA" in note
+    assert not unused_gpu("cpu", CPU)
+    monkeypatch.setattr("swarmd.policy.models.device.driver_there", lambda: False)
+    assert not unused_gpu("auto", CPU)
+
+
+@pytest.mark.parametrize(
+    ("hip", "visible", "child"),
+    [
+        (None, {}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (None, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}, {"CUDA_VISIBLE_DEVICES": "GPU-b"}),
+        ("7.2", {}, {"HIP_VISIBLE_DEVICES": "1"}),
+        ("7.2", {"CUDA_VISIBLE_DEVICES": "2,3"}, {"HIP_VISIBLE_DEVICES": "3"}),
+        ("7.2", {"HIP_VISIBLE_DEVICES": "4,5"}, {"HIP_VISIBLE_DEVICES": "5"}),
+    ],
+)
+def test_a_child_sees_only_the_device_of_its_place(
+    hip: str | None, visible: dict[str, str], child: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in visible.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("swarmd.policy.models.device.choose_device", torch.device)
+    assert environment(ModelConfig(device="cuda"), 3) == child
+
+
+@pytest.mark.parametrize(("available", "free"), [(3 * 10**9, 3 * 10**9), (14 * 10**9, 9 * 10**9)])
+def test_what_other_programs_hold_is_not_free_on_mps(
+    available: int, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 11 * 10**9)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2 * 10**9)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    assert free_memory(torch.device("mps")) == free
+
+
 WHOLE, ADAPTER, NEITHER = {"trained_whole": True}, {"adapter": True}, {}
 
 
@@ -265,6 +321,9 @@ WHOLE, ADAPTER, NEITHER = {"trained_whole": True}, {"adapter": True}, {}
         ("auto", "cpu", WHOLE, True, torch.float32),
         ("auto", "cuda", ADAPTER, True, torch.bfloat16),
         ("auto", "cuda", ADAPTER, False, torch.float16),
+        ("nf4", "cuda", ADAPTER, True, torch.bfloat16),
+        ("nf4", "cuda", ADAPTER, False, torch.float16),
+        ("nf4", "cpu", ADAPTER, False, torch.bfloat16),
     ],
 )
 def test_the_dtype_is_as_configured_or_the_quicker_one(

@@ -65,7 +65,7 @@ def test_all_of_this_holds_where_no_two_devices_mix() -> None:
     run = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-k", "pretend", __file__]
     env = os.environ | {"PRETEND_GPU": "1"}
     done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0 and "17 passed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "19 passed" in done.stdout, done.stdout
 
 
 @PRETENDED.marks[0]
@@ -168,16 +168,17 @@ def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Pa
     assert half.learner.step(rows).grad_norm < 0.5 * wanted
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("rows", [64, 1024])
 def test_a_young_adapter_is_not_rounded_away(device: str, rows: int) -> None:
     """Of a change that is a hundredth of the last digit nothing is lost on average, nor of its gradient."""
+    place = fit.choose_device(device)
 
     def drawn(*shape: int, scale: float = 0.03) -> torch.Tensor:
         return (torch.randn(shape, generator=seeded(torch.device("cpu"), sum(shape))) * scale).bfloat16()
 
-    x, weight = drawn(rows, 512, scale=1.0).to(device), drawn(1024, 512).to(device)
-    down, up = drawn(16, 512).to(device), drawn(1024, 16, scale=2e-4).to(device)
+    x, weight = drawn(rows, 512, scale=1.0).to(place), drawn(1024, 512).to(place)
+    down, up = drawn(16, 512).to(place), drawn(1024, 16, scale=2e-4).to(place)
     change = F.linear(F.linear(x, down), up).float()
     seen = adapted(x.requires_grad_(), weight, None, down, up)
     found = seen.detach().float() - x.detach().float() @ weight.float().T
