@@ -126,7 +126,7 @@ class ChatApi:
             # The answer ends where its client leaves.
             still = trio.from_thread.check_cancelled
             answer = await self._in_thread(partial(self._answer, asked, prompt, about, lambda _: still()))
-        except (msgspec.MsgspecError, SwarmdError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, SwarmdError, RecursionError) as error:
             return _refused(400, str(error))
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}

@@ -106,6 +106,7 @@ async def test_who_may_ask(tmp_path: Path) -> None:
         (403, {"json": GREEDY, "headers": {"Origin": "http://evil.example"}}),
         (403, rebound),
         (400, {"content": b"{" * 2**20}),
+        (400, {"content": json.dumps(GREEDY).encode().replace(b"What", b"\xff")}),
         (413, {"content": b" " * 2**20 + b"{"}),
     ]
     async with served(tmp_path) as client:
