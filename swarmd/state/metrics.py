@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from p2p import durable
 from swarmd.errors import CannotRecord
 from swarmd.types import Figure, RoundReport, UpdateReport
@@ -20,6 +22,8 @@ _LONG_LINE_BYTES = 4096
 _KINDS: Mapping[str, Any] = {
     "reward_mean": (int, float, type(None)),
     "tokens": dict,
+    "seconds": dict,
+    "external": int,
     "judge": (dict, type(None)),
 }
 
@@ -255,7 +259,8 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
 
 def _parsed(raw: bytes) -> dict[str, Any] | None:
     try:
-        line = json.loads(raw)
+        # Stricter than `json`: no NaN, no infinity, which `_text` and a browser refuse.
+        line = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         return None
     ours = isinstance(line, dict) and type(line.get("round")) is int and line["round"] > 0

@@ -174,6 +174,10 @@ ODD = [
     '{"round":1,"tokens":3}',
     '{"round":0}',
     '{"round":1,"judge":[]}',
+    '{"round":1,"seconds":3}',
+    '{"round":1,"external":"x"}',
+    '{"round":1,"loss":NaN}',
+    '{"round":1,"loss":1e999}',
     "[" * 9**5,
 ]
 
