@@ -425,8 +425,8 @@ def _evaluation_lines(
 ) -> list[str]:
 
     lines = [
-        f"Node: {printable(str(shown['peer']))}",
-        f"Question: {printable(str(shown['specialty']))} {shown['n']}",
+        printable(f"Node: {shown['peer']}"),
+        printable(f"Question: {shown['specialty']} {shown['n']}"),
         "",
     ]
     lines += [str(shown["question"]), "", f"A right answer: {shown['right']}"]

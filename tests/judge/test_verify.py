@@ -16,6 +16,7 @@ from p2p.identity import Identity
 from swarmd.cli import app
 from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examine
 from swarmd.daemon.judging.weights_upload import JudgeLied, outcome
+from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
@@ -153,6 +154,9 @@ def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[s
             and "DOES NOT HOLD  score" in said
             and "not as the judge says: own receipt, score" in said
         )
+        pages[f"/v1/evaluations/{ID}"] = lied(honest, n="\x1b[2J")
+        code, said, _ = run("verify", ID, "--judge", url)
+        assert code == 1 and "\x1b" not in said
         pages[f"/v1/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).document()}
         code, said, _ = run("verify", ID, "--judge", url, "--json")
         document = json.loads(said)
@@ -186,6 +190,14 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
         for lie in lies:
             pages[f"/v1/verified/{ID}"] = {**done, **lie}
             with pytest.raises(JudgeLied):
+                outcome(url, ID)
+        # The terminal would obey it.
+        for odd in (
+            {"weights": "\x1b[2J", **receipts.signed(JUDGE, {**said, "weights": "\x1b[2J"})},
+            {"signature": signed["signature"] + "\r"},
+        ):
+            pages[f"/v1/verified/{ID}"] = {**done, **odd}
+            with pytest.raises(Unreachable, match="no answer of a judge"):
                 outcome(url, ID)
 
 

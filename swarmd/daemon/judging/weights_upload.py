@@ -84,7 +84,8 @@ class VerifiedOutcome(msgspec.Struct, frozen=True):
     verification: str
     peer: str
     state: str  # queued, running, done, refused
-    weights: str
+    # SHA-256; empty while the judge fetches them.
+    weights: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
     place: int | None = None
     error: str = ""
     remedy: str = ""
@@ -94,7 +95,7 @@ class VerifiedOutcome(msgspec.Struct, frozen=True):
     right: float = 0.0
     n: int = 0
     receipt: str = ""
-    signature: str = ""
+    signature: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
 
     @property
     def over(self) -> bool:
