@@ -1,6 +1,7 @@
 """A model folder made to harm whoever loads it: what its files ask for is bounded, and told in a message."""
 
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -13,9 +14,11 @@ from swarmd.errors import NoModel
 from swarmd.policy.models import preflight
 from swarmd.policy.models.architecture import read_config, skeleton_of
 from swarmd.policy.models.chat import ChatFrame, TemplateFails, frame_of, render, render_contained
-from swarmd.policy.models.fit import fit
+from swarmd.policy.models.fit import chat_of, fit
 from swarmd.policy.models.hub import Place
+from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import Workload
+from swarmd.policy.models.tiny import WEIGHTS
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
 QWEN = {
@@ -110,6 +113,38 @@ def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_
         fit(ModelConfig(name=str(folder(tmp_path, **changes)), device="cpu"), Workload())
     except NoModel as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("tokenizer.json", {"decoder": "x"}),  # tokenizers raises a plain Exception
+        ("tokenizer.json", {"model": 0.5}),  # transformers: AttributeError
+        # Rust panics, which is no Exception.
+        ("tokenizer.json", {"model": {"type": "BPE", "continuing_subword_prefix": "long", "vocab": {"a": 0},
+                                      "merges": [["a", "a"]]}}),
+        ("tokenizer_config.json", {"model_max_length": "long"}),  # TypeError with the first text
+        ("generation_config.json", {"max_new_tokens": "\x1b[2J"}),
+        ("generation_config.json", {"pad_token_id": "x"}),
+        ("generation_config.json", {"eos_token_id": [[]]}),
+        ("adapter_config.json", {"base_model_name_or_path": "\x1b[2J"}),
+        ("model.safetensors", {"\x1b[2J": {"dtype": "F32", "shape": [], "data_offsets": [9, 9]}}),
+    ],
+)  # fmt: skip
+def test_a_senseless_file_beside_it_gives_a_message(name: str, spoil: dict[str, Any], tmp_path: Path) -> None:
+    """NoModel, or a network: never a traceback of a library, nor what the terminal would obey."""
+    made = Path(shutil.copytree(WEIGHTS["tiny"], tmp_path / "made"))
+    if name == "adapter_config.json":
+        (made / "config.json").unlink()
+    text = json.dumps((json.loads((made / name).read_text()) if name.endswith("er.json") else {}) | spoil)
+    header = len(text).to_bytes(8, "little") if name == "model.safetensors" else b""
+    (made / name).write_bytes(header + text.encode())
+    config = ModelConfig(name=str(made), device="cpu")
+    try:
+        loaded = load_model(config, 0, lambda _: 10**10)
+        chat_of(config, loaded.source, loaded.tokenizer, loaded.network)
+    except NoModel as error:
+        assert str(error).isprintable()
 
 
 @pytest.mark.parametrize(

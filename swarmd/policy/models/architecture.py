@@ -29,7 +29,6 @@ from swarmd.policy.attention import covers
 from swarmd.policy.models import hub
 from swarmd.policy.models.memory_plan import Shape
 from swarmd.policy.models.preflight import read_config_json
-from swarmd.terminal import printable
 
 # Modules of a network; 512 ordinary layers have some 7,000.
 MAX_MODULES: Final = 20_000
@@ -68,7 +67,7 @@ def read_config(place: hub.Place) -> Any:
             raise _remote_code(place.source) from None
         raise NoModel(
             "transformers cannot read the configuration of"
-            f" {place.source} ({printable(hub.first_line(error))}). If the architecture is newer than the"
+            f" {place.source} ({hub.first_line(error)}). If the architecture is newer than the"
             " installed transformers, upgrade it; else choose another model."
         ) from error
     architecture.name_or_path = str(place.folder)
@@ -139,7 +138,7 @@ def _at_most(limit: int) -> Iterator[None]:
 def _not_built(source: str, error: Exception) -> NoModel:
     return NoModel(
         f"the network that the config.json of {source} describes cannot be built"
-        f" ({printable(hub.first_line(error))}). Download the model again, or choose another one."
+        f" ({hub.first_line(error)}). Download the model again, or choose another one."
     )
 
 

@@ -288,8 +288,9 @@ class Chat:
 
 def ends_of(generation_config: Any) -> frozenset[int]:
     """Return the ids that end an answer; a model's own settings may name several."""
-    eos: int | Sequence[int] | None = generation_config.eos_token_id
-    return frozenset([eos] if isinstance(eos, int) else eos or ())
+    eos = generation_config.eos_token_id
+    # A stranger's file: it may be anything.
+    return frozenset(end for end in (eos if isinstance(eos, list) else [eos]) if isinstance(end, int))
 
 
 def _composed(text: str) -> str:

@@ -14,6 +14,7 @@ from swarmd.config.messages import nearest, shown
 from swarmd.errors import NoModel
 from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.terminal import printable
 
 REPOSITORIES: Mapping[str, str] = MappingProxyType(
     {
@@ -114,12 +115,12 @@ def _no_model_in(folder: Path) -> str:
         base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get(
             "base_model_name_or_path"
         )
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return (
             f"the folder {folder} holds no config.json, so no model. Give the folder that `save_pretrained`"
             " wrote."
         )
-    named = f", --model {base}," if base else ""
+    named = f", --model {printable(str(base))}," if base else ""
     return (
         f"the folder {folder} holds an adapter, not a model. Give its base model{named} to begin anew, or"
         " merge the two first: `swarmd export` without --adapter writes a whole model."
@@ -160,4 +161,5 @@ def _choices() -> str:
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of an error's text, which may quote a stranger's file."""
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -145,17 +144,17 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
             output_loading_info=True,
             key_mapping=dict(TEXT_PART) if parts else None,
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise NoModel(
-            f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or"
-            " choose another model."
-        ) from error
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(
             f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it"
             " again."
+        ) from error
+    except Exception as error:  # a stranger's files: transformers may raise anything for them
+        raise NoModel(
+            f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or"
+            " choose another model."
         ) from error
     finally:
         transformers_logging.set_verbosity(told)

@@ -37,7 +37,21 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
     network: its skeleton will do. Raises NoModel where the tokenizer is missing, damaged, does not go with
         the network, or would lose text.
     """
-    tokenizer = _as_its_file_says(_read(place), place)
+    try:
+        return _checked(place, network)
+    except (NoModel, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # A stranger's files: the libraries may raise anything for them, and a panic of Rust is no Exception.
+        raise NoModel(
+            f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another"
+            " model, or repair its files."
+        ) from error
+
+
+def _checked(place: hub.Place, network: nn.Module) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
+    tokenizer = _as_its_file_says(tokenizer, place)
     if tokenizer.chat_template is None:
         raise NoModel(
             f"the tokenizer of {place.source} has no chat template, so questions cannot be put to it. "
@@ -57,17 +71,6 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
     for text in PROBES:
         _check_round_trip(tokenizer, text, place.source)
     return tokenizer
-
-
-def _read(place: hub.Place) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
-        # The tokenizer is missing, damaged, or of a kind that needs more.
-        raise NoModel(
-            f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another"
-            " model, or repair its files."
-        ) from error
 
 
 def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
