@@ -51,6 +51,12 @@ def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
     sync(path.parent)
 
 
+def remove_drafts(folder: Path) -> None:
+    """Remove what kills have left of files half written. Nobody else may write to the folder meanwhile."""
+    for draft in folder.glob(".*." + "[0-9a-f]" * 16):
+        draft.unlink(missing_ok=True)
+
+
 def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

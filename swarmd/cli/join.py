@@ -327,7 +327,7 @@ def leave(
     if in_use(folder):
         control.call(folder, "stop")
         control.wait_until_gone(folder, 660.0)
-    with StateFolder.open(folder):
+    with StateFolder.open(folder, restoring=True):
         plan = leaving(folder, everything=everything)
         plan.carry_out()
     if as_json:

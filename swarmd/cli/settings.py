@@ -163,7 +163,7 @@ def restore(
     from swarmd.state.folder import StateFolder
     from swarmd.trainer.checkpoint import require_whole
 
-    with StateFolder.open(as_state_dir(state_dir)) as state:
+    with StateFolder.open(as_state_dir(state_dir), restoring=True) as state:
         found = put_back(state, file.expanduser().absolute(), require_whole)
     document = {
         "schema": 1,

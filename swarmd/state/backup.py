@@ -9,9 +9,11 @@ A backup is one zip file, stored and not packed; it is read as if a stranger had
     checkpoints/round-00000012/…         weights or adapter, optimizer, run; safetensors, msgpack and JSON
 
 A restore unpacks beside the old files, checks everything (zip has a CRC of each file, a checkpoint's manifest
-SHA-256), and only then takes their place. The old ones are kept aside.
+SHA-256), and only then takes their place. The old ones are kept aside. Where that is cut off, the folder
+`restoring` stays, and no node starts beside it: it would draw another key, or begin at round 1.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -29,12 +31,12 @@ from p2p import durable
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.errors import CannotRecord, ConfigError, SwarmdError
-from swarmd.state.folder import CHOICES_FILE, IDENTITY_FILE, METRICS_FILE, SEED_FILE, StateFolder
+from swarmd.state.folder import CHOICES_FILE, IDENTITY_FILE, METRICS_FILE, RESTORING, SEED_FILE, StateFolder
 
 INDEX: Final = "backup.json"
 BESIDE: Final = (SEED_FILE, CHOICES_FILE, METRICS_FILE)
 CHECKPOINTS: Final = "checkpoints"
-_IN_CHECKPOINT: Final = re.compile(r"checkpoints/(round-[0-9]{8,12})/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_IN_CHECKPOINT: Final = re.compile(r"checkpoints/round-([0-9]{8,12})/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _LARGEST: Final = {
     INDEX: 2**16,
     IDENTITY_FILE: 2**10,
@@ -117,41 +119,53 @@ def _write(files: Mapping[str, IO[bytes]], peer_id: str, to: Path) -> None:
 def restore(state: StateFolder, file: Path, check: Callable[[Path], object]) -> Restored:
     """Put a backup, or a copied key file, in the place of what the folder has.
 
-    Raises BadBackup, and changes nothing, where it cannot be used. check: raises where the folder it is given
-    is not a whole `checkpoints` folder.
+    Raises BadBackup, and changes nothing, where it cannot be used; CannotRecord where the disk fails. check:
+    raises where the folder it is given is not a whole `checkpoints` folder.
     """
-    folder = state.path
-    draft = folder / f"restoring-{os.getpid()}"
+    folder, draft = state.path, state.path / RESTORING
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(mode=0o700)
     try:
-        if zipfile.is_zipfile(file):
-            names, peer_id = _unpack(file, draft)
-        else:
-            names, peer_id = [IDENTITY_FILE], None
-            _copy_key(file, draft / IDENTITY_FILE)
-        try:
-            identity = Identity.load(draft / IDENTITY_FILE)
-        except OperatorError:
-            raise BadBackup(f"{file}: it holds no whole key. Nothing was changed.") from None
-        if peer_id not in (None, identity.peer_id):
-            raise BadBackup(f"{file}: its key is not that of the peer id it names. Nothing was changed.")
-        rounds = {found[1] for name in names if (found := _IN_CHECKPOINT.fullmatch(name))}
-        if len(rounds) > 1:
-            raise BadBackup(f"{file}: it has more than one checkpoint. Nothing was changed.")
-        if rounds:
-            try:
-                check(draft / CHECKPOINTS)
-            except (OperatorError, OSError, ValueError) as error:
-                raise BadBackup(
-                    f"{file}: its checkpoint is not whole: {error}. Nothing was changed."
-                ) from None
-        kept = _take_place(draft, folder, with_training=bool(rounds))
-        return Restored(
-            identity.peer_id, int(next(iter(rounds)).removeprefix("round-")) if rounds else None, kept
-        )
-    finally:
+        draft.mkdir(mode=0o700)
+        peer_id, rounds = _checked(file, draft, check)
+    except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
+        raise CannotRecord.to(draft, error) from None
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    try:
+        kept = _take_place(draft, folder, with_training=rounds is not None)
+        shutil.rmtree(draft)
+    except OSError as error:
+        raise CannotRecord(
+            f"{folder}: only a part of the backup is in its place: {error.strerror or error}. Free some space"
+            " or mend its permissions, and run the command again. The old files' names end in .old."
+        ) from None
+    return Restored(peer_id, rounds, kept)
+
+
+def _checked(file: Path, draft: Path, check: Callable[[Path], object]) -> tuple[str, int | None]:
+    """Unpack into `draft`; returns the peer id and the checkpoint's round. Raises BadBackup, OSError."""
+    if zipfile.is_zipfile(file):
+        names, peer_id = _unpack(file, draft)
+    else:
+        names, peer_id = [IDENTITY_FILE], None
+        _copy_key(file, draft / IDENTITY_FILE)
+    try:
+        identity = Identity.load(draft / IDENTITY_FILE)
+    except OperatorError:
+        raise BadBackup(f"{file}: it holds no whole key. Nothing was changed.") from None
+    if peer_id not in (None, identity.peer_id):
+        raise BadBackup(f"{file}: its key is not that of the peer id it names. Nothing was changed.")
+    rounds = {int(found[1]) for name in names if (found := _IN_CHECKPOINT.fullmatch(name))}
+    if len(rounds) > 1:
+        raise BadBackup(f"{file}: it has more than one checkpoint. Nothing was changed.")
+    if rounds:
+        try:
+            check(draft / CHECKPOINTS)
+        except (OperatorError, OSError, ValueError) as error:
+            raise BadBackup(f"{file}: its checkpoint is not whole: {error}. Nothing was changed.") from None
+    return identity.peer_id, min(rounds, default=None)
 
 
 def _take_place(draft: Path, folder: Path, *, with_training: bool) -> list[Path]:
@@ -214,6 +228,8 @@ def _explained(file: Path) -> Iterator[None]:
     try:
         yield
     except (*_NOT_A_ZIP, msgspec.MsgspecError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise BadBackup(
             f"{file}: not a backup that can be used: {str(error) or type(error).__name__}. Nothing was"
             " changed."

@@ -30,6 +30,7 @@ METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
+RESTORING = "restoring"  # what a restore unpacks; gone once all of it is in its place
 # Free on the disk when a node starts: two checkpoints of the model tiny have 20 MB.
 MIN_FREE_BYTES = 24_000_000
 # `in_use` holds the lock for an instant, and is no owner.
@@ -59,10 +60,11 @@ class StateFolder:
         self._lock: int | None = lock
 
     @classmethod
-    def open(cls, path: Path, *, briefly: bool = False) -> "StateFolder":
+    def open(cls, path: Path, *, briefly: bool = False, restoring: bool = False) -> "StateFolder":
         """Make the folder (mode 0700) where there is none, and take its lock.
 
         briefly: for a command that ends by itself; a node that starts meanwhile waits, and is not refused.
+        restoring: also where a restore was cut off, so that some files are the old ones and some missing.
 
         Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
         """
@@ -82,7 +84,8 @@ class StateFolder:
         except OSError as error:
             raise _unusable(path, error) from None
         try:
-            owner = _acquire(lock, "" if briefly else str(os.getpid()))
+            if (owner := _acquire(lock, "" if briefly else str(os.getpid()))) is None:
+                durable.remove_drafts(path)
         except OSError as error:
             os.close(lock)
             raise _unusable(path, error) from None
@@ -91,6 +94,12 @@ class StateFolder:
             raise StateFolderInUse(
                 f"{path}: another node{owner} owns this state folder. Stop it with `swarmd stop --state-dir"
                 f" {path}`, or give this one another folder with --state-dir."
+            )
+        if (path / RESTORING).exists() and not restoring:
+            os.close(lock)
+            raise ConfigError(
+                f"{path}: a restore was cut off here. Run `swarmd identity restore` again; or remove"
+                f" {path / RESTORING} to go on with the files as they are."
             )
         return cls(path, lock)
 
@@ -256,7 +265,7 @@ OF_THE_NODE: Final = (
         "swarmd.log*",
         "trainer.log*",
     ),
-    *("receipts.jsonl*", "restoring-*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
+    *("receipts.jsonl*", "restoring*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
 )
 
 

@@ -1,5 +1,6 @@
 """Backups of the key and of the training, and what restoring one does to what is there."""
 
+import itertools
 import json
 import random
 import shutil
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from p2p.identity import Identity
+from swarmd.errors import ConfigError
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.trainer.checkpoint import Checkpoints, RunState
+from tests.disk import failing_at
 from tests.swarmd.conftest import Run
 
 WEIGHTS = bytes(range(256)) * 40
@@ -182,3 +185,40 @@ def test_packed_torn_and_flipped_backups_change_nothing(run: Run, good: Path, tm
         else:
             assert told.code == 2 and "Nothing was changed" in told.err and contents(tmp_path / "c") == {}
     assert contents(tmp_path / "b") == before
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_at_any_step_costs_no_file_and_starts_no_node(
+    run: Run, good: Path, tmp_path: Path
+) -> None:
+    """Beside half a restore a node would draw another key, or cut the figures off and begin at round 1."""
+    before = contents(trained(tmp_path / "b", rounds=9))
+    for step in itertools.count(1):
+        folder = shutil.copytree(tmp_path / "b", tmp_path / f"step-{step}")
+        with failing_at(step) as begun:
+            said = run("identity", "restore", good, "--state-dir", folder)
+        if len(begun) < step:
+            break
+        after = contents(folder)
+        assert set(before.values()) <= set(after.values())
+        if said.code:
+            assert said.code == 2 and "Input/output error" in said.err
+        if (folder / "restoring").exists():
+            assert "run the command again" in said.err
+            with pytest.raises(ConfigError, match="a restore was cut off here"):
+                StateFolder.open(folder)
+        else:
+            assert after == before or said.code == 0
+        assert run("identity", "restore", good, "--state-dir", folder).code == 0
+        StateFolder.open(folder).close()
+        restored = contents(folder)
+        assert restored.items() >= contents(tmp_path / "a").items()
+        assert set(before.values()) <= set(restored.values())
+    assert step > 20
+
+
+def test_half_of_an_earlier_restore_is_removed_by_the_next(run: Run, good: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "b", rounds=9)
+    (tmp_path / "b" / "restoring" / "checkpoints" / "round-00000001").mkdir(parents=True)
+    assert run("identity", "restore", good, "--state-dir", tmp_path / "b").code == 0
+    assert not (tmp_path / "b" / "restoring").exists()

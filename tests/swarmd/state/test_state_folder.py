@@ -52,6 +52,15 @@ def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
         StateFolder.open(tmp_path).close()
 
 
+def test_what_kills_left_half_written_goes_at_the_next_start(tmp_path: Path) -> None:
+    """Also of the key: `swarmd leave --everything` must leave no copy of it."""
+    own = {".gitignore", ".notes.txt", "notes.0123456789abcdef"}
+    for name in (*own, ".identity.key.0123456789abcdef", ".seen.fedcba9876543210"):
+        (tmp_path / name).write_text("half")
+    StateFolder.open(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} == {LOCK_FILE, *own}
+
+
 def test_a_command_that_has_the_folder_briefly_is_waited_for(tmp_path: Path) -> None:
     """A service whose node starts beside `swarmd doctor network` would be given up for good."""
     command = StateFolder.open(tmp_path, briefly=True)

@@ -1,0 +1,36 @@
+"""A disk that fails at one step: every place where a sequence of writes can be cut off is tried in turn."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+STEPS = ("rename", "replace", "link", "mkdir", "fsync", "unlink")
+
+
+@contextmanager
+def failing_at(step: int) -> Iterator[list[str]]:
+    """Fail the step of this number, from 1. Yields the names of the steps begun so far."""
+    begun: list[str] = []
+
+    def counted(name: str) -> Any:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            begun.append(name)
+            if len(begun) == step:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*arguments, **options)
+
+        return mock.patch.object(os, name, call)
+
+    patches = [counted(name) for name in STEPS]
+    for patch in patches:
+        patch.start()
+    try:
+        yield begun
+    finally:
+        for patch in patches:
+            patch.stop()
