@@ -117,7 +117,7 @@ def _fill(
 
     in_all, had: for a choice in several calls, how many it is of in all, and what was chosen before.
     """
-    if n <= 0 or not candidates:
+    if n <= 0:
         return []
     if kind_of is not None:
         candidates = _varied(candidates, in_all or n, author_of, kind_of, had, rng, in_order=in_order)

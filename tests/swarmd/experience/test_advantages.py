@@ -106,8 +106,14 @@ def test_a_single_partly_right_answer_counts_where_our_own_are_worse() -> None:
 
 
 @pytest.mark.parametrize("other", [scored(0), scored(1, 1), scored(0, 0), scored(0, 1)], ids=str)
-def test_other_rollouts_than_single_right_answers_keep_their_group(other: Scored) -> None:
-    assert Sharing(success=of_success(0.3)).judged(other) is other
+@pytest.mark.parametrize("success", [0.0, 0.3])
+def test_other_rollouts_than_single_right_answers_keep_their_group(other: Scored, success: float) -> None:
+    assert Sharing(success=of_success(success)).judged(other) is other
+
+
+def test_our_own_success_counts_as_one_to_fifteen_of_sixteen() -> None:
+    found = [weighed("grpo", "own-positive", scored(1), of_success(success))[0] for success in (0.0, 1.0)]
+    assert found == pytest.approx([15**0.5, 15**-0.5])
 
 
 def test_with_the_papers_weights_a_single_right_answer_has_no_advantage() -> None:

@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
-from swarmd.experience.batch import SharingSampler
+from swarmd.experience.batch import SharingSampler, by_weight
 from swarmd.experience.caps import Author, Quota, choose, first
 from swarmd.experience.credit import useful
 from swarmd.experience.pool import Pool
@@ -39,7 +40,10 @@ def test_where_no_cap_binds_it_is_the_uniform_choice_to_the_last_draw() -> None:
     rng, plain = random.Random(3), random.Random(3)
     for n in (1, 4, 8):
         assert choose(items, n, author_of, rng) == plain.sample(items, n)
+        assert by_weight(items, [0.3] * 12, n, Quota(n, author_of), rng) == plain.sample(items, n)
     assert choose(items, 12, author_of, rng) == choose(items, 40, author_of, rng) == items
+    loud = crowd("l", LOCAL, each=7) + crowd("a", LOCAL, each=1)
+    assert choose(loud, 8, author_of, rng) == loud, "all of them, however loud: nothing is drawn"
     assert choose(items, 0, author_of, rng) == [] == choose([], 4, author_of, rng)
     assert rng.getstate() == plain.getstate()
 
@@ -122,12 +126,25 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
     ration: Quota[Item] = Quota(4, author_of)
     loud, quiet = crowd("a", "11.0", each=400), crowd("b c d e", "home *", each=4)
     for _ in range(50):
-        ration.begin()
         taken = Counter(item.author.id for _ in range(4) for item in ration(loud + quiet, 1, rng))
         assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
-    ration.begin()
+        ration.begin()
     # Where nobody else has any, it is not kept out
     assert [len(ration(loud, 1, rng)) for _ in range(50)] == [1] * 50
+
+
+@pytest.mark.parametrize(("kind_of", "most"), [(None, 4), (lambda _: "easy", 2)])
+def test_the_caps_of_a_choice_in_many_goes_are_shares_of_all_of_it(
+    kind_of: Callable[[Item], str] | None, most: int
+) -> None:
+    rng, ration = random.Random(0), Quota[Item](8, author_of, kind_of)
+    taken = []
+    for _ in range(50):
+        ration.begin()
+        taken.append(
+            Counter(i.author.id for _ in range(8) for i in ration(crowd("a b c d e", LOCAL), 1, rng))
+        )
+    assert {each.total() for each in taken} == {8} and max(max(each.values()) for each in taken) == most
 
 
 @settings(derandomize=True, max_examples=300, deadline=None)
