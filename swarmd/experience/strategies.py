@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from p2p.types import PeerId
-from swarmd.experience.advantages import MIN_SUCCESS, WEIGHS, among_ours, unweighed
+from swarmd.experience.advantages import MIN_SUCCESS, WEIGHS, among_ours
 from swarmd.types import Lead, Scored, TaskRef, Weigh
 
 # After so many completions of a specialty an older one counts 1/e.
@@ -204,8 +204,6 @@ class Sharing:
 
         Others' are weighed by `[sharing] weigh`, its own not at all.
         """
-        if self.settings.weigh == "paper":
-            return unweighed
         row = WEIGHS[self.settings.weigh]
 
         def weigh(scored: Scored, found: Sequence[float]) -> Sequence[float]:

@@ -269,6 +269,7 @@ def test_an_ending_answer_is_never_odd() -> None:
     stops = rollout(1, OTHER, ["fine.", "fine."], (1.0, 0.0), tokens=[(*LIKELY, -30.0)] * 2)
     assert passes(gate, stops)
     assert not passes(gate, rollout(1, OTHER, ["nothing", "fine."], tokens=[(*LIKELY, -30.0)] * 2))
+    assert not passes(gate, rollout(1, OTHER, ["fine."], tokens=[(*LIKELY, -30.0, -0.1)])), "the end alone"
 
 
 def test_a_gate_that_does_not_act_reports() -> None:

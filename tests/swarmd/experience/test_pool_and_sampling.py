@@ -85,6 +85,8 @@ def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None
         [scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0)
     )
     assert [s.rollout.ref.n for s in batch] == [1, 3]
+    assert Pool(2).add([scored(1, 1, 1)]) == 1, "another `[sharing] take` may draw it"
+    assert Pool(2, limits=PoolLimits(PeerId("me"), 2)).add([scored(1, 1, 1)]) == 0
 
 
 def test_which_completions_come_first_does_not_depend_on_who_sends_them_and_in_what_order() -> None:

@@ -41,7 +41,8 @@ def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> 
 
 
 @pytest.mark.parametrize(
-    ("mu", "rho", "alpha"), [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2)]
+    ("mu", "rho", "alpha"),
+    [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2), (math.inf, 0, 0.2)],
 )
 def test_settings_without_an_optimum_raise(mu: float, rho: float, alpha: float) -> None:
     with pytest.raises(ValueError, match="Theorem"):
