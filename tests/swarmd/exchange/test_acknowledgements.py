@@ -64,6 +64,27 @@ async def test_untold_counts_wait_and_nobody_is_dialled() -> None:
     assert sorted(asked) == sorted(many[10:])  # those used first were forgotten
 
 
+async def test_each_use_is_told_once_also_one_during_the_telling_and_after_a_restart() -> None:
+    clock, gave = Clock(), AcknowledgementCounter()
+    gave.rollouts = 10
+
+    async def ask(peer: PeerId, question: bytes, _limit: int) -> bytes:
+        if not gave.used:
+            acknowledger.used([ANNE])
+        return gave(peer, question)
+
+    acknowledger = Acknowledger(ask, lambda: [ANNE], clock)
+    acknowledger.used([ANNE, ANNE])
+    for used in (2, 3, 3):
+        await acknowledger.tell()
+        assert gave.used == used
+    clock.now += 1
+    again = Acknowledger(ask, lambda: [ANNE], clock)
+    again.used([ANNE])
+    await again.tell()
+    assert gave.used == 4
+
+
 async def test_an_author_may_be_forgotten_while_it_is_told() -> None:
     few, many = [
         [identity(number).peer_id for number in numbers] for numbers in (range(2), range(2, MAX_PEERS + 2))
@@ -98,7 +119,7 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
         gave(ANNE, encode(2, 5))
     assert gave.document()["used"] == 5
     gave(ANNE, encode(3, 10**15))
-    gave(BEN, encode(3, 0))
+    assert gave(BEN, encode(3, 0)) == HEARD
     assert gave.document() == {"rollouts": 7, "used": 7, "by": 1}
     for number in range(MAX_PEERS + 50):  # as a crowd of made-up names would
         gave(PeerId(str(number)), encode(1, 1))
@@ -120,4 +141,5 @@ def test_a_later_version_is_answered_with_nothing() -> None:
     gave = AcknowledgementCounter()
     gave.rollouts = 5
     assert gave(ANNE, bytes([7, 0x93, 1, 4, 2])) == HEARD and gave.document()["used"] == 2
-    assert gave(ANNE, bytes([7, 0x93, 2, 5, 2])) == b"" and gave.document()["used"] == 2
+    for other in (bytes([7, 0x93, 2, 5, 2]), bytes([7, 0x93, 1, 5, 0xFF])):  # or less than none
+        assert gave(ANNE, other) == b"" and gave.document()["used"] == 2

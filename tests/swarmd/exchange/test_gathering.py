@@ -36,6 +36,7 @@ class Party:
     member: Member
     gatherer: Gatherer
     got: list[ReceivedBody] = field(default_factory=list)
+    tried: list[tuple[PeerId, bool]] = field(default_factory=list)  # author, whether it served
 
     @property
     def id(self) -> PeerId:
@@ -83,6 +84,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
         lambda received: party.got.append(received),
         trio.current_time,
         random.Random(number),
+        lambda author, *, served: party.tried.append((author, served)),
     )
     gatherer.choice = Uncapped("uniform", wanted, lambda item: Author(item.author))
     gatherer.resume(1)
@@ -126,7 +128,7 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
         got = b.rollouts()
         assert len(got) == 4 and all(rollout in shared for rollout in got)
         assert len(b.member.blobs.held) == 4  # nothing else came over
-        assert {envelope.author for envelope in b.got} == {a.id}
+        assert {envelope.author for envelope in b.got} == {a.id} and b.tried == [(a.id, True)] * 4
         b.gatherer.next_round(b.gatherer.round + 1, Lead())
         await settled()
         assert sorted(r.ref for r in b.rollouts()) == sorted(r.ref for r in shared)
@@ -136,7 +138,7 @@ async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock
     a, b = joined(1, 2)
     small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
     RolloutExchange(a.member, "m", TINY_9).share(small, 1)
-    assert b.rollouts() == small
+    assert b.rollouts() == small and not b.member.reports
 
 
 async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
@@ -209,7 +211,9 @@ async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
         await settled(0.2)
         assert b.gatherer.document()["on_offer"] == 24
         await settled(7.5)
-        assert len(b.rollouts()) == 8 and b.gatherer.missed == 0 and b.gatherer.document()["on_offer"] == 24
+        status = b.gatherer.document()
+        assert (status["fetched"], status["missed"], status["on_offer"]) == (len(b.rollouts()), 0, 24)
+        assert status["fetched"] == 8
         assert sum(rollout.author == authors[0].id for rollout in b.rollouts()) == 4
 
 
@@ -219,6 +223,7 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
     a, b = joined(1, 2)
     slow(b, 0.5)
     async with running(b):
+        await settled(MIN_FETCH_S)
         a.share(*range(8))
         for _ in range(2):
             await settled(0.1)
@@ -248,13 +253,19 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
         assert len(b.got) == 2 and b.gatherer.missed == 1
 
 
-async def test_a_malformed_blob_is_its_authors_fault(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("packed", [False, True], ids=["no zstd", "no rollouts"])
+async def test_a_malformed_blob_is_its_authors_fault(
+    packed: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     liar, b = joined(1, 2)
-    name = liar.member.blobs.put(b"no zstd at all")
+    blob = b"none at all"
+    if packed:
+        blob = pack(msgspec.msgpack.encode((public_key_of(liar.id), blob)))
+    name = liar.member.blobs.put(blob)
     async with running(b):
-        liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [0], [5], [14], name]))
+        liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [0], [5], [len(blob)], name]))
         await settled(1)
-    assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1}
+    assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1} and b.tried[-1] == (liar.id, False)
 
 
 @pytest.mark.parametrize(

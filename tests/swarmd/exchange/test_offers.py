@@ -189,6 +189,7 @@ def test_where_the_trainer_starts_again_from_an_earlier_round_offers_count_as_of
     on_offer.add([offered(ME, 1)])  # before the trainer's round is known
     on_offer.begin(90)
     on_offer.begin(91)
+    assert [o.round for o in on_offer.offered.values()] == [90]
     on_offer.add([offered(ME, 2)])
     on_offer.begin(40)
     assert [(o.ref.n, o.round) for o in on_offer.offered.values()] == [(1, 40), (2, 40)]

@@ -178,7 +178,7 @@ async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
                 offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)])
             )
             await settled(1)
-    assert b.member.reports == {Reason.UNSERVED: 1}
+    assert b.member.reports == {Reason.UNSERVED: 1} and b.tried[-1] == (a.id, False)
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
 
 

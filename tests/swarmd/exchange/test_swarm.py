@@ -33,6 +33,7 @@ def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
     swarm = MemorySwarm()
     (a, from_a), (_, from_b), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
     from_a.share(rollouts(a, 1, 2), round_number=5)
+    from_a.share([], round_number=6)
     for exchange in (from_b, from_c):
         assert exchange.collect() == (rollouts(a, 1, 2), {}) and exchange.collect() == ([], {})
         assert exchange.authors[a.identity.peer_id] == (5, "model-1")
@@ -58,12 +59,13 @@ def test_garbage_is_refused_counted_and_reported() -> None:
 
 def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> None:
     swarm = MemorySwarm()
-    (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
+    (a, from_a), (b, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share(
         [*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")],
         round_number=1,
     )
     assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 2})
+    assert b.reports == {Reason.UNKNOWN_TASK: 1}
 
 
 def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None:
