@@ -6,6 +6,7 @@ One that was restarted, is gone, slow or behind NAT is not.
 import random
 from collections.abc import Sequence
 
+import pytest
 import trio
 import trio.testing
 
@@ -77,6 +78,7 @@ def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
     for author in (A, B):
         serving.served(author, 0.0)
     fail(serving, A, 1, 1.0)
+    assert serving.doubtful(A) and not serving.doubtful(B)
 
     def authors(count: int, tried: int = 0) -> list[PeerId]:
         return [item.author for item in serving.choose(items, count, random.Random(0), uniform, 2.0, tried)]
@@ -91,21 +93,27 @@ def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
     assert not serving.on_trial(A) and len(authors(4)) == 4
 
 
-def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served() -> None:
-    serving, new = Serving(4), [PeerId(f"n{n}") for n in range(100)]
+@pytest.mark.parametrize(("wanted", "quarter"), [(4, 1), (8, 2), (1, 1)])
+def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served(
+    wanted: int, quarter: int
+) -> None:
+    serving, new = Serving(wanted), [PeerId(f"n{n}") for n in range(100)]
     serving.served(A, 0.0)
     for name in new[:STRANGERS_CREDIT]:
         fail(serving, name, 1, 1.0)
     items = offered(A, *range(40)) + [
         item for name in new[STRANGERS_CREDIT:] for item in offered(name, *range(40))
     ]
+    assert serving.doubtful(new[-1]) and not serving.doubtful(A)
     for _ in range(20):
-        serving.next_round()
         goes = [serving.choose(items, count, random.Random(1), uniform, 2.0) for count in (4, 1, 1, 4)]
         authors = [item.author for go in goes for item in go]
-        assert len(authors) == 10 and authors.count(A) == 9
+        assert len(authors) == 10 and authors.count(A) == 10 - quarter
+        serving.next_round()
     serving.served(new[-1], 3.0)
     assert len(chosen(serving, items, 40, 4.0)) > 10  # they are believed again
+    fail(serving, new[-2], 1, 5.0)
+    assert len(chosen(serving, items, 40, 6.0)) == 2 + quarter, "until the next that does not serve"
 
 
 def test_while_nobody_serves_new_names_are_free() -> None:
