@@ -200,6 +200,8 @@ async def open_stack(
                 finally:
                     await host.get_network().close_sockets()
     finally:
+        # A start that was cut off or failed may listen as well.
+        await host.get_network().close_sockets()
         # This ends the library's thread.
         pubsub.seen_messages.stop()
 

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -102,6 +103,42 @@ async def test_a_peer_back_from_a_power_cut_is_heard(nursery: trio.Nursery) -> N
             network.close_sockets = leave_open
             inner.cancel_scope.cancel()
     assert len(left_open) >= 2 and a_engine.restarts == 0
+
+
+class _CutOff(trio.abc.Instrument):
+    """Cancels `scope` before the so-manieth step of any task."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.scope = steps, trio.CancelScope()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            self.scope.cancel()
+
+
+# Cut off while it binds, the library leaves its socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore:.*unclosed <socket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+async def test_a_start_that_is_cut_off_anywhere_gives_its_port_back() -> None:
+    """A node that meets another one with its key leaves in the middle of a start, and comes back later."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    listen, whole = parse_listen(f"/ip4/127.0.0.1/tcp/{port}"), False
+    for steps in itertools.count(1):
+        cut_off = _CutOff(steps)
+        trio.lowlevel.add_instrument(cut_off)
+        with cut_off.scope:
+            async with open_stack(
+                Identity.from_seed(bytes(32)), [TOPIC], lambda *_: Verdict.ACCEPT, [listen], time.time
+            ):
+                whole = True
+        trio.lowlevel.remove_instrument(cut_off)
+        with pytest.raises(OSError, match="attempts to connect"):
+            await trio.open_tcp_stream("127.0.0.1", port)
+        if whole:
+            return
 
 
 async def test_a_broken_dht_stops_nothing(nursery: trio.Nursery) -> None:
