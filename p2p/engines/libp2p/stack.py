@@ -56,16 +56,16 @@ MAX_STREAMS = 64
 log = logging.getLogger(__name__)
 
 # The library silences itself on import. What it warns of is worth hearing, but for what every failed dial or
-# lost peer causes.
+# lost peer causes, and for what a peer can cause with each message, or with each byte (yamux).
 for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
-    "libp2p.kad_dht": logging.ERROR,
-    "libp2p.kad_dht.utils": logging.CRITICAL,
-    "libp2p.pubsub": logging.ERROR,
+    "libp2p.kad_dht": logging.CRITICAL,
+    "libp2p.pubsub": logging.CRITICAL,
     "libp2p.host.basic_host": logging.CRITICAL,
-    "libp2p.identity.identify_push": logging.CRITICAL,
-    "libp2p.protocol_muxer.multiselect_client": logging.CRITICAL,
+    "libp2p.identity": logging.CRITICAL,
+    "libp2p.protocol_muxer": logging.CRITICAL,
+    "libp2p.stream_muxer": logging.CRITICAL,
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True

@@ -156,11 +156,11 @@ async def test_a_broken_dht_stops_nothing(nursery: trio.Nursery) -> None:
 
 async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
     protocols = [
-        "/meshsub/1.1.0",
         "/ipfs/kad/1.0.0",
         "/ipfs/id/1.0.0",
         "/ipfs/id/push/1.0.0",
         "/ipfs/ping/1.0.0",
+        "/meshsub/1.1.0",  # comes last: the victim hangs up
     ]
     payloads = [
         b"\x05hello",
@@ -170,6 +170,8 @@ async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
         b"\xff\xff\xff\xff\x7f",
         os.urandom(2000),
         b"\x02\x0a\xff",
+        b"\x03\x0a\x01\xff",  # a public key that is none, of identify
+        b"\x08\x08\x04\x12\x01k\x5a\x01\xff",  # a question of the DHT with a record that is none
     ]
     for protocol, payload in itertools.product(protocols, payloads):
         with trio.move_on_after(2):
@@ -206,8 +208,8 @@ async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", [garbage_on_every_protocol, messages_the_library_raises_on])
-async def test_malformed_bytes_of_a_peer_break_nothing(
-    attack: Callable[[Stack, Any], Any], nursery: trio.Nursery
+async def test_malformed_bytes_of_a_peer_break_nothing_and_fill_no_log(
+    attack: Callable[[Stack, Any], Any], nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, a_engine, address = await started(nursery, 1)
     b, b_engine, _ = await started(nursery, 2, address)
@@ -220,6 +222,7 @@ async def test_malformed_bytes_of_a_peer_break_nothing(
     assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
     await heard(b, a)
     await heard(a, b)
+    assert not [r for r in caplog.records if r.name.startswith("libp2p.") and r.levelno > logging.INFO]
 
 
 class Line:
