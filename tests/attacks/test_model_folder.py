@@ -39,6 +39,7 @@ def folder(path: Path, **changes: Any) -> Path:
         {"attn_implementation": "evil/repo:attention", "_attn_implementation_internal": "evil/repo"},
         {"experts_implementation": "evil/repo", "use_kernels": True, "kernel_config": {"a": "evil/repo"}},
         {"rope_scaling": {"rope_type": "default", "rope_theta": 1e6, "attn_implementation": "evil/repo"}},
+        {"num_labels": 10**12},  # a name for each would fill the memory
     ],
 )
 def test_what_a_folder_names_as_its_attention_never_reaches_transformers(
@@ -104,7 +105,7 @@ def test_a_file_that_is_no_configuration_gives_a_message(text: str, tmp_path: Pa
         {"hidden_size": None}, {"hidden_act": "no such thing"}, {"layer_types": [3, None]},
         {"rope_parameters": "x"}, {"model_type": ["a"]},
         {"model_type": {}}, {"dtype": "no such thing"}, {"quantization_config": {"quant_method": "evil"}},
-        {"model_type": "clip"},
+        {"model_type": "clip"}, {"rope_parameters": {"rope_type": "longrope"}},
     ],
 )  # fmt: skip
 def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_path: Path) -> None:

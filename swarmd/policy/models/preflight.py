@@ -107,8 +107,9 @@ MAX_BYTES: Final = 2**22
 MAX_LAYERS: Final = 512
 # A width, a number of heads, a vocabulary.
 MAX_SIZE: Final = 2**22
-# Keys whose names contain one of these are ours to set.
-OURS: Final = ("attn_implementation", "experts_implementation", "use_kernels", "kernel_config")
+# Keys whose names contain one of these are ours to set. A language model has no labels, and transformers
+# names each.
+OURS: Final = ("attn_implementation", "experts_implementation", "use_kernels", "kernel_config", "num_labels")
 
 
 def read_config_json(folder: Path, source: str) -> dict[str, Any]:
@@ -174,7 +175,8 @@ def _limit(key: str) -> int | None:
     return (
         MAX_SIZE
         if any(
-            part in key for part in ("size", "dim", "width", "heads", "n_head", "n_embd", "experts", "depth")
+            part in key
+            for part in ("size", "dim", "width", "heads", "n_head", "n_embd", "experts", "depth", "cycles")
         )
         else None
     )
