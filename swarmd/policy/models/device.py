@@ -167,6 +167,9 @@ def limit_memory(config: NodeConfig, device: torch.device) -> None:
         apart = workers.apart == "on" or workers.generators + workers.trainers > 2
         processes = -(-(workers.generators + workers.trainers) // count_devices()) if apart else 1
         torch.cuda.set_per_process_memory_fraction(share / processes, device.index)
+    elif device.type == "mps":
+        # Of what Metal recommends. torch takes 1.7 times that, so the machine would swap before a refusal.
+        torch.mps.set_per_process_memory_fraction(1.0)
 
 
 def free_memory(device: torch.device, processes: int = 1) -> int:

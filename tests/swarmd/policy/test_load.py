@@ -31,6 +31,7 @@ from swarmd.policy.models.device import (
     environment,
     free_memory,
     is_out_of_memory,
+    limit_memory,
     quick_at_bf16,
     threads_for,
     unused_gpu,
@@ -305,6 +306,13 @@ def test_what_other_programs_hold_is_not_free_on_mps(
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2 * 10**9)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     assert free_memory(torch.device("mps")) == free
+
+
+def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", shares.append)
+    limit_memory(NodeConfig(), torch.device("mps"))
+    assert shares == [1.0]
 
 
 WHOLE, ADAPTER, NEITHER = {"trained_whole": True}, {"adapter": True}, {}
