@@ -39,6 +39,8 @@ _MAX_SOCKET_PATH_BYTES = 100
 _MAX_CONNECTIONS = 16
 # How long a connection may say nothing.
 _IDLE_S = 10.0
+# Between two looks whether the socket is still there.
+_LOOK_EVERY_S = 5.0
 _FOLDER_PREFIX = "swarmd-"
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,29 @@ log = logging.getLogger(__name__)
 async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status: Started) -> None:
     """Answer requests until cancelled.
 
-    Started (`nursery.start`) with the socket's path, once `run.json` is written.
+    Started (`nursery.start`) with the socket's path, once `run.json` is written. Where somebody removes the
+    socket, another one is made: a runtime directory goes when its user has logged out, and the node stays.
 
     A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes
     the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this:
     what a killed predecessor left is removed.
     """
     _clear_away(state_dir)
+    try:
+        await _serve_until_removed(state_dir, handlers, task_status)
+        while True:
+            log.warning("the control socket was removed; another one is made")
+            # Where there is no folder or no space for it now, there may be later.
+            with contextlib.suppress(OSError, SwarmdError):
+                await _serve_until_removed(state_dir, handlers, trio.TASK_STATUS_IGNORED)
+            await trio.sleep(_LOOK_EVERY_S)
+    finally:
+        (state_dir / RUN_FILE).unlink(missing_ok=True)
+
+
+async def _serve_until_removed(
+    state_dir: Path, handlers: Mapping[str, Handler], task_status: Started
+) -> None:
     folder = _socket_folder()
     path = folder / "control"
     try:
@@ -65,13 +83,16 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
             write_atomically(state_dir / RUN_FILE, document)
             task_status.started(str(path))
-            await serve_at_most(
-                _MAX_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)]
-            )
+            async with trio.open_nursery() as nursery:
+                converse, listeners = partial(_converse, handlers), [trio.SocketListener(listener)]
+                nursery.start_soon(serve_at_most, _MAX_CONNECTIONS, converse, listeners)
+                while path.exists():
+                    await trio.sleep(_LOOK_EVERY_S)
+                nursery.cancel_scope.cancel()
     finally:
-        (state_dir / RUN_FILE).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        folder.rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()
 
 
 async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:

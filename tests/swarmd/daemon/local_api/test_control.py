@@ -8,6 +8,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import socket
 import stat
 import sys
@@ -23,7 +24,7 @@ import trio.testing
 from swarmd.daemon.local_api.control import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
-from swarmd.testing import TIMEOUT_S
+from swarmd.testing import TIMEOUT_S, until
 
 pytestmark = pytest.mark.net
 
@@ -57,6 +58,11 @@ async def running(state_dir: Path) -> AsyncIterator[str]:
             nursery.cancel_scope.cancel()
 
 
+def run_file(state_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((state_dir / "run.json").read_text())
+    return found
+
+
 async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, Any]:
     return await trio.to_thread.run_sync(lambda: call(state_dir, operation, **arguments))
 
@@ -66,7 +72,7 @@ async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) 
     async with running(state_dir) as path:
         assert await ask(state_dir, "status", a=[1]) == {"schema": 1, "got": {"a": [1]}}
         assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
-        document = json.loads((state_dir / "run.json").read_text())
+        document = run_file(state_dir)
         assert (document["pid"], document["socket"]) == (os.getpid(), path)
     assert not Path(path).parent.exists()
     assert not (state_dir / "run.json").exists()
@@ -82,6 +88,29 @@ async def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     async with running(tmp_path):
         assert (await ask(tmp_path, "status"))["schema"] == 1
+
+
+async def test_a_socket_that_somebody_removes_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """A runtime folder goes when its user has logged out, and the node stays."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    async with running(tmp_path) as path:
+        assert Path(path).is_relative_to(runtime)
+        for _ in range(2):
+            shutil.rmtree(Path(path).parent)
+            shutil.rmtree(runtime, ignore_errors=True)
+            with pytest.raises(Unreachable, match="Ask again in a moment"):
+                await ask(tmp_path, "status")
+            mock_clock.autojump_threshold = 0.01
+            await until(lambda gone=path: run_file(tmp_path)["socket"] != gone)
+            mock_clock.autojump_threshold = math.inf
+            path = run_file(tmp_path)["socket"]
+            assert (await ask(tmp_path, "status"))["schema"] == 1
+        shutil.rmtree(Path(path).parent)
+    assert not (tmp_path / "run.json").exists()
 
 
 async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
