@@ -253,7 +253,7 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 # What `swarmd leave` removes, by name, so that nothing is touched that swarmd did not write. First the
 # swarm's: what was joined, who was met.
-OF_THE_SWARM: Final = ("choices.json", "peers.json*", "seen*", "reputation*")
+OF_THE_SWARM: Final = ("choices.json*", "peers.json*", "seen*", "reputation*")
 OF_THE_NODE: Final = (
     *(
         "identity.key*",
