@@ -68,7 +68,9 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 def nearest_choice(field: FieldInfo, found: Any) -> str:
     """Suggest the choice that was probably meant, as the end of a sentence, or ""."""
-    near = get_close_matches(found.lower(), _choices(field), n=1) if isinstance(found, str) else []
+    near = (
+        get_close_matches(found.lower(), _choices(field), n=1, cutoff=0.7) if isinstance(found, str) else []
+    )
     return f'; did you mean "{near[0]}"?' if near else ""
 
 

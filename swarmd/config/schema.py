@@ -219,6 +219,8 @@ class Schema(Generic[Tree]):
                 why = (
                     f": {printable(str(error['ctx']['error']))}"
                     if error["type"] == "value_error"
+                    else f": a list has brackets: {shown([found])}"
+                    if error["type"] == "tuple_type" and isinstance(found, str)
                     else nearest_choice(info, found)
                 )
                 mistakes.append(f"{given.origin}: {key}: expected {wanted}, found {shown(found)}{why}")

@@ -96,7 +96,10 @@ def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run:
     (tmp_path / "state" / "checkpoints.old").symlink_to(tmp_path / "outside")
     (tmp_path / "state" / "choices.json.old").touch()  # what was joined before a restore
     said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
-    assert said.code == 0 and "removed checkpoints, checkpoints.old, choices.json, choices.json.old, " in said.err
+    assert (
+        said.code == 0
+        and "removed checkpoints, checkpoints.old, choices.json, choices.json.old, " in said.err
+    )
     assert names(tmp_path / "state") == {"notes of mine.txt"} and (tmp_path / "outside" / "file").exists()
 
 
