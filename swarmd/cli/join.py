@@ -143,8 +143,7 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
     for note in notes:
         tell(note)
     require_tasks(resolved, node_config, folder)
-    if accepted:
-        say_what_is_joined(accepted, resolved, node_config)
+    joining = what_is_joined(accepted, resolved, node_config) if accepted else ""
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
         state.require_room()
@@ -154,6 +153,8 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
 
         view = NotifyView(LogView(StartView(_view(as_json))), _notifier(node_config.notify))
         try:
+            if joining:
+                view.talk(joining)
             from swarmd.daemon.daemon import run_node
 
             code = run_node(node_config, state, view, lambda: remember(resolved, folder))
@@ -261,8 +262,8 @@ def accept(text: str) -> "Invitation":
     return invitation
 
 
-def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: "NodeConfig") -> None:
-    """Print what will be joined, and each setting in which a flag overrides the invitation.
+def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: "NodeConfig") -> str:
+    """Say what will be joined, and print each setting in which a flag overrides the invitation.
 
     Raises ConfigError where the settings name another swarm.
     """
@@ -286,11 +287,7 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
     judge = f"judged by {node_config.judge.url}" if node_config.judge.url else "no judge"
     count = len(swarm.bootstrap)
     first = f"{count} address{'es' * (count != 1)} to dial first"
-    tell(
-        printable(
-            f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
-        )
-    )
+    return f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
 
 
 def _words(value: object) -> str:

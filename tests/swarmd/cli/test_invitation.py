@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from swarmd.tasks.curriculum import SAPO_9, TINY_9
 from swarmd.testing import TIMEOUT_S, wait_until
 from tests.swarm.waiting import until
 from tests.swarmd.conftest import Run
+from tests.terminals import rest_of, terminal
 
 PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 PUBLIC = PEER.replace("203.0.113.7", "1.1.1.1")
@@ -321,6 +324,35 @@ def test_a_qr_code_is_drawn_or_what_is_missing_named(
         assert said.code == 2 and "pip install 'swarmd[qr]'" in said.err
     else:
         assert said.code == 0 and said.out.count("\n") > 20 and "█" in said.out
+
+
+@pytest.mark.net
+def test_the_live_page_shows_what_is_joined(tmp_path: Path) -> None:
+    """What is printed before the page, its screen hides."""
+    ours, theirs = terminal()
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the node ends at once
+        port = taken.getsockname()[1]
+        process = subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "swarmd",
+                    "join",
+                    write_invitation(TINY),
+                    "--state-dir",
+                    str(tmp_path),
+                ),
+                *("--listen", f"/ip4/127.0.0.1/tcp/{port}"),
+            ],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"},
+        )
+        os.close(theirs)
+        _, _, shown = rest_of(ours).partition("\x1b[?1049h")
+        assert process.wait(TIMEOUT_S) != 0 and "joining swarm main: tiny-9" in shown
 
 
 @pytest.mark.slow
