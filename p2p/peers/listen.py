@@ -4,13 +4,17 @@ import contextlib
 import errno
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 import psutil
 
 from p2p.address import Endpoint
 from p2p.errors import CannotListen
+
+# Addresses of the internet, as far as routes go: they are for documents, and nobody has them.
+SOMEWHERE: Final = (Endpoint("ip4", "192.0.2.1", 9), Endpoint("ip6", "2001:db8::1", 9))
 
 
 @contextlib.contextmanager
@@ -38,7 +42,7 @@ def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
 def dialable(addresses: Sequence[str]) -> list[str]:
     """Return listen addresses as others dial them: this machine's own in place of 0.0.0.0 and ::.
 
-    Loopback comes first.
+    Loopback comes first, then what `outward_first` says.
     """
     found: list[str] = []
     for address in addresses:
@@ -54,27 +58,39 @@ def dialable(addresses: Sequence[str]) -> list[str]:
             if item.family == family
         }
         hosts = sorted(
-            (host for host in own if "%" not in host),
-            key=lambda host: (host not in ("127.0.0.1", "::1"), host),
+            outward_first(host for host in own if "%" not in host),
+            key=lambda host: host not in ("127.0.0.1", "::1"),
         )
         found.extend("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
     return found
 
 
+def outward_first(hosts: Iterable[str], towards: Sequence[Endpoint] = SOMEWHERE) -> list[str]:
+    """Sort this machine's addresses: first those that what it sends to the internet comes from.
+
+    The others may be of bridges to containers and virtual machines, which no other machine can dial.
+    """
+    sources = {*map(_source, towards)}
+    return sorted(hosts, key=lambda host: (host not in sources, host))
+
+
 def has_route(endpoint: Endpoint) -> bool:
-    """Return whether there is a route to this IP address; where a name leads is not looked up.
+    """Return whether there is a route to this IP address; where a name leads is not looked up."""
+    return not endpoint.kind.startswith("ip") or _source(endpoint) is not None
+
+
+def _source(endpoint: Endpoint) -> str | None:
+    """Return the address that what is sent there comes from; None: there is no route.
 
     Sends nothing: connecting a UDP socket only looks a route up.
     """
-    if not endpoint.kind.startswith("ip"):
-        return True
     family = socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((endpoint.host, 9))
+            return str(probe.getsockname()[0])
     except OSError:
-        return False
-    return True
+        return None
 
 
 def _bound(endpoint: Endpoint, beside: int, *, needed: bool) -> socket.socket | None:

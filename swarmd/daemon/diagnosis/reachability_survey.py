@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
+from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
@@ -21,7 +21,7 @@ from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.netgroup import only_here
 from p2p.peers import introduction
 from p2p.peers.introduction import HELPING, Introduced
-from p2p.peers.listen import has_route
+from p2p.peers.listen import SOMEWHERE, has_route, outward_first
 from p2p.peers.mdns import own_networks
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
@@ -30,7 +30,6 @@ from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
 # Addresses of the internet that are nobody's (RFC 5737, RFC 3849).
-SOMEWHERE = (Endpoint("ip4", "192.0.2.1", 9), Endpoint("ip6", "2001:db8::1", 9))
 # When a member for the question alone should have met another.
 COMPANY_S = 15.0
 # Others must see it by then: they answer nobody whom they do not know as connected.
@@ -53,7 +52,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         "listen": list(config.swarm.listen),
         "ports": ports,
         "addresses": list(member.addresses()),
-        "own": sorted(own_networks()),
+        "own": outward_first(own_networks()),
         "relays": list(getattr(member.engine, "relayed", ())),
         "peers": {
             "connected": len(peers),

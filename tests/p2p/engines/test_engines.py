@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,7 +29,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.errors import BadAddress, CannotListen, EngineMissing, OperatorError
 from p2p.identity import Identity
 from p2p.member import QueuedMember
-from p2p.peers.listen import dialable, has_route, held_ports
+from p2p.peers.listen import SOMEWHERE, dialable, has_route, held_ports, outward_first
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import until
@@ -387,6 +388,20 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
             assert isinstance(caught, error) and re.search(said, str(caught))
         nursery.cancel_scope.cancel()
     assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
+
+
+def test_addresses_of_bridges_to_containers_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invitation names three addresses: they left none for the machine's own network."""
+    here = parse_listen("/ip4/127.0.0.1/tcp/9")
+    bridges = ["10.0.3.1", "127.0.0.0", "172.17.0.1"]
+    assert outward_first([*bridges, "127.0.0.1"], [here]) == ["127.0.0.1", *bridges]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if probe.connect_ex((SOMEWHERE[0].host, 9)):
+            pytest.skip("needs a route to the internet")
+        own = ["0.0.0.9", probe.getsockname()[0], "127.0.0.1"]
+    named = [SimpleNamespace(family=socket.AF_INET, address=address) for address in own]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": named})
+    assert dialable(["/ip4/0.0.0.0/tcp/9"]) == [f"/ip4/{host}/tcp/9" for host in reversed(own)]
 
 
 @pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
