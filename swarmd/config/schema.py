@@ -246,12 +246,12 @@ def _lines(text: str) -> dict[str, int]:
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[+([^\[\]]+)\]", line)
-        assigned = re.match(r"\s*([\w\s.\"'-]+?)\s*=", line)
+        name, assigned, _ = line.partition("=")
         if header:
             section = _dotted(header[1])
             key = section
-        elif assigned:
-            key = f"{section}.{_dotted(assigned[1])}".removeprefix(".")
+        elif assigned and re.fullmatch(r"[\w\s.\"'-]+", name):
+            key = f"{section}.{_dotted(name)}".removeprefix(".")
         else:
             continue
         places[key] = 0 if key in places else number

@@ -268,6 +268,10 @@ def test_a_line_is_named_only_where_it_is_sure(tmp_path: Path) -> None:
     assert [re.sub(r".*node\.toml", "", line).split(": ")[0] for line in told] == ["", ":7", ":8"]
 
 
+def test_a_line_of_blanks_takes_no_time(tmp_path: Path) -> None:
+    assert mistakes(" " * 100_000 + "\n[round]\nlocal = -1\n", tmp_path)[0].count("node.toml:3:") == 1
+
+
 def test_a_file_of_nothing_but_mistakes_is_told_in_a_page(tmp_path: Path) -> None:
     told = mistakes("".join(f"k{number} = 1\n" for number in range(5000)), tmp_path)
     assert (len(told), told[-1]) == (41, "… and 4960 mistakes more")
