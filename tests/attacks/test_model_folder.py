@@ -106,6 +106,7 @@ def test_a_file_that_is_no_configuration_gives_a_message(text: str, tmp_path: Pa
         {"rope_parameters": "x"}, {"model_type": ["a"]},
         {"model_type": {}}, {"dtype": "no such thing"}, {"quantization_config": {"quant_method": "evil"}},
         {"model_type": "clip"}, {"rope_parameters": {"rope_type": "longrope"}},
+        {"model_type": "xglm", "num_key_value_heads": "x"},
     ],
 )  # fmt: skip
 def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_path: Path) -> None:

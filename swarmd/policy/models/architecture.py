@@ -16,9 +16,11 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -193,7 +195,8 @@ def shape_of(network: nn.Module, source: str = "this model") -> Shape:
     The result is exact but for the widths, which are the configuration's.
     """
     try:
-        return _counted(network)
+        # Checked, for a width that is a text can be multiplied.
+        return msgspec.convert(asdict(_counted(network)), Shape)
     except Exception as error:  # a stranger's file, as above
         # There is no hidden_size, or there are no heads, layers or head, or as many as each layer likes.
         raise _not_built(source, error) from error
