@@ -4,6 +4,7 @@ An engine that runs elsewhere gets the policy's weights as files: an adapter as 
 model.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from swarmd.errors import NoModel
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.engine import InferenceEngine, checked
 from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.models.device import dtype_name
 from swarmd.policy.models.load import Loaded, lora_config
 from swarmd.policy.models.lora import folded, lora_layers
 
@@ -97,7 +100,27 @@ class Driver:
             version: updates behind the network's weights.
             between: see `decode`. An engine that cannot take new weights between tokens takes them between
                 calls, and its tokens say so.
+
+        Raises NoModel where no answer begins with a probability: then nothing would ever be learnt.
         """
+        answers = self._answers(prompts, copies, sampling, generator, version)
+        first = [s.logprobs[0] for samples in answers for s in samples if s.ids]
+        if first and all(map(math.isnan, first)):
+            loaded = self._loaded
+            raise NoModel(
+                f"the probabilities of {loaded.source} are no numbers in {dtype_name(loaded.dtype)}. Set"
+                " model.dtype to 'float32', or choose another model."
+            )
+        return answers
+
+    def _answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        version: int,
+    ) -> list[list[Sample]]:
         if isinstance(self.engine, OwnEngine):
             return self.engine.generate(prompts, copies, sampling, generator)
         if self._between is not None:

@@ -38,6 +38,7 @@ from tests.swarmd.policy.conftest import (
     ALL_FAMILIES,
     config_of,
     external,
+    make_model,
     network_of,
     open_policy,
     plain_logprobs,
@@ -162,6 +163,17 @@ def test_an_adapter_acts_while_answering_and_no_weight_is_touched(
         network, answers, **(exact(engine, family) if dtype == "float32" else {"atol": 0.25, "rtol": 0.05})
     )
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tmp_path: Path) -> None:
+    """All its answers would be alike, so that there was never an update to fail."""
+    folder = make_model(tmp_path)
+    network = network_of(folder)
+    network.model.layers[0].mlp.down_proj.weight.data.fill_(6e4)
+    network.save_pretrained(folder)
+    assert open_policy(folder).generate(["1+1?"], 2)
+    with pytest.raises(NoModel, match=r"are no numbers in float16\. Set model\.dtype to 'float32'"):
+        open_policy(folder, dtype="float16", lora="on").generate(["1+1?"], 2)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
