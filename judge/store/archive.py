@@ -5,12 +5,12 @@ import itertools
 import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable
@@ -46,11 +46,14 @@ def backup(database: Path | str, to: Path | str) -> int:
         raise DatabaseUnusable(f"{to} exists already and was left as it is; name another file")
     part = Path(f"{to}.part")
     try:
-        rows = _copied(database, part)
+        rows = _copied(database, part, anew=True)
         part.rename(to)
     except DatabaseInUse:
         # The draft is another backup's.
         raise
+    except OSError as error:
+        _remove(part, "", "-wal", "-shm", ".lock")
+        raise DatabaseUnusable(f"{to}: cannot be written: {error.strerror}; name another file") from None
     except BaseException:
         _remove(part, "", "-wal", "-shm", ".lock")
         raise
@@ -60,19 +63,27 @@ def backup(database: Path | str, to: Path | str) -> int:
 
 def _remove(part: Path, *ends: str) -> None:
     for end in ends:
-        part.with_name(part.name + end).unlink(missing_ok=True)
+        with suppress(OSError):
+            part.with_name(part.name + end).unlink()
 
 
-def _copied(database: Path | str, to: Path | str) -> int:
+def _copied(database: Path | str, to: Path | str, *, anew: bool = False) -> int:
+    """Copy everything; returns the number of rows. anew: `to` is a draft, and what a kill left there goes."""
     with reading(database) as source, closing(Database(to)) as target, target.begin() as copy:
         rows = 0
-        for table in metadata.sorted_tables:
-            if copy.execute(select(table).limit(1)).first() is not None:
+        for table in reversed(metadata.sorted_tables):
+            if anew:
+                copy.execute(delete(table))
+            elif copy.execute(select(table).limit(1)).first() is not None:
                 raise DatabaseUnusable(f"{target.name} is not empty and was left as it is; name another one")
+        for table in metadata.sorted_tables:
             for part in _parts(source.execute(select(table)).mappings()):
                 copy.execute(insert(table), [dict(row) for row in part])
                 rows += len(part)
-        return rows
+    if anew and Path(f"{to}-wal").exists():
+        # SQLite says nothing where it cannot put its log into the file as it closes it.
+        raise DatabaseUnusable(f"{to}: the copy could not be completed; free some space, and begin again")
+    return rows
 
 
 def export(database: Path | str, to: TextIO) -> int:

@@ -156,7 +156,8 @@ def inspect_database(database: Path | str, shared: bool = False) -> tuple[str | 
 
 def _unusable(name: str, error: Exception) -> DatabaseUnusable:
     why = " ".join(str(getattr(error, "orig", None) or error).split())
-    remedy = "see that the server runs and lets this user in" if "://" in name else "restore it from a backup"
+    remedy = "free some space" if "full" in why else "restore it from a backup"
+    remedy = "see that the server runs and lets this user in" if "://" in name else remedy
     return DatabaseUnusable(
         f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database"
     )

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -78,6 +79,22 @@ def test_a_backup_that_fails_leaves_nothing_that_looks_like_one(tmp_path: Path) 
     with pytest.raises(DatabaseUnusable, match="no such table"):
         archive.backup(database, (folder := tmp_path / "backups") / "copy.sqlite3")
     assert list(folder.iterdir()) == []
+
+
+def test_a_backup_that_was_killed_is_made_again_and_is_whole_or_not_there(tmp_path: Path) -> None:
+    """SQLite closes a file without a word where it cannot put its log into it, as on a full disk."""
+    Store(database := tmp_path / "judge.sqlite3", CURRICULUM).close()
+    # What a killed backup leaves. While somebody has it open, the log stays beside it.
+    _, copy = Store(tmp_path / "copy.part", "another").close(), tmp_path / "copy"
+    with closing(sqlite3.connect(tmp_path / "copy.part")) as reader:
+        reader.execute("SELECT * FROM about").fetchall()
+        with pytest.raises(DatabaseUnusable, match="could not be completed"):
+            archive.backup(database, copy)
+    assert sorted(tmp_path.glob("copy*")) == []
+    Store(tmp_path / "copy.part", "another").close()
+    assert archive.backup(database, copy) == 1
+    Store(copy, CURRICULUM).close()
+    assert {path.name for path in tmp_path.glob("copy*")} == {"copy", "copy.lock"}
 
 
 def test_a_backup_serves_as_the_same_judge(database: str, tmp_path: Path, verifier: Verifier) -> None:
