@@ -212,6 +212,8 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
+        # A server without a locale has the encoding SQL_ASCII, of which psycopg would give bytes.
+        ours["client_encoding"] = "utf8"
         # With this the first step after a restart of the server is not lost.
         options = {"pool_pre_ping": True, "connect_args": ours}
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
@@ -235,6 +237,11 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
         @event.listens_for(engine, "connect")
         def claim(connection: Any, _record: object) -> None:
             connection.autocommit = True
+            if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", "SQL_ASCII"):
+                raise DatabaseUnusable(
+                    f"{shown(url)} has the encoding {encoding}, which cannot hold every name; make a database"
+                    " with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and give it with --database"
+                )
             connection.execute("SET synchronous_commit = on")
             # Timeouts of the server, so that the lock of a judge whose machine is gone becomes free.
             for name, value in _PATIENCE.items():

@@ -185,6 +185,7 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
     assert judge["environment"]["SWARMD_JUDGE_PROXY"] == proxy and ip_address(proxy) in ip_network(
         subnet["subnet"]
     )
+    assert ip_address(proxy) not in ip_network(subnet["ip_range"])  # or the first to start would be given it
     assert "ports" not in judge and "ports" not in database  # nobody passes by Caddy
     assert (judge["cap_drop"], judge["read_only"], judge["depends_on"]) == (
         ["ALL"],

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.script import ScriptDirectory
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 import judge
@@ -306,6 +308,21 @@ def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
     assert the(record_of(Reader(store.database), ALICE)).said == {}
     (newest, first), _ = Reader(store.database).history(ALICE, 2**63 - 1)
     assert first.items() >= said.items() and not said.keys() & newest.keys()
+
+
+@pytest.mark.net
+def test_every_name_can_be_kept_or_the_database_is_refused(request: pytest.FixtureRequest) -> None:
+    address = request.getfixturevalue("postgresql")()
+    for encoding in ("SQL_ASCII", "LATIN1"):  # a server without a locale has the first
+        with psycopg.connect(address, autocommit=True) as admin:
+            as_c = "TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+            admin.execute(f"CREATE DATABASE {encoding} ENCODING '{encoding}' {as_c}")
+    where = make_url(address).set(database="sql_ascii").render_as_string()
+    with closing(opened(where)) as store:
+        evaluate(store, 1, 1.0, model="Sówka 🦦")
+        assert the(record_of(Reader(store.database), ALICE)).model == "Sówka 🦦"
+    with pytest.raises(DatabaseUnusable, match=r"(?s)the encoding LATIN1.*ENCODING 'UTF8'"):
+        opened(where.replace("sql_ascii", "latin1"))
 
 
 @pytest.mark.net
