@@ -43,6 +43,10 @@ def test_a_peer_counts_once_and_a_few_over_a_long_time_are_forgiven() -> None:
     for n in range(100):
         come(host_bans, 1, 1000 + n * ONE_MORE_S)
         assert host_bans.admits(HERE, 1000 + n * ONE_MORE_S)
+    often = 1000 + 100 * ONE_MORE_S
+    for n in range(2 * int(BANNED_AT_ONCE)):
+        come(host_bans, 1, often + n * ONE_MORE_S / 2)
+    assert not host_bans.admits(HERE, often + n * ONE_MORE_S / 2), "twice as often is too often"
 
 
 def test_remembered_peers_are_bounded() -> None:
