@@ -115,6 +115,7 @@ def test_quota_in_frames_and_in_bytes() -> None:
 def test_a_connection_has_a_quota_of_its_own() -> None:
     box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
     assert reasons(box, frames, NOW, B.peer_id) == [None] * 600 + [Reason.FLOODING] * 100
+    assert reasons(inbox(frames_burst=10_000), frames, NOW) == [None] * 700, "of no known connection"
     # What one could not pay for, another may bring
     assert reasons(box, frames[600:601], NOW, ME.peer_id) + reasons(box, frames[601:602], NOW) == [None] * 2
     assert reasons(box, frames[602:605], NOW + 0.0125, B.peer_id) == [None, None, Reason.FLOODING]
