@@ -14,7 +14,8 @@ WHERE = Endpoint("ip4", "203.0.113.7", 4001)
     "host", ["ip4/127.0.0.1", "ip6/::1", "dns/example.org", "dns4/a.example", "dns6/localhost"]
 )
 def test_addresses_of_each_kind_are_parsed(host: str) -> None:
-    assert str(parse_bootstrap(f"/{host}/tcp/4001/p2p/{A}")[1]) == f"/{host}/tcp/4001"
+    peer, where = parse_bootstrap(f"/{host}/tcp/4001/p2p/{A}")
+    assert (peer, str(where)) == (A, f"/{host}/tcp/4001")
     assert parse_bootstrap(EXAMPLE)[1] == WHERE
 
 
@@ -24,7 +25,8 @@ def test_addresses_of_each_kind_are_parsed(host: str) -> None:
     + [f"/ip4/127.0.0.1/tcp/4001/p2p/{A}{more}" for more in ("x", "/")]
     + [f"/ip4/1.2.3.4/tcp/{port}/p2p/{A}" for port in ("65536", "-1", "٣", "0")]
     + [f"/{part}/p2p/{A}" for part in ("ip4/1.2.3.256/tcp/1", "ip4/1.2.3.4/udp/1", "dns4/-a/tcp/1")]
-    + [f"/{part}/p2p/{A}" for part in ("dns4//tcp/1", "dns4/a b/tcp/1", "unix/x/tcp/1")],
+    + [f"/{part}/p2p/{A}" for part in ("dns4//tcp/1", "dns4/a b/tcp/1", "unix/x/tcp/1")]
+    + [f"/dns4/{'a.' * 127}a/tcp/1/p2p/{A}", f"/ip4/1.2.3.4/tcp/1/ipfs/{A}"],
 )  # fmt: skip
 def test_a_malformed_bootstrap_address_is_named_with_an_example(text: str) -> None:
     with pytest.raises(BadAddress) as raised:

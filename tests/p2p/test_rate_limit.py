@@ -70,3 +70,4 @@ def test_bans_double_and_are_forgotten_after_a_quiet_day() -> None:
     assert bans == [60, 120, 240, 480, 960, 960]
     now += 24 * 3600
     assert flood() == 60
+    assert [limit.ban_again("often", now + n) for n in range(1100)][-1] == 960

@@ -169,13 +169,13 @@ async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
         assert len(c.rollouts()) == 3 and all(rollout in shared for rollout in c.rollouts())
 
 
-def slow(party: Party, seconds: float) -> None:
-    """Delay answers to this member by so many seconds."""
+def slow(party: Party, seconds: float, of: PeerId | None = None) -> None:
+    """Delay answers to this member, of one peer or all, by so many seconds."""
     engine = engine_of(party)
     answer = engine.request
 
     async def request(peer: PeerId, question: bytes, limit: int) -> bytes:
-        await trio.sleep(seconds)
+        await trio.sleep(seconds if of in (None, peer) else 0)
         return await answer(peer, question, limit)
 
     engine.request = request  # type: ignore[method-assign]
@@ -251,6 +251,7 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
             b.gatherer.next_round(b.gatherer.round + 1, Lead())
         await settled(1)
         assert len(b.got) == 2 and b.gatherer.missed == 1
+        assert b.tried == [(a.id, True)] * 2, "there was no time to serve the third"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["no zstd", "no rollouts"])

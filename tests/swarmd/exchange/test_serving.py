@@ -14,10 +14,11 @@ from p2p.blobs.fetch import HolderReply
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
+from swarmd.exchange.gathering import MIN_FETCH_S
 from swarmd.exchange.offers import Offered
 from swarmd.exchange.serving import FIRST_ASIDE_S, HARD, SOFT, STRANGERS_CREDIT, Serving
 from swarmd.types import Lead, TaskRef
-from tests.swarmd.exchange.test_gathering import Party, engine_of, join, joined, running, settled
+from tests.swarmd.exchange.test_gathering import Party, engine_of, join, joined, running, settled, slow
 from tests.swarmd.exchange.test_offers import uniform
 
 A, B = PeerId("a"), PeerId("b")
@@ -188,6 +189,22 @@ async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
             await settled(1)
     assert b.member.reports == {Reason.UNSERVED: 1} and b.tried[-1] == (a.id, False)
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
+
+
+async def test_an_author_that_keeps_silent_is_blamed_where_another_serves(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    a, other, b = joined(1, 2, 3)
+    async with running(b):
+        await serve(a, b)
+        slow(b, 100.0, of=a.id)
+        for n in range(4):
+            a.share(10 * n, 10 * n + 1)
+            other.share(10 * n + 2, 10 * n + 3)
+            await settled(MIN_FETCH_S + 1)
+            b.gatherer.next_round(b.gatherer.round + 1, Lead())
+        await settled(MIN_FETCH_S + 1)
+    assert b.member.reports == {Reason.UNSERVED: 1} and {r.author for r in b.rollouts()} == {other.id}
 
 
 async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: trio.testing.MockClock) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 from p2p.engines.memory import MemorySwarm
 from p2p.member import QueuedMember
-from p2p.types import Reason
+from p2p.types import Reason, ReceivedBody
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock, memory_member
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Author, Completion, Rollout, TaskRef
 
 
 def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[QueuedMember, RolloutExchange]:
@@ -46,6 +46,15 @@ def test_the_author_is_who_signed_never_what_the_body_says() -> None:
     from_a.share(rollouts(b, 1), round_number=1)
     (got,), _ = from_c.collect()
     assert got.author == a.identity.peer_id
+
+
+def test_an_author_is_known_by_the_group_that_its_rollouts_came_from() -> None:
+    swarm = MemorySwarm()
+    (a, _), (b, from_b) = (join(swarm, i) for i in (1, 2))
+    me, author = b.identity.peer_id, a.identity.peer_id
+    b.queue.put(ReceivedBody(author, "11.0", wire.KIND, wire.encode(rollouts(a, 1), 1, "m"), 1))
+    assert from_b.collect() == (rollouts(a, 1), {})
+    assert from_b.author(author) == Author(author, "11.0") and from_b.author(me) == Author(me)
 
 
 def test_garbage_is_refused_counted_and_reported() -> None:
