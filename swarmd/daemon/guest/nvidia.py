@@ -4,6 +4,7 @@ NVML tells of the whole machine. A GPU is the node's where one of its processes 
 container NVML's process ids are those outside, so that no GPU is the node's and nothing is told.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
@@ -60,12 +61,26 @@ class NvidiaGpus:
             return None
         return together(found) if found else None
 
+    def tells_use(self) -> bool:
+        """Return whether the driver tells what each process uses: not in WSL, nor of a card in MIG mode."""
+        if self.nvml is None:
+            return False
+        with contextlib.suppress(self.nvml.NVMLError):  # a card that is lost
+            for index, gpu in self._all():
+                with contextlib.suppress(self.nvml.NVMLError):
+                    self._used_by_others(index, gpu)
+                    return True
+        return False
+
     def _ours(self) -> Iterator[tuple[int, Any]]:
         pids = set(self._pids())
-        for index in range(self.nvml.nvmlDeviceGetCount()):
-            gpu = self.nvml.nvmlDeviceGetHandleByIndex(index)
+        for index, gpu in self._all():
             if any(each.pid in pids for each in self.nvml.nvmlDeviceGetComputeRunningProcesses(gpu)):
                 yield index, gpu
+
+    def _all(self) -> Iterator[tuple[int, Any]]:
+        for index in range(self.nvml.nvmlDeviceGetCount()):
+            yield index, self.nvml.nvmlDeviceGetHandleByIndex(index)
 
     def _used_by_others(self, index: int, gpu: Any) -> float:
         try:

@@ -146,8 +146,8 @@ class Probes:
                 "when.user has no effect: the time since the last key or move cannot be told here"
                 " (docs/guest.md)"
             )
-        if when.gpu and self._gpus.nvml is None:
-            yield "when.gpu has no effect: no NVIDIA driver answers here"
+        if when.gpu and not self._gpus.tells_use():
+            yield "when.gpu has no effect: no NVIDIA driver tells here who uses the GPU (docs/guest.md)"
         if when.metered == "pause" and facts.metered is None:
             yield (
                 "when.metered has no effect: NetworkManager does not tell here whether the network is metered"

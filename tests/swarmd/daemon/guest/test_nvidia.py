@@ -91,6 +91,13 @@ def test_without_a_driver_nothing_is_told() -> None:
 
     found = NvidiaGpus(lambda: [US], fails)
     assert (found.nvml, found.used_by_others(), found.watts()) == (None, None, None)
+    assert not found.tells_use()
+
+
+def test_whether_anything_will_be_told_is_known_before_the_node_uses_a_gpu() -> None:
+    """WSL and MIG tell nothing; an idle card has no sample yet."""
+    mute, idle = {"used": None}, {"used": []}
+    assert [gpus(Nvml(*each)).tells_use() for each in ([mute], [idle], [mute, idle])] == [False, True, True]
 
 
 @pytest.mark.gpu
