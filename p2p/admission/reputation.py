@@ -17,7 +17,7 @@ It holds at most MAX_PEERS records. Banned peers are forgotten last.
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,8 @@ BAN_THRESHOLD = -50.0
 FIRST_BAN_S = 60.0
 MAX_BAN_S = 24 * 3600.0
 MAX_BAN_PASSED_ON_S = 16 * 60.0
+# Bans that are counted: the next one lasts twice as long.
+MAX_BANS = 16
 # A ban no longer counts when there was no new one for so long.
 BAN_MEMORY_S = 24 * 3600.0
 MAX_PEERS = 8192
@@ -70,7 +72,7 @@ class _Record(msgspec.Struct, array_like=True):
 
     score: float = 0.0  # at `at`
     at: float = 0.0
-    bans: int = 0
+    bans: Annotated[int, msgspec.Meta(ge=0, le=MAX_BANS)] = 0
     banned_until: float = 0.0
     group: str = ""  # the network group it had when we were last connected
 
@@ -166,7 +168,7 @@ class Reputation:
         if now - record.banned_until > BAN_MEMORY_S:
             record.bans = 0
         seconds = min(longest, FIRST_BAN_S * float(1 << record.bans))
-        record.bans = min(record.bans + 1, 16)
+        record.bans = min(record.bans + 1, MAX_BANS)
         record.banned_until = now + seconds
         record.score = after
         return seconds

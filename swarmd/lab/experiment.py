@@ -292,7 +292,7 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
             if section not in SECTIONS:
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(
-                    f"{here}: {section} is no section that a node of an experiment has{meant}"
+                    f"{here}: {key_name(section)} is no section that a node of an experiment has{meant}"
                 )
             for key, value in values.items():
                 if (name := f"{section}.{key}") in _UNHEEDED_KEYS:

@@ -124,8 +124,12 @@ def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000]
-)
+    "data",
+    [
+        b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000,
+        b"\x92\x01\x81\xa1x\x93\x00\x00\xff",  # -1 bans: the next would raise
+    ],
+)  # fmt: skip
 def test_a_malformed_file_changes_nothing(data: bytes) -> None:
     reputation = Reputation()
     reputation.offence(A, Reason.UNDECODABLE, NOW)

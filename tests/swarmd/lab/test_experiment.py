@@ -99,6 +99,7 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ({"nodes": 0}, "nodes: "),
         ({"evaluation": {"question": 9}}, r"evaluation.question: .*did you mean evaluation.questions\?"),
         ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
+        ({"base": {"\x1b[2J": {}}}, r"'\\x1b\[2J' is no section"),
         ({"base": {"modle": {}}}, "modle is no section.*did you mean model"),
         (
             {"base": {"model": {"nmae": "tiny"}}},
