@@ -321,7 +321,7 @@ def models(
     trained, _ = trained_from(folder)
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
     seconds = [
-        sum(line["seconds"].values())
+        sum(value or 0 for value in line["seconds"].values())
         for line in read_metrics(folder / METRICS_FILE, RECORDED_ROUNDS)
         if "seconds" in line
     ]

@@ -85,15 +85,14 @@ def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
     rewards = [
         line["reward_mean"]
         for line in lines
-        if _number(line.get("reward_mean")) and line.get("tokens", {}).get("generated", 1)
+        if line.get("reward_mean") is not None and line.get("tokens", {}).get("generated", 1)
     ]
     edge = max(1, min(EDGE_ROUNDS, len(rewards) // 2))
     local, external = (sum(line.get(key) or 0 for line in lines) for key in ("local", "external"))
     judged: Mapping[str, Any] = next((line["judge"] for line in reversed(lines) if line.get("judge")), {})
     return Figures(
         rounds=lines[-1]["round"] if lines else 0,
-        hours=sum(value for line in lines for value in line.get("seconds", {}).values() if _number(value))
-        / 3600,
+        hours=sum(value or 0 for line in lines for value in line.get("seconds", {}).values()) / 3600,
         reward_first=fmean(rewards[:edge]) if rewards else None,
         reward_last=fmean(rewards[-edge:]) if rewards else None,
         edge=edge,
@@ -211,10 +210,6 @@ def loss_of(origin: Origin) -> str | None:
         " adapter's energy, the sum of ΔW²; answers differ from those of the run by so much. `swarmd export"
         " --adapter` writes the adapter whole."
     )
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _three(value: float | None) -> str:

@@ -18,14 +18,18 @@ from swarmd.types import Figure, RoundReport, UpdateReport
 
 # Nearly always a line has less.
 _LONG_LINE_BYTES = 4096
-# The kinds of values that are read again.
-_KINDS: Mapping[str, Any] = {
-    "reward_mean": (int, float, type(None)),
-    "tokens": dict,
-    "seconds": dict,
-    "external": int,
-    "judge": (dict, type(None)),
-}
+
+
+class _Line(msgspec.Struct):
+    """What is read again of a line, which may be damaged."""
+
+    round: Annotated[int, msgspec.Meta(gt=0)]
+    reward_mean: float | None = None
+    local: int | None = None
+    external: int | None = None
+    tokens: dict[str, int | None] = {}
+    seconds: dict[str, float | None] = {}
+    judge: dict[str, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,22 +257,19 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
             f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
         ) from None
     # What follows the last newline is torn, or empty.
-    rounds = {line["round"]: line for raw in data.split(b"\n")[:-1] if (line := _parsed(raw)) is not None}
+    rounds = {line["round"]: line for raw in data.split(b"\n")[:-1] if (line := parsed(raw)) is not None}
     return [rounds[number] for number in sorted(rounds)[-last if last else None :]]
 
 
-def _parsed(raw: bytes) -> dict[str, Any] | None:
+def parsed(raw: bytes) -> dict[str, Any] | None:
+    """Return a line of the file; None where it is not one that we wrote."""
     try:
+        msgspec.json.decode(raw, type=_Line)
         # Stricter than `json`: no NaN, no infinity, which `_text` and a browser refuse.
-        line = msgspec.json.decode(raw)
+        line: dict[str, Any] = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         return None
-    ours = isinstance(line, dict) and type(line.get("round")) is int and line["round"] > 0
-    return (
-        line
-        if ours and all(isinstance(line[key], kinds) for key, kinds in _KINDS.items() if key in line)
-        else None
-    )
+    return line
 
 
 def _cut(path: Path, round_number: int) -> int | None:
@@ -284,7 +285,7 @@ def _cut(path: Path, round_number: int) -> int | None:
                 if not raw.endswith(b"\n"):
                     # A torn line is the file's end.
                     break
-                line = _parsed(raw)
+                line = parsed(raw)
                 if line is None or line["round"] <= before:
                     return None
                 before = line["round"]

@@ -9,7 +9,6 @@ waits for a tracker, and one that is slow or fails harms nothing: the file is th
 is in it. It ends on SIGTERM, or when its parent is gone.
 """
 
-import json
 import os
 import signal
 import sys
@@ -24,7 +23,7 @@ from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.errors import ConfigError, command_for
 from swarmd.state.folder import METRICS_FILE
-from swarmd.state.metrics import read_metrics
+from swarmd.state.metrics import parsed, read_metrics
 
 # How often the file is read.
 POLL_S = 1.0
@@ -129,11 +128,11 @@ class Follower:
                         # The line is still being written.
                         return
                     self._at += len(data)
-                    line = json.loads(data)
-                    if line["round"] > self._round:
+                    line = parsed(data)
+                    if line is not None and line["round"] > self._round:
                         self._round = line["round"]
                         yield line
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError:
             # The file is not there yet, or damaged; the node says so itself.
             return
 

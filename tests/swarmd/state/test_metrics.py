@@ -176,6 +176,9 @@ ODD = [
     '{"round":1,"judge":[]}',
     '{"round":1,"seconds":3}',
     '{"round":1,"external":"x"}',
+    '{"round":1,"local":[1]}',
+    '{"round":1,"tokens":{"generated":"x"}}',
+    '{"round":1,"seconds":{"train":true}}',
     '{"round":1,"loss":NaN}',
     '{"round":1,"loss":1e999}',
     "[" * 9**5,
@@ -237,7 +240,7 @@ def test_every_line_names_peer_engine_and_round_from_when_they_are_known(log_fil
     log_with(peer="12D3KooW", engine="libp2p")
     logging.getLogger("swarmd").info("before")
     log_with(round=3)
-    logging.getLogger("libp2p").warning("in a round")
+    logging.getLogger("library").warning("in a round")
     set_up_logging(None, stderr=False)  # of the next node in this process
     before, within = (json.loads(text) for text in log_file.read_text().splitlines())
     assert (before["peer"], before["engine"], before.get("round")) == ("12D3KooW", "libp2p", None)
@@ -252,8 +255,8 @@ def test_the_log_is_json_with_tracebacks_and_rotates(
     try:
         (tmp_path / "absent").stat()
     except OSError:
-        logging.getLogger("libp2p").exception("could not %s", "dial")
-    logging.getLogger("libp2p").debug("not written")
+        logging.getLogger("library").exception("could not %s", "dial")
+    logging.getLogger("library").debug("not written")
     # Told at each request: not written
     logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")
     logging.getLogger("httpcore2.connection").info("connect_tcp.started")
@@ -262,7 +265,7 @@ def test_the_log_is_json_with_tracebacks_and_rotates(
     lines = [json.loads(text) for text in log_file.read_text().splitlines()]
     assert [(entry["event"], entry["level"], entry["logger"]) for entry in lines] == [
         ("peer connected", "info", "p2p"),
-        ("could not dial", "error", "libp2p"),
+        ("could not dial", "error", "library"),
         ("kept", "warning", "httpx2"),
     ]
     assert lines[0]["peer"] == "12D3KooW" and "FileNotFoundError" in lines[1]["exception"]
