@@ -212,10 +212,9 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
-        # A server without a locale has the encoding SQL_ASCII, of which psycopg would give bytes.
-        ours["client_encoding"] = "utf8"
-        # With this the first step after a restart of the server is not lost.
-        options = {"pool_pre_ping": True, "connect_args": ours}
+        # With the first, the first step after a restart of the server is not lost. Of the encoding SQL_ASCII, a
+        # server's without a locale, psycopg would give bytes.
+        options = {"pool_pre_ping": True, "connect_args": {**ours, "client_encoding": "utf8"}}
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
 
