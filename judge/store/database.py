@@ -212,8 +212,8 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
-        # With the first, the first step after a restart of the server is not lost. Of the encoding SQL_ASCII, a
-        # server's without a locale, psycopg would give bytes.
+        # With the first, the first step after a restart of the server is not lost. Without the encoding,
+        # psycopg gives bytes of SQL_ASCII, which a server without a locale has.
         options = {"pool_pre_ping": True, "connect_args": {**ours, "client_encoding": "utf8"}}
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
