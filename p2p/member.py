@@ -329,7 +329,8 @@ class Member:
             shown = [answer for answer in said.values() if answer]
             if shown and all(answer == NOTHING for answer in shown):
                 self._session.shown_nothing()
-            if self.earlier_twin():
+            # Nobody is connected yet after a return: what was proved before it is what it came to check.
+            if shown and self.earlier_twin():
                 self._stay.cancel()
             await trio.sleep(TWINS_EVERY_S if shown else 1.0)
 

@@ -1,6 +1,8 @@
 """Two nodes with one key detect each other through a member that both are connected to."""
 
+import math
 import random
+from collections.abc import Collection
 from itertools import count
 
 import trio
@@ -8,11 +10,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.engines.memory import MemorySwarm
+from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import Identity
-from p2p.member import TWINS_EVERY_S
+from p2p.member import AWAY_S, TWINS_EVERY_S
 from p2p.peers.twins import FRESH_S, KEPT_S, MAX_PEERS, NOTHING, RENEW_S, TwinCards, TwinSession, decoded
-from p2p.types import PeerId
+from p2p.types import Handlers, PeerId, Started
 from swarmd.testing import NOW, Clock, memory_member
 
 KEY = Identity.from_seed(b"k" * 32)
@@ -152,3 +154,41 @@ async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the
     assert KEY.peer_id in swarm.members() and ours.earlier_twin() is None
     ours.publish("rollouts", b"heard")
     assert [envelope.body for envelope in hub.received()] == [b"heard"]
+
+
+class _Slow(MemoryEngine):
+    """Is connected 3 s after it began, as over the internet or on a busy machine."""
+
+    starts, connected_at = 0, math.inf
+
+    async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
+        self.starts, self.connected_at = self.starts + 1, trio.current_time() + 3
+        try:
+            await super().run(task_status)
+        finally:
+            self.connected_at = math.inf
+
+    def connected(self) -> Collection[PeerId]:
+        return super().connected() if trio.current_time() >= self.connected_at else ()
+
+
+async def test_a_return_is_not_cut_off_before_anybody_could_be_asked(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    def clock() -> float:
+        return NOW + trio.current_time()
+
+    swarm, engines = MemorySwarm(), list[_Slow]()
+
+    def slow(handlers: Handlers) -> _Slow:
+        engines.append(_Slow(swarm, KEY.peer_id, handlers))
+        return engines[0]
+
+    hub = memory_member(swarm, Identity.from_seed(b"h" * 32), clock)
+    ours, earlier = memory_member(swarm, KEY, clock, engine=slow), session(1, NOW - 100)
+    await nursery.start(ours.run)
+    while not ours.earlier_twin():
+        earlier.answered(hub.answer(KEY.peer_id, earlier.question(clock())), clock())
+        await trio.sleep(TWINS_EVERY_S)
+    await trio.sleep(AWAY_S + 3 + TWINS_EVERY_S)
+    assert ours.earlier_twin() is None and KEY.peer_id in swarm.members() and engines[0].starts == 2
