@@ -206,7 +206,8 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
             # This is raised while the judge starts; later a peer is told.
             why = getattr(error, "orig", None) or error
             raise DatabaseUnusable(
-                f"the judge cannot start, as its database fails: {why}; free some space, or see its server"
+                f"the judge cannot start, as its database fails: {why}; free some space,"
+                " restore a backup, or see its server"
             ) from None
 
 

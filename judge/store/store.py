@@ -8,6 +8,7 @@ reaches the caller as one of `database.FAILURES`.
 
 import asyncio
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -172,7 +173,13 @@ class Store:
                     f"{self.database.name} is of judges with {held}, and this one has {settings}; start it as"
                     " the others. To change them all: stop them all, and start one without --shared once"
                 )
-            else:
+            elif held != settings:
+                logging.getLogger("judge").warning(
+                    "%s was of a judge with %s; this one has %s. Receipts stay signed by the key they have",
+                    self.database.name,
+                    held,
+                    settings,
+                )
                 db.execute(update(about).where(of_judges).values(value=settings))
 
     def close(self) -> None:

@@ -408,6 +408,13 @@ async def test_redirects_are_not_followed() -> None:
 # Judges that are down or slow.
 
 
+async def test_a_proxy_without_its_judge_is_no_liar() -> None:
+    for status in (502, 503, 504):
+        async with judge(saying(reply(b"<html>Bad Gateway</html>", status))) as url:
+            outcome = await silent(lambda url=url: client(url).ask(1, "tiny"))  # type: ignore[misc]
+            assert f"is not there: its proxy says HTTP {status}" in outcome.cause
+
+
 async def test_a_judge_that_is_down_or_unknown_is_reported() -> None:
     with socket.socket() as down:
         down.bind(("127.0.0.1", 0))  # and nobody listens there

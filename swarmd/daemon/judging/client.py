@@ -431,6 +431,11 @@ class JudgeClient:
                 return msgspec.json.decode(received, type=kind)
             refusal = msgspec.json.decode(received, type=JudgeRefusal)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
+            if status in (502, 503, 504):
+                return NotJudged(
+                    f"the judge at {self.origin} is not there: its proxy says HTTP {status}",
+                    "nothing to do; it is asked again later",
+                )
             return self._lie(f"something else than the protocol says (HTTP {status})")
         # Another run of this node was ahead of our clock.
         self._sequence = max(self._sequence, refusal.sequence)

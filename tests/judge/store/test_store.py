@@ -97,6 +97,13 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
     assert record_of(Reader(store.database), "nobody") is None
 
 
+def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    for key in "aab":
+        store.agree(f"--key of {key}", shared=False)
+    (said,) = caplog.messages
+    assert "was of a judge with --key of a; this one has --key of b" in said
+
+
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
     """A page holds only few of the longest answers, in letters whose JSON is longest.
 
