@@ -174,16 +174,18 @@ class Circuits:
         found = await hail(self._host, ID.from_string(relay), HOP, ask)
         if found is None:
             return False
-        stream, _ = found
+        (stream, _), connected = found, False
         try:
             with trio.fail_after(MESSAGE_TIMEOUT_S):
                 await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
+            connected = True
         except Exception as error:
             # The peer behind the relay does not prove who it is.
             log.debug("no circuit to %s through %s: %r", peer, relay, error)
-            await end(stream)
-            return False
-        return True
+        finally:
+            if not connected:
+                await end(stream)
+        return connected
 
     async def take_in(self, stream: Any) -> None:
         """Handle a STOP stream: somebody comes through a relay, which must be one that we asked to relay."""

@@ -77,7 +77,8 @@ async def receive(stream: Any, kind: Any) -> Any:
 async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple[Any, Any] | None:
     """Open a stream to a peer, send it a message, and return the stream and the answer.
 
-    Returns None where it does not agree, or does not answer. The stream is ended then.
+    Returns None where it does not agree, or does not answer. The stream is ended then, and where this is
+    cancelled.
     """
     stream = None
     try:
@@ -86,13 +87,15 @@ async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple
             await send(stream, message)
             answer = await receive(stream, type(message))
         if answer.status == StatusCode.OK:
-            return stream, answer
+            agreed, stream = stream, None
+            return agreed, answer
         log.debug("%s does not agree to %s: %s", peer, protocol, answer.status)
     except Exception as error:
         # The peer is gone, does not know the protocol, or answers something else.
         log.debug("%s does not answer to %s: %r", peer, protocol, error)
-    if stream is not None:
-        await end(stream)
+    finally:
+        if stream is not None:
+            await end(stream)
     return None
 
 

@@ -265,6 +265,47 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
             raise EOFError
 
 
+async def silent_from(stream: Any, kind: Any, cancel: Callable[[], object], ended: trio.Event) -> None:
+    """Say nothing to a message of this kind, once it has come; note the stream's end."""
+    message = await receive(stream, kind)
+    if message.type == StopMessage.CONNECT and kind is StopMessage:
+        await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
+        await stream.read(1)  # the handshake through the circuit has begun
+    cancel()
+    try:
+        while await stream.read(1 << 16):
+            pass
+    finally:
+        ended.set()
+
+
+@pytest.mark.parametrize("silent", ["relay", "peer behind it"])
+async def test_a_request_that_is_cancelled_leaves_no_stream_open(silent: str) -> None:
+    """A connection has 256 places for streams, and each that is left open keeps one for good."""
+    async with net() as those:
+        home, asker = await those.peer(), await those.peer()
+        await those.reserve(home)
+        relay = PeerId(str(those.host.get_id()))
+        book, at = AddressBook(PeerId(str(asker.get_id())), bytes(16)), those.host.get_transport_addrs()[0]
+        book.pin(relay, parse_listen(str(at)))
+
+        async def reach(peer: PeerId) -> bool:
+            return False
+
+        asks = Circuits(asker, book, None, reach, lambda peer: False, [], time.time)  # type: ignore[arg-type]
+        ended = trio.Event()
+        await until(lambda: asks._relays(), SECONDS)
+        with trio.CancelScope() as scope:
+            host, protocol, kind = (
+                (those.host, HOP, HopMessage) if silent == "relay" else (home, STOP, StopMessage)
+            )
+            host.set_stream_handler(protocol, lambda stream: silent_from(stream, kind, scope.cancel, ended))
+            await asks.reach(PeerId(str(home.get_id())))
+        assert scope.cancelled_caught
+        with trio.fail_after(SECONDS):
+            await ended.wait()
+
+
 async def test_frequent_and_banned_askers_are_refused() -> None:
     async with net() as those:
         home = await those.peer()
