@@ -309,10 +309,11 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         *found,
         "",
         (
-            f"On {device}. Memory: the least that training takes; with more, rounds are quicker. Disk: what"
-            f" is still to be downloaded, and {KEPT_CHECKPOINTS} checkpoints. A round: the median of this"
-            " state folder's rounds; with ~ it is estimated from this machine's speed, with answers of full"
-            " length. Slow: so many rounds an hour. LoRA: trains an adapter beside the weights."
+            f"On {device}. Memory: the least that training takes, beside 0.7 GB for the program; with more,"
+            f" rounds are quicker. Disk: what is still to be downloaded, and {KEPT_CHECKPOINTS} checkpoints."
+            " A round: the median of this state folder's rounds; with ~ it is estimated from this machine's"
+            " speed, with answers of full length. Slow: so many rounds an hour. LoRA: trains an adapter"
+            " beside the weights."
         ),
         (
             "`swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a"
