@@ -104,7 +104,8 @@ class LoadProbe:
         before, self._before = self._before, (busy, total)
         if before is None or total <= before[1]:
             return None
-        return max(0.0, busy - before[0] - ours) / (total - before[1])
+        # What is rounded may come to a trifle more than all.
+        return min(1.0, max(0.0, busy - before[0] - ours) / (total - before[1]))
 
 
 class Probes:

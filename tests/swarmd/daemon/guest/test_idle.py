@@ -118,6 +118,18 @@ def test_the_load_leaves_out_our_own() -> None:
     assert probe(1.0) is None  # no time has passed
 
 
+def test_others_take_no_more_than_all_cores_whatever_is_rounded() -> None:
+    """At `when.load = "100 %"` a machine at work would else be paused for ever."""
+    answers = iter(
+        [
+            Times(54982.3, 610.84, 9937.91, 27811.71, 0, 0, 0),
+            Times(54984.42, 614.99, 9940.61, 27811.71, 0, 0, 0),
+        ]
+    )
+    probe = LoadProbe(lambda: next(answers))
+    assert [probe(0.0), probe(0.0)] == [None, 1.0]
+
+
 def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said() -> None:
     asked: list[Sequence[str]] = []
 
