@@ -28,10 +28,12 @@ import msgspec
 
 from p2p import durable
 from swarmd.config.config import NodeConfig
+from swarmd.config.messages import shown
 from swarmd.errors import SwarmdError, command_for
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.lab.experiment import Experiment, Setting
+from swarmd.lab.experiment import Experiment
 from swarmd.tasks.own import OwnCurriculum
+from swarmd.terminal import printable
 
 SCHEMA = 1
 FILE = "experiment.json"
@@ -117,10 +119,11 @@ class Results:
             document = json.loads(path.read_bytes())
             if document["schema"] != SCHEMA:
                 raise BadResults(
-                    f"{path} is of schema {document['schema']}; this swarmd reads {SCHEMA}. Run the"
+                    f"{path} is of schema {shown(document['schema'])}; this swarmd reads {SCHEMA}. Run the"
                     " experiment again."
                 )
-            return cls(folder, _experiment(document["experiment"]), document["versions"])
+            versions = msgspec.convert(document["versions"], dict[str, str])
+            return cls(folder, _experiment(document["experiment"]), versions)
         except FileNotFoundError:
             raise BadResults(
                 f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them."
@@ -128,7 +131,7 @@ class Results:
         except OSError as error:
             raise BadResults(f"{path}: cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            told = f"{type(error).__name__}: {error}"
+            told = printable(f"{type(error).__name__}: {error}")[:300]
             raise BadResults(
                 f"{path} is damaged ({told}). Run the experiment again into another folder."
             ) from error
@@ -225,16 +228,16 @@ class Results:
         try:
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             whole = {"round", "reward"} <= lines[-1].keys() and lines[-1]["round"] == self.experiment.rounds
-        except (OSError, ValueError, IndexError, AttributeError) as error:
-            raise self._damaged(path, str(error)) from error
+        except (OSError, ValueError, IndexError, AttributeError, RecursionError) as error:
+            raise self.damaged(run, error) from error
         if not whole:
-            raise self._damaged(path, f"its last line is not that of round {self.experiment.rounds}")
+            raise self.damaged(run, f"its last line is not that of round {self.experiment.rounds}")
         return lines
 
-    @staticmethod
-    def _damaged(path: Path, why: str) -> BadResults:
+    def damaged(self, run: Run, why: object) -> BadResults:
         return BadResults(
-            f"{path} is damaged ({why}). Remove it and go on with --resume: that run is played again."
+            f"{self.path(run)} is damaged ({printable(str(why))[:200]}). Remove it and go on with --resume:"
+            " that run is played again."
         )
 
     def free_bytes(self) -> int:
@@ -281,9 +284,12 @@ def export(results: Results, to: Path) -> int:
             raise BadResults(f"{to} is not empty. Give a new folder.")
         with parquet.ParquetWriter(to / TABLE, schema, compression="zstd") as writer:
             for run in finished:
-                part = list(_rows(results, run))
-                writer.write_table(pyarrow.Table.from_pylist(part, schema))
-                rows += len(part)
+                try:
+                    part = pyarrow.Table.from_pylist(list(_rows(results, run)), schema)
+                except (LookupError, TypeError, ValueError, OverflowError, pyarrow.ArrowException) as error:
+                    raise results.damaged(run, repr(error)) from error
+                writer.write_table(part)
+                rows += part.num_rows
         shutil.copyfile(results.folder / FILE, to / FILE)
         (to / "README.md").write_text(_card(results, len(finished), rows), encoding="utf-8")
     except OSError as error:
@@ -361,13 +367,7 @@ def _document(results: Results) -> Mapping[str, Any]:
 
 
 def _experiment(document: Any) -> Experiment:
-    if not isinstance(document, dict):
-        raise TypeError("`experiment` is no table")
-    fields = {key: value for key, value in document.items() if key != "settings"}
-    settings = tuple(
-        Setting(
-            **{**s, "nodes": tuple(NodeConfig.model_validate_json(json.dumps(node)) for node in s["nodes"])}
-        )
-        for s in document["settings"]
-    )
-    return Experiment(**fields, settings=settings)
+    def node(_: type, settings: Any) -> NodeConfig:
+        return NodeConfig.model_validate_json(json.dumps(settings))
+
+    return msgspec.convert(document, Experiment, dec_hook=node)

@@ -6,10 +6,12 @@ that, added up over rounds.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import repeat
 from statistics import fmean, stdev
 from typing import Any
+
+import msgspec
 
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.tasks.answers import pass_at
@@ -259,11 +261,15 @@ def columns(results: Results) -> Sequence[Column]:
         )
         completions = [node.round.completions for node in setting.nodes]
         runs = [Run(setting.slug, seed) for seed in range(1, results.experiment.seeds + 1)]
-        done = {
-            run.seed: figures(results.lines(run), local, external, completions)
-            for run in runs
-            if results.path(run).exists()
-        }
+        done = dict[int, RunFigures]()
+        for run in runs:
+            if results.path(run).exists():
+                lines = results.lines(run)
+                try:
+                    made = asdict(figures(lines, local, external, completions))
+                    done[run.seed] = msgspec.convert(made, RunFigures)
+                except Exception as error:  # figures that are missing, or of other types
+                    raise results.damaged(run, repr(error)) from error
         if done:
             found.append(Column(setting.name, setting.slug, done))
     if not found:

@@ -6,6 +6,7 @@ Results folders of other versions, damaged, foreign.
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +26,7 @@ from swarmd.errors import ConfigError
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import facts, markdown, pictures_of, write_report
-from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, versions
+from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain, interval, roughness
 from swarmd.tasks.own import find_curriculum
@@ -378,6 +380,21 @@ def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) 
     [
         ({"schema": 99}, "schema 99"),
         ({"experiment": 3}, "damaged"),
+        ({"schema": "\x1b[2J"}, r"schema '\\x1b"),
+        ({"versions": []}, "damaged"),
+        (
+            {
+                "experiment": {
+                    "name": 3,
+                    "question": "",
+                    "expects": "",
+                    "rounds": 1,
+                    "seeds": 1,
+                    "settings": [],
+                }
+            },
+            "damaged",
+        ),
         ({"versions": {"torch": "0.1"}}, r"torch 0\.1, now"),
     ],
 )
@@ -400,6 +417,19 @@ def test_a_finished_file_that_is_damaged_is_named(played: Results, tmp_path: Pat
     )
     with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged.*Remove it and go on with --resume"):
         results.lines(run)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"reward": "x"}, {"reward": [0.5]}, {"generated": [None, "x"]}, {"cpu": "x"}]
+)
+def test_figures_of_other_types_name_their_file(played: Results, tmp_path: Path, odd: dict[str, Any]) -> None:
+    folder = Path(shutil.copytree(played.folder, tmp_path / "out"))
+    results, run = Results.open(folder), played.runs[0]
+    *lines, last = played.lines(run)
+    results.path(run).write_text("".join(json.dumps(line) + "\n" for line in [*lines, last | odd]))
+    for read in (lambda: columns(results), lambda: export(results, tmp_path / "data")):
+        with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged"):
+            read()
 
 
 def test_more_seeds_may_be_wanted_later(tmp_path: Path) -> None:
