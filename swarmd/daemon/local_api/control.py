@@ -26,7 +26,7 @@ import trio
 
 from p2p.errors import OperatorError
 from p2p.types import Started
-from swarmd.errors import NotRunning, SwarmdError, Unreachable
+from swarmd.errors import CannotRecord, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import LOG_FILE, RUN_FILE, in_use, write_atomically
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
@@ -66,7 +66,9 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
                 await _serve_until_removed(state_dir, handlers, trio.TASK_STATUS_IGNORED)
             await trio.sleep(_LOOK_EVERY_S)
     finally:
-        (state_dir / RUN_FILE).unlink(missing_ok=True)
+        # A disk that fails by now is no reason to say that the node failed.
+        with contextlib.suppress(OSError):
+            (state_dir / RUN_FILE).unlink()
 
 
 async def _serve_until_removed(
@@ -81,7 +83,10 @@ async def _serve_until_removed(
             path.chmod(0o600)
             listener.listen(_MAX_CONNECTIONS)
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
-            write_atomically(state_dir / RUN_FILE, document)
+            try:
+                write_atomically(state_dir / RUN_FILE, document)
+            except OSError as error:
+                raise CannotRecord.to(state_dir / RUN_FILE, error) from None
             task_status.started(str(path))
             async with trio.open_nursery() as nursery:
                 converse, listeners = partial(_converse, handlers), [trio.SocketListener(listener)]
@@ -90,8 +95,8 @@ async def _serve_until_removed(
                     await trio.sleep(_LOOK_EVERY_S)
                 nursery.cancel_scope.cancel()
     finally:
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
             folder.rmdir()
 
 

@@ -4,6 +4,7 @@ What is asked, what is answered, and what a caller sees when nobody is there.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from swarmd.daemon.local_api.control import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, 
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
 from swarmd.testing import TIMEOUT_S, until
+from tests.disk import failing_at
 
 pytestmark = pytest.mark.net
 
@@ -65,6 +67,21 @@ def run_file(state_dir: Path) -> dict[str, Any]:
 
 async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, Any]:
     return await trio.to_thread.run_sync(lambda: call(state_dir, operation, **arguments))
+
+
+async def test_a_disk_that_fails_at_any_step_is_told_at_the_start_and_ends_no_node(tmp_path: Path) -> None:
+    for step in itertools.count(1):
+        (state_dir := tmp_path / f"step-{step}").mkdir()
+        started = False
+        with failing_at(step) as begun:
+            try:
+                async with running(state_dir):
+                    started = True
+            except* SwarmdError as group:
+                assert not started and "run.json: cannot be written" in str(group.exceptions[0])
+        if len(begun) < step:
+            break
+    assert step > 6
 
 
 async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
