@@ -77,7 +77,9 @@ def test_evaluations_that_do_not_count() -> None:
         walked((1, 1.0), (5 * MISSED_BINS, 1.0), (5 * (2 * MISSED_BINS + 2), 1.0), (500, 0.0))[0].counts
         is False
     )
-    assert walked((5 * MISSED_BINS + 5, 1.0))[0].counts is False  # it has begun long ago
+    for missed, counts in ((MISSED_BINS, True), (MISSED_BINS + 1, False)):
+        assert walked((5 * missed, 1.0))[0].counts is counts  # or it has begun long ago
+        assert walked((1, 1.0), (5 * (missed + 1), 1.0))[0].counts is counts
     assert walked((1, 1.0), (2**62, 1.0), (2**62 + 1, 0.0)) == (
         replace(walked((1, 1.0))[0], counts=False),
         {},
@@ -135,6 +137,10 @@ def test_a_comparison_needs_enough_peers_on_each_side() -> None:
     found = compare(good, poor)
     assert [(point.round, point.peers) for point in found.solo][4:] == [(25, 80), (30, 7), (35, 7), (40, 1)]
     assert found.solo[-1].band is None and found.swarm[0].mean == pytest.approx(5 * 0.525)
+    rewards, band = [5 * (0.5 + 0.01 * peer) for peer in range(6)], found.swarm[0].band
+    assert band is not None and (band.low, band.high) == pytest.approx(
+        stats.t.interval(0.95, 5, 5 * 0.525, stats.sem(rewards))
+    )
     # At 30 a tenth of the 80 is not left, at 35 the six are not
     assert [test.round for test in found.tests] == [20, 25]
     assert compare(poor, {bin: sums([0.9, 0.91] * 4) for bin in range(7)}).holm_from == 20
@@ -157,6 +163,9 @@ def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
     found = paired_test({31: good}, {31: poor})
     assert (found.better, [(at.round, at.pairs) for at in found.horizons]) == (True, [(160, 30)])
     assert paired_test({31: poor}, {31: good}).better is False
+    for swarm, solo, verdict in ((good, poor, "better"), (poor, good, "worse")):
+        view = ArmsView([], "tiny", ArmData({}, {31: swarm}), ArmData({}, {31: solo}))
+        assert comparison_document(view)["anytime"]["verdict"] == verdict
     # What was found stays found
     assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)
 
