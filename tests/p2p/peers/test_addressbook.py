@@ -103,6 +103,16 @@ def test_groups_of_addresses() -> None:
     )
 
 
+def test_a_peer_that_is_connected_for_long_is_not_taken_for_gone(book: AddressBook) -> None:
+    know(book, 1)
+    dial(book, peer(0))
+    book.still_connected([peer(0), peer(1)], NOW + 40 * DAY)
+    assert not book[peer(0)].terrible(NOW + 40 * DAY) and peer(1) not in book
+    book.changed = False
+    book.still_connected([peer(0)], NOW + 40 * DAY + 60)
+    assert not book.changed, "hourly is enough"
+
+
 def test_one_group_of_tellers_reaches_a_part_of_the_book(book: AddressBook) -> None:
     for n in range(5000):
         book.add(peer(n), [at(n)], NOW, teller=peer(10_000 + n % 200), source="66.1")
@@ -479,7 +489,8 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
         and list(again.anchors) == [peer(2), peer(4)]
     )
     assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600
-    assert [again[peer(n)].addresses for n in range(40)] == [book[peer(n)].addresses for n in range(40)]
+    where, before = ([(of[p].addresses, of[p].proved) for p in map(peer, range(40))] for of in (again, book))
+    assert where == before and before[0][1] == at(0) and before[1][1] == ""
     again.changed = True
     file.save()
     assert json.loads(path.read_text())["key"] == KEY.hex() and not again.changed
