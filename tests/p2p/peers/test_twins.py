@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import Identity
 from p2p.member import AWAY_S, TWINS_EVERY_S
-from p2p.peers.twins import FRESH_S, KEPT_S, MAX_PEERS, NOTHING, RENEW_S, TwinCards, TwinSession, decoded
+from p2p.peers.twins import (
+    FRESH_S,
+    KEPT_S,
+    MAX_ASKED,
+    MAX_PEERS,
+    NOTHING,
+    RENEW_S,
+    TwinCards,
+    TwinSession,
+    decoded,
+)
 from p2p.types import Handlers, PeerId, Started
 from swarmd.testing import NOW, Clock, memory_member
 
@@ -96,6 +106,14 @@ def test_nobody_without_the_key_makes_a_twin() -> None:
     liar.answered(ours.question(NOW)[1:], NOW)  # not even signed by his key, but he knows our nonce
     liar._echo = ours._nonces[0]
     assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
+    for _ in range(3):  # nor does whoever shows us our own cards
+        assert not ours.answered(ours.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
+
+
+def test_two_nodes_with_one_key_leave_their_cards_with_the_same_members() -> None:
+    members = [PeerId(f"member {n}") for n in range(3 * MAX_ASKED)]
+    chosen = session(1, NOW).whom(members)
+    assert chosen == session(2, NOW).whom(members[::-1]) and len(chosen) == MAX_ASKED
 
 
 @given(st.binary(max_size=300))
