@@ -43,7 +43,6 @@ MAX_ASKED = 4
 # An outcome and an IPv6 address.
 MAX_REPLY_BYTES = 17
 _PORT = struct.Struct(">H")
-_REMEMBERED_PEERS = 1024
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Knock = Callable[[str, int], Awaitable[PeerId]]
@@ -115,9 +114,7 @@ class DialBack:
 
     def _outcome(self, peer: PeerId, address: Address | None, port: int) -> Outcome:
         now = self._clock()
-        while self._outcomes and (
-            now - next(iter(self._outcomes.values()))[0] > KEPT_S or len(self._outcomes) > _REMEMBERED_PEERS
-        ):
+        while self._outcomes and now - next(iter(self._outcomes.values()))[0] > KEPT_S:
             self._outcomes.popitem(last=False)
         if (peer, port) in self._outcomes:
             return self._outcomes[peer, port][1]
