@@ -14,7 +14,7 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
-from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
+from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, shortest, terminals
 from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
@@ -76,6 +76,7 @@ def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
 
 
 def test_the_shortest_of_all_answers_counts_and_none_is_none() -> None:
+    assert shortest([lambda _: 61.5, lambda _: None, lambda now: now], 2.5) == 2.5
     assert idle_probe(missing, "win32", {})(0.0) is None
     # Terminals would say that nobody is there
     assert idle_probe(missing, "linux", {"XDG_SESSION_TYPE": "wayland"})(0.0) is None
