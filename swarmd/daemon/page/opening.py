@@ -50,7 +50,7 @@ class PageOpening:
     async def _serve(self, respond: "Respond", host: str, port: int) -> int:
         from swarmd.daemon.page.http import serve
 
-        listeners = await listen(host, port)
+        listeners = await listen(host, port, "metrics.listen")
         self._nursery.start_soon(serve, respond, listeners)
         return int(listeners[0].socket.getsockname()[1])
 
@@ -61,11 +61,12 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def listen(host: str, port: int) -> list[trio.SocketListener]:
-    """Listen at a TCP port; 0: any free one. Raises SwarmdError."""
+async def listen(host: str, port: int, setting: str = "--listen") -> list[trio.SocketListener]:
+    """Listen at a TCP port; 0: any free one. Raises SwarmdError, which names the setting."""
     try:
         return list(await trio.open_tcp_listeners(port, host=host))
     except OSError as error:
         raise SwarmdError(
-            f"{host}:{port}: cannot listen there: {error.strerror or error}. Choose another address or port."
+            f"{setting}: {host}:{port}: cannot listen there: {error.strerror or error}. Choose another"
+            " address or port."
         ) from None

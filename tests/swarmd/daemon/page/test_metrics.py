@@ -74,6 +74,6 @@ async def test_metrics_are_served_where_the_operator_says_and_a_rebound_name_is_
             assert (await node.ask("GET /metrics", "Origin: http://evil.example"))[0] == 403
             for other in ("GET /", "POST /metrics", "GET /events", "GET /static/page.js"):
                 assert (await node.ask(other))[0] == 404
-            with pytest.raises(SwarmdError, match=r"cannot listen there.*Choose another"):
+            with pytest.raises(SwarmdError, match=r"^metrics\.listen: .*cannot listen there.*Choose another"):
                 await PageOpening(nursery, node.handlers()).serve_metrics(f"127.0.0.1:{node.port}")
             nursery.cancel_scope.cancel()
