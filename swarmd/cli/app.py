@@ -102,8 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(arguments, prog_name="swarmd")
     except OperatorError as error:
-        text = str(error)
-        tell(text if "\n" in text else f"swarmd: {text}")
+        # It may quote a stranger, in every line.
+        lines = [printable(line) for line in str(error).split("\n")]
+        tell("\n".join(lines) if len(lines) > 1 else f"swarmd: {lines[0]}")
         return error.exit_code
     except OSError as error:
         if error.filename is None or error.errno not in _UNUSABLE:

@@ -170,6 +170,13 @@ def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[s
 
 
 @pytest.mark.net
+def test_an_error_that_quotes_a_judge_moves_no_cursor(run: Run, honest: dict[str, Any]) -> None:
+    with serving({f"/v1/evaluations/{ID}": lied(honest, curriculum="\x1b[2J\u202e")}) as url:
+        code, _, error = run("verify", ID, "--judge", url)
+    assert code == 2 and r"\x1b[2J\u202e" in error and "\x1b" not in error
+
+
+@pytest.mark.net
 def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
     said = {"verification": ID, "peer": PEER, "weights": "ab" * 32, "right": 3, "n": 4}
     signed = receipts.signed(JUDGE, said)
