@@ -1,5 +1,6 @@
 """The round with its real parts: the tiny model, the contained verifier, the memory swarm."""
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,10 @@ def round_with(
 
 def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
     node, _, _ = join(MemorySwarm(), 1, verifier, config())
+    node = replace(node, clock=map(float, itertools.count()).__next__)  # each look is a second later
     reports = [run_round(t, node) for t in range(1, 4)]
+    for report in reports:
+        assert report.seconds == {"generate": 1, "share": 1, "collect": 1, "score": 3, "train": 1}
     assert all((r.local, r.external) == (4, 0) for r in reports)
     assert all(r.update.tokens > 0 and r.update.grad_norm > 0 for r in reports if 0 < r.reward_mean < 1)
 
