@@ -1,7 +1,7 @@
 """Compares the changes of a young LoRA adapter on a bfloat16 base with those in float32.
 
     python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0]
-        [--device cpu|cuda] [--json]
+        [--device cpu|cuda|mps] [--json]
 
 One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions
 of 32 random tokens; the advantage of a completion follows from how many of its tokens are of the lower half
@@ -53,7 +53,7 @@ def main() -> None:
         "--updates", type=lambda text: tuple(map(int, text.split(","))), default=(1, 10, 30, 100)
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, adapter and batches")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda", "mps"], default="cpu")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
