@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any, Final
 
 from swarmd.errors import NoModel
@@ -28,6 +29,9 @@ CPU_S: Final = 2
 # On however busy a machine.
 RENDER_TIMEOUT_S: Final = 120.0
 MAX_PROMPT_CHARACTERS: Final = 2**20
+# Of Unicode's stream-safe text (UAX #15). To normalise it takes the square of their number: two seconds for
+# the longest completion that a peer may send.
+MAX_MARKS: Final = 30
 
 WARM_UP: Final = (
     "{% for m in messages %}{{ m | tojson }}{{ strftime_now('%d %b %Y') }}{% endfor %}",
@@ -268,9 +272,15 @@ class Chat:
         )
 
     def has_tokens_for(self, text: str) -> bool:
-        """Return whether the text survives a round trip; for ASCII that was checked at loading."""
+        """Return whether the text survives a round trip; for ASCII that was checked at loading.
+
+        No text with more than MAX_MARKS accents on one letter does.
+        """
         if text.isascii():
             return True
+        runs = groupby(text, lambda letter: unicodedata.combining(letter) > 0)
+        if any(marks and len([*run]) > MAX_MARKS for marks, run in runs):
+            return False
         ids = self.encode(Completion(text, ended=False), len(text.encode()) + 1)
         return _composed(self.read(ids, ended=False).text) == _composed(text)
 

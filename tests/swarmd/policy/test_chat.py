@@ -9,7 +9,7 @@ import pytest
 from swarmd.config.config import ModelConfig
 from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.inference.modelfile import modelfile
-from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
+from swarmd.policy.models.chat import MAX_MARKS, SYSTEM_PROMPT, Chat
 from swarmd.policy.models.fit import chat_of
 from swarmd.types import Completion
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
@@ -56,6 +56,12 @@ def test_text_survives_the_round_trip(chat: Chat, text: str) -> None:
     for ended in (True, False):
         ids = chat.encode(Completion(text, ended), 100)
         assert (ids[-1:] == [0]) is ended and chat.read(ids, ended) == Completion(text, ended)
+
+
+def test_a_letter_has_few_accents(chat: Chat) -> None:
+    """Sorting them takes the square of their number, and a peer may send 65,536."""
+    assert chat.has_tokens_for(f"a{chr(0x300) * MAX_MARKS}b{chr(0x316) * MAX_MARKS}")
+    assert not chat.has_tokens_for("a" + chr(0x300) * MAX_MARKS + chr(0x316))
 
 
 def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
