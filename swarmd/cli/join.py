@@ -114,21 +114,19 @@ def join(
     flags: dict[str, object] = {
         "model": model,
         "swarm": swarm,
+        "curriculum": curriculum,
         "bootstrap": bootstrap,
         "judge": judge,
         "rounds": rounds,
         "local": local,
-    }
-    flags |= {
         "external": external,
         "device": device,
         "seed": seed,
         "listen": listen,
         "pace": pace,
         "profile": profile,
+        "train": None if train is None else "on" if train else "off",
     }
-    flags["curriculum"] = curriculum
-    flags["train"] = None if train is None else "on" if train else "off"
     accepted = accept(invitation) if invitation is not None else None
     resolved = resolve(config_file(config), os.environ, flags, accepted.settings() if accepted else {})
     raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
