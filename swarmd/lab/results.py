@@ -40,7 +40,7 @@ FILE = "experiment.json"
 JUDGE = "judge.json"
 MEMORY = "memory"  # the engine that plays all nodes of a run in one process
 PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
-TABLE = "rounds.parquet"
+TABLE, CARD = "rounds.parquet", "README.md"
 # Columns of the table: type and meaning. Those after `round` are figures of one node in one round.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "setting": ("string", "what is compared; experiment.json has its settings in full"),
@@ -264,8 +264,7 @@ def export(results: Results, to: Path) -> int:
     Raises BadResults where nothing is finished, a file is damaged or `to` cannot be written.
     """
     try:
-        import pyarrow
-        from pyarrow import parquet
+        import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
         raise BadResults(
             f"Parquet needs a package that is not installed. Run `{command_for('parquet')}`."
@@ -273,27 +272,42 @@ def export(results: Results, to: Path) -> int:
     finished = [run for run in results.runs if run not in results.missing]
     if not finished:
         raise BadResults(f"{results.folder}: no run is finished. `swarmd lab run … --resume` goes on.")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if any(to.iterdir()):
+            raise BadResults(f"{to} is not empty. Give a new folder.")
+        try:
+            rows = _write_table(results, finished, to / TABLE)
+            shutil.copyfile(results.folder / FILE, to / FILE)
+            (to / CARD).write_text(_card(results, len(finished), rows), encoding="utf-8")
+        except BaseException:
+            # Half a table is of no use, and the next attempt needs an empty folder.
+            for name in (TABLE, FILE, CARD):
+                (to / name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise BadResults(f"{to}: cannot be written: {error.strerror or error}") from error
+    return rows
+
+
+def _write_table(results: Results, finished: Sequence[Run], to: Path) -> int:
+    """Write the Parquet file; returns its rows. Raises BadResults where a run is damaged, OSError."""
+    import pyarrow
+    from pyarrow import parquet
+
     kinds = {
         name: pyarrow.list_(pyarrow.int32()) if kind == "list" else kind
         for name, (kind, _) in COLUMNS.items()
     }
     schema, rows = pyarrow.schema(list(kinds.items())), 0
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-        if any(to.iterdir()):
-            raise BadResults(f"{to} is not empty. Give a new folder.")
-        with parquet.ParquetWriter(to / TABLE, schema, compression="zstd") as writer:
-            for run in finished:
-                try:
-                    part = pyarrow.Table.from_pylist(list(_rows(results, run)), schema)
-                except (LookupError, TypeError, ValueError, OverflowError, pyarrow.ArrowException) as error:
-                    raise results.damaged(run, repr(error)) from error
-                writer.write_table(part)
-                rows += part.num_rows
-        shutil.copyfile(results.folder / FILE, to / FILE)
-        (to / "README.md").write_text(_card(results, len(finished), rows), encoding="utf-8")
-    except OSError as error:
-        raise BadResults(f"{to}: cannot be written: {error.strerror or error}") from error
+    with parquet.ParquetWriter(to, schema, compression="zstd") as writer:
+        for run in finished:
+            try:
+                part = pyarrow.Table.from_pylist(list(_rows(results, run)), schema)
+            except (LookupError, TypeError, ValueError, OverflowError, pyarrow.ArrowException) as error:
+                raise results.damaged(run, repr(error)) from error
+            writer.write_table(part)
+            rows += part.num_rows
     return rows
 
 

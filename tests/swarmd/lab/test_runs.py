@@ -430,6 +430,7 @@ def test_figures_of_other_types_name_their_file(played: Results, tmp_path: Path,
     for read in (lambda: columns(results), lambda: export(results, tmp_path / "data")):
         with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged"):
             read()
+    assert list((tmp_path / "data").iterdir()) == []  # no half table is in the next attempt's way
 
 
 def test_more_seeds_may_be_wanted_later(tmp_path: Path) -> None:
