@@ -15,7 +15,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
+from p2p.types import Handlers, P2pEngine, Peer, PeerId, PeerRequest
 from swarmd.daemon.judging import discovery
 from swarmd.daemon.judging.discovery import (
     MAX_URLS,
@@ -211,6 +211,8 @@ async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytes
     monkeypatch.setattr(discovery, "FIRST_S", 0.01)
     swarm = MemorySwarm()
     members = [memory_member(swarm, n, time.time, topic=TOPIC) for n in (1, 2)]
+    afar = Peer(members[0].identity.peer_id, "/ip4/11.0.0.1/tcp/4001", "outbound", 0.0)
+    monkeypatch.setattr(members[1].engine, "peers", lambda: [afar])
     async with trio.open_nursery() as nursery:
         for member in members:
             nursery.start_soon(member.run)
@@ -222,6 +224,6 @@ async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytes
         nursery.start_soon(advertiser.run)
         search = JudgeSearch(members[1], ())
         nursery.start_soon(search.run)
-        await until(lambda: len(asked) >= 2)
+        await until(lambda: len(asked) >= 2 or search.found is not None)
         assert search.found is None
         nursery.cancel_scope.cancel()
