@@ -214,6 +214,7 @@ async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
         status = b.gatherer.document()
         assert (status["fetched"], status["missed"], status["on_offer"]) == (len(b.rollouts()), 0, 24)
         assert status["fetched"] == 8
+        assert status["bytes_in"] == sum(each.gatherer.document()["bytes_out"] for each in authors) > 0
         assert sum(rollout.author == authors[0].id for rollout in b.rollouts()) == 4
 
 
