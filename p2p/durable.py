@@ -1,6 +1,8 @@
 """Durable writes: after a power cut a file or a folder is wholly the old one or wholly the new one."""
 
+import contextlib
 import errno
+import glob
 import itertools
 import os
 import secrets
@@ -35,6 +37,27 @@ def keep_aside(path: Path) -> Path:
     aside = next(name for name in names if not name.exists() and not name.is_symlink())
     path.rename(aside)
     return aside
+
+
+def draft_beside(path: Path) -> Path:
+    """Return a hidden name of this process beside `path`, to write it there first.
+
+    What processes that were killed have left under theirs is removed: it may be large, or hold a key.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        pid = left.suffix[1:]
+        if pid.isdecimal() and len(pid) < 10 and not _lives(int(pid)):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
 
 
 def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:

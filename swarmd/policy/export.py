@@ -1,6 +1,5 @@
 """Export a checkpoint as a model that transformers or peft loads, with tokenizer and model card."""
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -301,7 +300,7 @@ def export(
     )
     figures = figures_of(metrics)
     for_ollama = "" if ollama is None else _modelfile(network, place, ollama)
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    partial = durable.draft_beside(out)
     try:
         partial.mkdir(parents=True)
         _write(partial, network, place, adapter_only)

@@ -84,7 +84,7 @@ def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
     identity = Identity.load(folder / IDENTITY_FILE)
     if to.exists() or to.is_symlink():
         raise ConfigError(f"{to} exists already, and a backup never replaces a file. Name a new one.")
-    draft = to.with_name(f".{to.name}.{os.getpid()}")
+    draft = durable.draft_beside(to)
     sources = {name: folder / name for name in (IDENTITY_FILE, *BESIDE) if (folder / name).is_file()}
     sources |= {f"{CHECKPOINTS}/{checkpoint.name}/{path.name}": path for path in sorted(checkpoint.iterdir())}
     with ExitStack() as stack:

@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +96,19 @@ def test_a_place_that_takes_no_backup_is_told_and_no_checkpoint_is_blamed(run: R
         "identity", "backup", tmp_path / "none" / "all.zip", "--training", "--state-dir", tmp_path / "a"
     )
     assert said.code == 2 and "all.zip: cannot be written: No such file or directory" in said.err
+
+
+def test_what_a_killed_backup_left_goes_with_the_next_one(run: Run, tmp_path: Path) -> None:
+    """It holds the key, and the training. Another process may be writing its own."""
+    trained(tmp_path / "a")
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
+    kept = [f".all.zip.{os.getppid()}", ".all.zip.old", f".other.zip.{int(ended.stdout)}"]
+    for name in (*kept, f".all.zip.{int(ended.stdout)}"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / f".all.zip.{10**8 + int(ended.stdout)}").mkdir()
+    said = run("identity", "backup", tmp_path / "all.zip", "--training", "--state-dir", tmp_path / "a")
+    assert said.code == 0, said.err
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "all.zip", "a"}
 
 
 def test_a_running_node_keeps_its_files(run: Run, tmp_path: Path) -> None:
