@@ -88,7 +88,7 @@ _OTHER_LIMITS = (
     "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold"
     " from the next join."
 )
-_INVITE = "Anyone may run this on a machine of his own to join the swarm. It holds no secret."
+_INVITE = "Anyone may run this on a machine of their own to join the swarm. It holds no secret."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
 _TRY = (
