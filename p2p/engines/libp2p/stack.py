@@ -22,12 +22,15 @@ from typing import Any
 import multiaddr
 import trio
 from libp2p import generate_peer_id_from
+from libp2p.crypto import serialization
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import KeyType
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.ping import ID as PING_PROTOCOL
 from libp2p.identity.identify import identify
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.peer import envelope
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
@@ -78,6 +81,12 @@ logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
 # Replaced in the library, which would tell a peer behind a relay that it is at `/p2p/<relay>/p2p-circuit`:
 # js-libp2p then gives up on identify, and so on hole punching. No address is seen there, and none is told.
 identify._prefer_circuit_addr = lambda _host, _peer, seen: seen
+
+# Taken from the library: no member has such a key, and with one of RSA whose exponent is as long as itself a
+# signature takes 5 ms to check. A peer may send hundreds a second.
+for kind in (KeyType.RSA, KeyType.Secp256k1):
+    del serialization.key_type_to_public_key_deserializer[kind.value]
+envelope.pub_key_from_protobuf = lambda key: serialization.deserialize_public_key(key.SerializeToString())
 
 
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us

@@ -19,10 +19,16 @@ import pytest
 import trio
 import trio.testing
 from libp2p import new_host
+from libp2p.crypto import rsa, secp256k1
+from libp2p.crypto.exceptions import MissingDeserializerError
 from libp2p.crypto.secp256k1 import create_new_key_pair
+from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.utils import maybe_consume_signed_record
 from libp2p.network.exceptions import SwarmException
+from libp2p.peer.envelope import consume_envelope, seal_record
+from libp2p.peer.id import ID
+from libp2p.peer.peer_record import PeerRecord
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
@@ -534,6 +540,17 @@ async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nurser
             await stranger.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
         await until(lambda: not stranger.get_network().get_connections())
     assert not stack_of(a_engine).host.get_network().get_connections() and a_engine.restarts == 0
+
+
+@pytest.mark.parametrize("kind", [rsa, secp256k1])
+def test_what_a_key_of_another_kind_signed_is_not_checked(kind: Any) -> None:
+    """An RSA key with an exponent as long as itself takes 5 ms, and comes in each message."""
+    keys = kind.create_new_key_pair()
+    record = PeerRecord(ID.from_pubkey(keys.public_key), [], seq=1)
+    with pytest.raises(MissingDeserializerError):
+        consume_envelope(seal_record(record, keys.private_key).marshal_envelope(), "libp2p-peer-record")
+    with pytest.raises(MissingDeserializerError):
+        deserialize_public_key(keys.public_key.serialize())
 
 
 async def test_a_peer_that_finds_us_during_the_start_is_answered(
