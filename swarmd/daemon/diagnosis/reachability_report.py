@@ -126,7 +126,7 @@ def _changes_port(found: Survey) -> bool:
 
 
 def _this_machine_only(found: Survey) -> bool:
-    return bool(found["addresses"]) and all(only_here(address) for address in found["addresses"])
+    return bool(found["listen"]) and all(only_here(address) for address in found["listen"])
 
 
 def _listening(found: Survey, reachable: bool | None) -> Finding:
@@ -159,7 +159,9 @@ def _addresses(found: Survey, reachable: bool | None) -> Finding:
     return Finding(
         "addresses",
         None,
-        f"{says}; none of these is public" + ("" if reachable else ", so most likely it is behind NAT"),
+        says
+        + "; none of these is public" * bool(own)
+        + ", so most likely it is behind NAT" * (bool(own) and not reachable),
     )
 
 

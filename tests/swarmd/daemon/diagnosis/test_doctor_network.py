@@ -76,6 +76,7 @@ PUBLIC = {"verdicts": [verdict("NOT_REACHED", "11.0.0.2")], "own": ["11.0.0.2"]}
 BOTH = NAT | {"own": ["192.168.2.10", "2611::2"]}
 MOVING = NAT | {"listen": ["/ip4/0.0.0.0/tcp/0"], "ports": [43151]}
 LOOPBACK = {"addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWMe"], "listen": ["/ip4/127.0.0.1/tcp/4001"]}
+OFFLINE = LOOPBACK | {"listen": ["/ip4/0.0.0.0/tcp/4001"], "own": []}
 ALONE = {"peers": {"connected": 0, "relayed": 0}}
 ONE = {"peers": {"connected": 1, "relayed": 0}}
 RELAYS = [f"{BOOT}/p2p-circuit", f"{BOOT}/p2p-circuit"]
@@ -119,6 +120,8 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (MOVING | {"verdicts": [verdict("REACHED")]}, "listening", "another one at each start -> "),
         (LOOPBACK, "summary", "not reachable from other machines"),
         (LOOPBACK, "listening", "only this machine can dial"),
+        (OFFLINE, "listening", "True on TCP port 4001"),  # it would listen to others, had it a network
+        (OFFLINE, "addresses", "this machine has none but loopback -> "),
         (
             {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]},
             "dialled back",
