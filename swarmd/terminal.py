@@ -12,7 +12,7 @@ from typing import IO
 # The exit code where nobody reads on, as with `| head`.
 CUT_OFF = 1
 NO_ROOM = 2
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 # What our messages hold beside ASCII.
 _IN_ASCII = {"…": "...", "→": "->", "−": "-", "–": "-", "·": "-", "×": "x", "±": "+-", "°": "deg "}
 
@@ -56,7 +56,8 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 def run_program(name: str, program: Callable[[], int]) -> int:
     """Run a command line until all of its output is written, and return its exit code.
 
-    Output that nobody reads any more, or that finds the disk full, ends it without a traceback.
+    Output that nobody reads any more, or that a full or broken disk does not take, ends it without a
+    traceback.
     """
     codecs.register_error("in_ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
@@ -72,10 +73,11 @@ def run_program(name: str, program: Callable[[], int]) -> int:
     except BrokenPipeError:
         code = CUT_OFF
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _UNWRITABLE:
             raise
+        what = ": ".join([str(each) for each in (error.filename, error.strerror) if each])
         print(
-            f"{name}: {error.strerror}: what it writes is cut off. Free some space, or write elsewhere.",
+            f"{name}: {what}: what it writes is cut off. Free some space, or write elsewhere.",
             file=sys.stderr,
         )
         code = NO_ROOM

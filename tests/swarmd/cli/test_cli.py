@@ -1,7 +1,9 @@
 """The command line as people and scripts meet it: what goes where, and with which exit code."""
 
 import contextlib
+import errno
 import inspect
+import io
 import json
 import os
 import signal
@@ -25,6 +27,7 @@ from swarmd.cli.tasks import MAX_LINE_CHARACTERS
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
+from swarmd.terminal import run_program
 from swarmd.testing import TIMEOUT_S, wait_until
 from tests.packaging.checkout import ROOT
 from tests.swarmd.cli.test_view import document
@@ -420,3 +423,18 @@ def test_shell_completion_is_offered() -> None:
         [sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert done.stdout.split() == ["show"]
+
+
+@pytest.mark.parametrize("file", ["/home/unit.service", None])
+def test_a_disk_that_fails_is_told_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str | None
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+
+    def program() -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), file)
+
+    assert run_program("swarmd", program) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("swarmd: " + (f"{file}: " if file else "") + "Input/output error: ")
+    assert len(said.splitlines()) == 1
