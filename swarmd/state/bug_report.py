@@ -32,7 +32,7 @@ _SECRETS: Final = (
         re.compile(r"""(?i)(--(?:[a-z]+-)*(?:token|passwd|password|secret|key)["']?,?\s+["']?)[^\s"',]+"""),
         r"\1<secret>",
     ),
-    (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), r"\1<secret>@"),
+    (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,31}://)[^/\s@\"']+@"), r"\1<secret>@"),
 )
 _NAMED_HOST: Final = re.compile(r"(?i)(/(?:dns|dns4|dns6)/|\bhttps?://(?:<secret>@)?)[^/\s\"',:<>]+")
 _MAYBE_IP: Final = re.compile(r"(?<![\w.:-])[0-9A-Fa-f:.]{3,45}(?![\w:])")
