@@ -1,6 +1,6 @@
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p2p.envelope import Frame, check, parse, seal
@@ -83,6 +83,11 @@ def test_flipped_bits_and_cuts_never_raise_and_never_pass_unseen() -> None:
 
 def test_a_completion_over_the_limit_is_refused() -> None:
     assert wire.decode(msgpack.packb([1, 1, "m", [["bf", 1, [["x" * 65_537, True]]]]]), ME) is Reason.TOO_LONG
+    cut = wire.decode(wire.encode([rollout(1, 65_537, 1)], 1, "m" * 97), ME)
+    assert isinstance(cut, wire.RolloutSet) and (cut.model, cut.rollouts) == (
+        "m" * 96,
+        (rollout(1, 65_536, 1),),
+    )
 
 
 MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)
@@ -90,6 +95,7 @@ MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)
 
 @pytest.mark.parametrize("kind", [wire.KIND, offers.KIND])
 @given(modality=MODALITIES)
+@example(modality=wire.TEXT)
 def test_the_modality_of_a_kind_is_the_one_it_was_tagged_with(kind: str, modality: str) -> None:
     tagged = kind if modality == wire.TEXT else f"{kind}-{modality}"
     frame = seal(identity(1), TOPIC.swarm_id, 1, NOW, tagged, b"")
