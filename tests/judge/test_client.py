@@ -7,6 +7,7 @@ import json
 import math
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -42,6 +43,7 @@ from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import CURRICULA, TINY_9
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
+from tests.judge.test_proxies import certificate
 
 pytestmark = pytest.mark.net
 
@@ -422,6 +424,22 @@ async def test_a_judge_that_is_down_or_unknown_is_reported() -> None:
             asked = client(url, timeouts=replace(PATIENT, connect=0.5))
             cause = (await silent(lambda asked=asked: asked.ask(1, "tiny"))).cause  # type: ignore[misc]
             assert "cannot reach the judge" in cause and url in cause
+
+
+async def test_a_certificate_that_is_not_trusted_is_named(tmp_path: Path) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*certificate(tmp_path))
+    listener = trio.SSLListener((await trio.open_tcp_listeners(0, host="127.0.0.1"))[0], tls)
+
+    async def greet() -> None:
+        with pytest.raises(trio.BrokenResourceError):
+            await (await listener.accept()).do_handshake()
+
+    async with trio.open_nursery() as nursery, listener:
+        nursery.start_soon(greet)
+        url = f"https://127.0.0.1:{listener.transport_listener.socket.getsockname()[1]}"
+        outcome = await silent(lambda: client(url).ask(1, "tiny"))
+    assert "certificate verify failed" in outcome.cause
 
 
 async def never(stream: trio.SocketStream, request: bytes) -> None:

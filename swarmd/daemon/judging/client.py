@@ -347,10 +347,12 @@ class JudgeClient:
                 try:
                     status, received = await self._exchange(path, body)
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
+                    # Of a certificate that is not trusted httpx2 says nothing; what it was raised from does.
+                    why: BaseException | None = error
+                    while why is not None and not str(why):
+                        why = why.__context__
                     return NotJudged(
-                        f"cannot reach the judge at {self.origin}: {str(error) or 'no connection in time'}"[
-                            :200
-                        ],
+                        f"cannot reach the judge at {self.origin}: {why or 'no connection in time'}"[:200],
                         "check judge.url and your network, or train on without it",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
