@@ -3,6 +3,7 @@
 A key of judge.toml, an option of `swarmd-judge serve` and a variable SWARMD_JUDGE_<KEY> have one name.
 """
 
+from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated
@@ -191,5 +192,7 @@ def write_example(folder: Path) -> Path:
     except FileExistsError:
         raise JudgeError(f"{file} exists already and was left as it is; name another folder") from None
     except OSError as error:
+        with suppress(OSError):
+            file.unlink()  # half of it; the next attempt would take it for the user's own
         raise JudgeError(f"cannot write {file}: {error.strerror}; name another folder") from None
     return file

@@ -4,6 +4,7 @@ Every setting, which source wins, and what is said about mistakes.
 """
 
 import re
+import resource
 import sys
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from judge.checks import CheckFinding, check
 from judge.cli import DEFAULTS, app
-from judge.config import EXAMPLE, SCHEMA, JudgeSettings
+from judge.config import EXAMPLE, SCHEMA, JudgeSettings, write_example
 from judge.errors import JudgeError, NotAlone
 from judge.store.store import Store
 from judge.verified.evaluator import Evaluator
@@ -125,6 +126,18 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, ["init", str(tmp_path / "new")])
     assert isinstance(again.exception, JudgeError) and "was left as it is" in str(again.exception)
     assert file.read_text() == "port = 1\n"
+
+
+def test_init_without_room_leaves_no_half_file(tmp_path: Path) -> None:
+    """The next one would take it for the user's own, and leave it as it is."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(JudgeError, match="cannot write"):
+            write_example(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    write_example(tmp_path)
 
 
 def test_check_finds_nothing_wrong_with_what_serve_made_and_changes_nothing(tmp_path: Path) -> None:
