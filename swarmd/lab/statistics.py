@@ -129,7 +129,7 @@ def figures(
         external=theirs / updates,
         gated=turned_away / max(1, theirs + turned_away),
         roughness=roughness(rewards, local),
-        cpu_seconds=rounds[-1].get("cpu", math.nan) if rounds else math.nan,
+        cpu_seconds=rounds[-1].get("cpu", math.nan),
         passes={line["round"]: passes(line["evaluation"]) for line in lines if "evaluation" in line},
         compute=_compute(lines, len(local)),
         off_policy=tuple(

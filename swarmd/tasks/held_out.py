@@ -106,10 +106,10 @@ def _number(seed: bytes, purpose: str) -> int:
 def checked_receipt(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the fields of a receipt if the judge that it names has signed it, else None."""
     try:
-        fields = json.loads(receipt["receipt"])
+        fields: Mapping[str, Any] = json.loads(receipt["receipt"])
         # Only one spelling of a signature is valid.
         signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""
         genuine = verify(fields["judge"], RECEIPT, receipt["receipt"].encode(), bytes.fromhex(signature))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return fields if genuine and isinstance(fields, dict) else None
+    return fields if genuine else None

@@ -28,7 +28,7 @@ from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
-from swarmd.lab.statistics import columns, gain, interval, roughness
+from swarmd.lab.statistics import columns, gain
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
@@ -217,7 +217,9 @@ def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
 def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "report", str(played.folder), "--json"]) == 0
     alone, together = json.loads(capsys.readouterr().out)["settings"]
-    _, column = columns(played)
+    other, column = columns(played)
+    over = gain(column, other)
+    assert together["over_baseline"] == ({"mean": over.mean, "half": None, "n": 1} if over.n else None)
     assert alone["over_baseline"] is None and together["pass@8"] is None and together["seeds"] == [1]
     assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
 
@@ -451,13 +453,3 @@ def test_the_time_left_is_told_from_the_pace() -> None:
     now[0] = 49.0
     progress.advanced(run, 50)
     assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
-
-
-def test_intervals_and_roughness() -> None:
-    five = interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert five.mean == 3 and five.half == pytest.approx(1.963, abs=1e-3)  # 2.776 · √2.5 / √5
-    assert interval([2.0]).half is None
-    flat = [[0.5, 0.5]] * 400
-    assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
-    # A steady rise is no roughness
-    assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)

@@ -1,0 +1,110 @@
+"""The figures of runs, against what was reckoned by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from swarmd.lab.statistics import Column, RunFigures, figures, gains, interval, roughness
+
+# Two nodes, of which the second is away in the last round.
+LINES = [
+    {"round": 0, "evaluation": {"answers": 1, "right": [[0, 0], [1, 0]]}},
+    {
+        "round": 1,
+        "reward": [1.0, 3.0],
+        "generated": [2, 4],
+        "informative": [1, 2],
+        "useful": [2, 3],
+        "local": [2, 3],
+        "external": [1, 2],
+        "gated": [1, 0],
+        "updates": [0, 2],
+        "off_policy": [5, 7],
+        "hostile": [1, 0],
+        "cpu": 4.0,
+    },
+    {
+        "round": 2,
+        "reward": [4.0, None],
+        "generated": [2, 0],
+        "informative": [2, 0],
+        "useful": [3, 0],
+        "local": [2, 0],
+        "external": [1, 0],
+        "gated": [0, 0],
+        "updates": [3, 0],
+        "off_policy": [6, 9],
+        "cpu": 9.0,
+        "evaluation": {"answers": 2, "right": [[1, 2], [0, 2]], "marked": [1, 2]},
+    },
+]
+
+
+def of_lines() -> RunFigures:
+    return figures(LINES, local=[2, 3], external=[1, 4], completions=[4, 8])
+
+
+def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
+    found = of_lines()
+    assert math.isnan(found.late_by_node[1])
+    assert replace(found, late_by_node=found.late_by_node[:1], predicted=0.0) == RunFigures(
+        cumulative=8.0,
+        curve=(2.0, 4.0),
+        late=4.0,
+        per_thousand=1000 * 8 / (2 * 4 + 4 * 8 + 2 * 4),
+        mixed=5 / 8,
+        useful=8 / 6,  # a node that is there and does not train counts as one update
+        predicted=0.0,
+        external=4 / 6,
+        gated=1 / 5,
+        roughness=None,
+        cpu_seconds=9.0,
+        passes={0: {1: 0.25}, 2: {1: 0.625, 2: 0.75}},
+        compute={0: 0.0, 2: (6 * 8 + 7 + 4) / 2},
+        off_policy=(5, 7, 6),
+        hostile=1 / 4,
+        marked=3 / 8,
+        late_by_node=(4.0,),
+        pass_1_by_node=(0.75, 0.5),
+    )
+    # m·I is 1 and 1.5 in the first round, 2 and 0 in the second.
+    assert found.predicted == pytest.approx(((1 + 1) + (1.5 + 1) + (2 + 0)) / 3)
+    assert figures(LINES[:2], [2, 3], [1, 4], [4, 8]).marked is None
+    assert figures(LINES[1:2], [2, 3], [1, 4], [4, 8]).pass_1_by_node == ()
+    late = figures(LINES[1:2] * 19 + LINES[2:], [2, 3], [1, 4], [4, 8])
+    assert late.late == (2 + 4) / 2 and late.late_by_node == (2.5, 3.0)
+
+
+def test_a_gain_is_of_seeds_that_both_have_and_in_which_the_baseline_earned() -> None:
+    one = of_lines()
+    column = Column("a", "a", dict.fromkeys((1, 2, 3), one))
+    other = Column("b", "b", {1: replace(one, cumulative=0.5, passes={}), 2: replace(one, cumulative=0.0)})
+    assert gains(column, other) == {1: pytest.approx(1500.0)}
+    assert other.over_seeds("cumulative").mean == 0.25 and column.curve() == [2.0, 4.0]
+    assert column.over_seeds("roughness").n == 0
+    last = other.pass_at(2)
+    assert last is not None and (last.mean, last.n) == (0.75, 1)  # at the end, of the seed that has it
+    assert other.pass_at(4) is None
+
+
+def test_intervals() -> None:
+    five = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert five.half == pytest.approx(1.963, abs=1e-3)  # 2.776 · √2.5 / √5
+    assert (five.mean, five.low, five.high) == (3, 3 - five.half, 3 + five.half)
+    assert interval([2.0]).half is interval([2.0]).low is interval([2.0]).high is None
+    assert math.isnan(interval([]).mean) and interval([0.0, 1.0]).half == pytest.approx(6.353)
+    # The table's last, and the normal distribution's.
+    assert interval([0.0, *[1.0] * 30]).half == pytest.approx(2.042 / 31)
+    assert interval([0.0, *[1.0] * 31]).half == pytest.approx(1.96 / 32)
+
+
+def test_roughness() -> None:
+    flat = [[0.5, 0.5]] * 400
+    assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
+    # A steady rise is no roughness
+    assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)
+    # Eight windows, of one round or two; the four inner ones are off their trends by -1/4, 1, -1/4 and -1/4.
+    peak = [[reward] for reward in (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)]
+    assert roughness(peak, [512]) == pytest.approx(0.625) and roughness(peak[:7], [512]) is None
+    assert roughness([each for each in peak for _ in range(2)], [256]) == pytest.approx(0.625)
