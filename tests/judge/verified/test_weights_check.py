@@ -70,6 +70,21 @@ def test_other_shapes_are_refused(shape: list[int]) -> None:
         checked(whole(header, data))
 
 
+def test_a_header_may_name_tensors_in_any_order_and_have_a_little_metadata() -> None:
+    header, data = parts_of(GOOD)
+    backwards = dict(reversed(header.items()))
+    checked(whole({"__metadata__": {str(i): "x" for i in range(16)}, **backwards}, data))
+    with pytest.raises(UnfitWeights, match="is not that of a safetensors file"):
+        checked(whole({"__metadata__": {str(i): "x" for i in range(17)}, **backwards}, data))
+
+
+def test_tensors_of_two_number_formats_are_refused() -> None:
+    header, data = parts_of(GOOD)
+    header["b.bias"] |= {"dtype": "BF16", "data_offsets": [48, 58]}
+    with pytest.raises(UnfitWeights, match="several number formats"):
+        checked(whole(header, data[:58]))
+
+
 entries = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(("F32", "BF16", "F64", "I64", "Q", 3)),
