@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import itertools
 import random
 from operator import itemgetter
 from types import SimpleNamespace
@@ -19,7 +20,15 @@ from swarmd.tasks.curriculum import (
     TRAINING_TASKS,
     Curriculum,
 )
-from swarmd.tasks.held_out import SEED_BYTES, Terms, commitment, place_in_set, question
+from swarmd.tasks.held_out import (
+    MAX_FAILURES,
+    MAX_TRIES,
+    SEED_BYTES,
+    Terms,
+    commitment,
+    place_in_set,
+    question,
+)
 from swarmd.tasks.own import NoQuestion
 from swarmd.tasks.source import CurriculumTasks, tasks_of
 from swarmd.types import Task, TaskRef
@@ -113,6 +122,33 @@ def test_a_strict_curriculum_holds_out_the_same_texts() -> None:
 
 
 def test_tasks_that_make_no_question_are_given_up() -> None:
-    silent = SimpleNamespace(curriculum=Curriculum("silent", {"one": {}}), task=lambda ref: None)
+    asked: list[TaskRef] = []
+    silent = SimpleNamespace(curriculum=Curriculum("silent", {"one": {}}), task=asked.append)
     with pytest.raises(NoQuestion, match="one of silent makes no question"):
         question(silent, bytes(32), 0)
+    assert len(asked) == MAX_FAILURES
+
+
+def test_a_specialty_that_makes_some_questions_is_not_given_up() -> None:
+    """Where it makes none whose text is held out, it asks the last that it made."""
+    lessons = Curriculum("some", {"one": {}}, held_by_text=frozenset({"one"}))
+    made: list[Task | None] = []
+
+    def task(ref: TaskRef) -> Task | None:
+        texts = itertools.chain(
+            [None] * (MAX_FAILURES - 1), ["first"], [None] * MAX_FAILURES, itertools.repeat("last")
+        )
+        text = next(itertools.islice(texts, len(made), None))
+        made.append(None if text is None else Task(ref, text, {}))
+        return made[-1]
+
+    for text in ("first", "last"):
+        assert not lessons.holds_out(Task(TaskRef("one", 1), text, {}))
+    found = question(SimpleNamespace(curriculum=lessons, task=task), bytes(32), 0)
+    assert found is made[-1] and found.question == "last" and len(made) == MAX_TRIES
+
+
+def test_a_seed_of_another_length_is_refused() -> None:
+    for length in (SEED_BYTES - 1, SEED_BYTES + 1):
+        with pytest.raises(ValueError, match="has 32 bytes"):
+            commitment(Terms(TINY_9.digest, 1, 0, 60, 10), bytes(length))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
-from swarmd.tasks.answers import PASS_SCORE, GradeReason
+from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.grading import grade, grade_text, solution
 from swarmd.tasks.gym import reasoning_gym
@@ -147,7 +147,7 @@ def test_marking_runs_nothing_even_where_nothing_contains_it(
             code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code
         ):
             answer = payload.format(path=target.path, port=target.port)
-            assert grade(tasks, task, answer) in {GradeReason.WRONG, GradeReason.TOO_LONG}
+            assert grade(tasks, task, answer) is (refusal(specialty, answer) or GradeReason.WRONG)
         assert target.touched() == []
 
 
