@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 from swarmd.config.config import GenerateConfig, ReplayConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt, covers
+from swarmd.policy.inference import fused_decoder, prefix_cache
 from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows
 from swarmd.policy.inference.driver import Driver, NetworkWeights
@@ -163,6 +164,22 @@ def test_an_adapter_acts_while_answering_and_no_weight_is_touched(
         network, answers, **(exact(engine, family) if dtype == "float32" else {"atol": 0.25, "rtol": 0.05})
     )
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("family", "lora"), [("qwen2", "off"), ("qwen2", "on"), ("qwen3", "on"), ("qwen3_5", "off")]
+)
+def test_large_weights_are_read_in_place_and_many_prompts_in_blocks(
+    family: str, lora: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_decoder, "MAX_COPY_BYTES", 0)
+    monkeypatch.setattr(prefix_cache, "PREFILL_TOKENS", 20)
+    network = moved(folders[family], lora=lora, lora_rank=4).network
+    for name, weight in network.named_parameters():
+        if name.endswith("bias"):  # else zeros under an adapter
+            weight.data.copy_(torch.linspace(-1, 1, len(weight)))
+    answers = OwnEngine(network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0))
+    check_logprobs(network, answers, **exact("own", family))
 
 
 def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tmp_path: Path) -> None:
