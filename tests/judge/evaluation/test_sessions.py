@@ -111,7 +111,8 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
     first = newcomers[0]
     assert isinstance(first, AskResult)
     assert judge.close(first.question.id, first.question.peer, 1.0) == first.question
-    ask(judge, BOB, 1.0)  # its room is free again
+    ask(judge, BOB, 1.0)  # its room is free again, and no other's
+    assert judge.ask(PeerId("carol"), NEWCOMER, 1.0) is CROWDED
 
 
 def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
@@ -127,6 +128,19 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
     # What was displaced did not lapse
     assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]
+
+
+def test_an_answer_counts_until_its_deadline_and_with_as_many_texts_as_were_asked() -> None:
+    judge = sessions(deadline=5.0)
+    first, second, third = (judge.ask(ALICE, NEWCOMER, float(i), answers=2, most=3) for i in range(3))
+    assert isinstance(first, AskResult) and isinstance(second, AskResult) and isinstance(third, AskResult)
+    short = judge.close(first.question.id, ALICE, 5.0, answers=1)
+    assert isinstance(short, Refusal) and "wants 2 answers, not 1" in short.error
+    assert judge.close(first.question.id, ALICE, 5.0, answers=2) == first.question
+    assert judge.of(ALICE) == [second.question, third.question]
+    # Nothing has expired it yet
+    assert judge.close(second.question.id, ALICE, 6.5, answers=2) is TOO_LATE
+    assert judge.expire(6.5) == [second.question] and judge.of(ALICE) == [third.question]
 
 
 def test_a_withdrawn_question_is_forgotten() -> None:
