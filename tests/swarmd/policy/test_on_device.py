@@ -26,7 +26,7 @@ from swarmd.policy.models import fit
 from swarmd.policy.models.device import choose_device, release_cached, seeded
 from swarmd.policy.models.lora import adapted
 from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter
-from swarmd.policy.training.learner import Learner, Learning
+from swarmd.policy.training.learner import STEPS_TO_DOUBLE, Learner, Learning
 from swarmd.policy.training.packing import Row
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import Scored, UpdateReport
@@ -166,6 +166,11 @@ def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Pa
     assert len(scales) > 5 and half.version == 2
     half.learner._scale = 1.0
     assert half.learner.step(rows).grad_norm < 0.5 * wanted
+    half.learner._scale, half.learner.updates = 2.0, STEPS_TO_DOUBLE - 1
+    half.learner.step(rows)
+    next(iter(half.trained.values())).data.fill_(float("nan"))
+    assert half.learner.step(rows) == UpdateReport(skipped=1)
+    assert (half.learner._scale, half.learner.skipped) == (4.0, 1), "not for a loss that is no number"
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)

@@ -23,6 +23,7 @@ from swarmd.policy.training.packing import rows_of as all_rows_of
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 from tests.swarmd.policy.conftest import (
     ALL_FAMILIES,
+    VOCABULARY,
     answered,
     chat_of,
     external,
@@ -363,7 +364,7 @@ def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: 
     weight.data.copy_(good)
     assert all(torch.equal(p, before[n]) for n, p in learner.weights.items())
     assert learner.step(ragged).tokens > 0  # one good step, and the count starts anew
-    weight.data.copy_(good * math.inf)
+    weight.register_hook(lambda gradient: gradient * math.inf)  # while the loss is a number
     for _ in range(4):
         learner.step(ragged)
     with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate"):
@@ -403,6 +404,17 @@ def test_out_of_memory_makes_smaller_micro_batches(
     for name, gradient in expected.items():
         torch.testing.assert_close(got[name], gradient, atol=1e-6, rtol=1e-4)
     assert caplog.text.index("computed twice") < caplog.text.index("micro-batches of at most")
+
+
+def test_a_padded_micro_batch_holds_few_logits(
+    ragged: list[Row], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, held = 20 * VOCABULARY, list[int]()
+    monkeypatch.setattr("swarmd.policy.training.learner.MAX_PADDED_LOGITS", most)
+    network = network_of(folders["lfm2"])
+    network.lm_head.register_forward_hook(lambda _module, _inputs, logits: held.append(logits.numel()))
+    assert Learner(network, learning(), CPU).step(ragged).tokens * VOCABULARY == sum(held)
+    assert most / 2 < max(held) <= most
 
 
 def test_a_single_row_that_does_not_fit_is_an_error(ragged: list[Row], folders: dict[str, Path]) -> None:
