@@ -105,6 +105,7 @@ def test_a_training_draw_takes_the_next_number_whose_text_is_not_held_out() -> N
     held = next(n for n in range(10_000) if TINY_9.holds_out(tasks.task(TaskRef("bf", n))))
     found = drawn_at(held)
     assert found.ref.n > held and not TINY_9.holds_out(found)
+    assert tasks.trains_on(found) and not tasks.trains_on(tasks.task(TaskRef("bf", held)))
     assert all(TINY_9.holds_out(tasks.task(TaskRef("bf", n))) for n in range(held, found.ref.n))
     assert 0 <= drawn_at(TRAINING_TASKS - 1).ref.n < TRAINING_TASKS
 
@@ -114,6 +115,16 @@ def test_about_one_text_of_sixteen_is_held_out() -> None:
     for specialty in ("arc_1d", "base_conversion"):
         drawn = [task for n in range(2_000) if (task := tasks.task(TaskRef(specialty, n)))]
         assert 90 < sum(map(SAPO_9.holds_out, drawn)) < 160  # 125 are expected
+        for task in drawn:
+            first = hashlib.sha256(task.question.encode()).digest()[0]
+            assert SAPO_9.holds_out(task) == (first < 16)
+    last = TRAINING_TASKS - 1
+    assert [SAPO_9.trains_on(TaskRef("arc_1d", n)) for n in (-1, 0, last, last + 1)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_strict_curriculum_holds_out_the_same_texts() -> None:
