@@ -24,6 +24,7 @@ import pytest
 from judge import config
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.config import JudgeSettings
+from judge.errors import BUSY
 from judge.evaluation.service import JudgeService, open_service
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.store.store import Store
@@ -308,7 +309,7 @@ async def test_a_disk_that_times_out_is_not_the_senders_fault(
 
 
 @on_each_database
-async def test_one_upload_a_peer_and_few_a_network(judge: Uploader) -> None:
+async def test_one_upload_a_peer_and_few_a_network(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
     peer, held = judge.peer(), asyncio.Event()
 
     async def waiting() -> AsyncIterator[bytes]:
@@ -323,6 +324,8 @@ async def test_one_upload_a_peer_and_few_a_network(judge: Uploader) -> None:
     await eventually(both_arrive)
     refused(await judge.upload(peer=peer), 409, "of yours wait")
     refused(await judge.upload(), 429, "of your network wait")
+    monkeypatch.setattr(config, "VERIFIED_WAITING", 2)
+    refused(await judge.upload(), BUSY.status, BUSY.error)
     held.set()
     for upload in slow:
         assert (await judge.ended((await upload).json()["verification"]))["state"] == "done"
@@ -336,6 +339,12 @@ async def test_a_peer_may_upload_only_so_often(judge: Uploader) -> None:
     response = await judge.upload(peer=peer)
     refused(response, 429, "too often")
     assert int(response.headers["retry-after"]) > 500
+    # Nor may its network, however many keys it has, though what it sends is refused.
+    for key in range(int(config.VERIFIED_NETWORK_BURST) - config.VERIFIED_BURST):
+        refused(await judge.upload(bytes(len(GOOD)), SigningPeer(100 + key)), 422, "no safetensors file")
+    response = await judge.upload(peer=SigningPeer(200))
+    refused(response, 429, "too often")
+    assert int(response.headers["retry-after"]) <= config.VERIFIED_NETWORK_PAUSE_S + 1
 
 
 async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path) -> None:
