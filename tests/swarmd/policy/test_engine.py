@@ -20,7 +20,7 @@ from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt, covers
 from swarmd.policy.inference import fused_decoder, prefix_cache
 from swarmd.policy.inference.continuous import ContinuousEngine
-from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows
+from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows, groups
 from swarmd.policy.inference.driver import Driver, NetworkWeights
 from swarmd.policy.inference.engine import (
     GROUP,
@@ -568,6 +568,17 @@ def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: in
     assert float(((seen - p).abs() - 5 * noise).max()) <= 4 / drawn.numel()
     expected = torch.log_softmax(logits, -1)[drawn]
     torch.testing.assert_close(torch.tensor([s.logprobs for s in samples]), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_prompts_decoded_together_keep_to_the_memory(shared: bool) -> None:
+    prompts = [[1] * length for length in (40, 5, 30, 5, 128, 12)]
+    found = list(groups(prompts, 2, sampling(limit=10), 200, shared))
+    assert sorted(i for group in found for i in group) == [0, 1, 2, 3, 5], "one fills the context"
+    for group in found:
+        longest = max(len(prompts[i]) for i in group)
+        assert len(group) * (longest + 20 if shared else 2 * (longest + 10)) <= 200
+    assert len(found) == 2
 
 
 def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) -> None:

@@ -155,6 +155,9 @@ def test_the_saved_state_is_complete(
         assert torch.equal(weight.detach(), again_weights[name].detach())
     for name, tensor in adam.tensors().items():
         assert torch.equal(tensor, again.tensors()[name]), name
+    assert not again.fits(kept | {"step/another": kept["step/short"]})
+    again.load(there, {}, same_device=True)  # of before the first step
+    assert {name.partition("/")[0] for name in again.tensors()} <= {"master", "rounding"}
 
 
 @pytest.mark.parametrize("first, then", [("float32", "bfloat16"), ("bfloat16", "float32")])
