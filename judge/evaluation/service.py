@@ -446,7 +446,7 @@ class JudgeService:
             # each cause; the node gets a refusal.
             now, cause = self._monotonic(), str(getattr(error, "orig", None) or error)
             if cause != self._cause or now - self._failed >= config.FAILED_S:
-                traceback = not isinstance(error, FORESEEN)
-                log.exception("the database cannot be used: %s", cause, exc_info=traceback)
+                unforeseen = not isinstance(error, FORESEEN)
+                log.exception("the database cannot be used: %s", cause, exc_info=unforeseen)
             self._failed, self._cause = now, cause
             raise Refused(FAULT) from None

@@ -268,7 +268,8 @@ def columns(results: Results) -> Sequence[Column]:
                 try:
                     made = asdict(figures(lines, local, external, completions))
                     done[run.seed] = msgspec.convert(made, RunFigures)
-                except Exception as error:  # figures that are missing, or of other types
+                except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+                    # Figures are missing, or of other types.
                     raise results.damaged(run, repr(error)) from error
         if done:
             found.append(Column(setting.name, setting.slug, done))

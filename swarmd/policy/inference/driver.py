@@ -103,26 +103,20 @@ class Driver:
 
         Raises NoModel where no answer begins with a probability: then nothing would ever be learnt.
         """
-        answers = self._answers(prompts, copies, sampling, generator, version)
-        first = [s.logprobs[0] for samples in answers for s in samples if s.ids]
-        if first and all(map(math.isnan, first)):
-            loaded = self._loaded
-            raise NoModel(
-                f"the probabilities of {loaded.source} are no numbers in {dtype_name(loaded.dtype)}. Set"
-                " model.dtype to 'float32', or choose another model."
-            )
-        return answers
+        own = isinstance(self.engine, OwnEngine)
+        if not own:
+            version = self._synced_to(version)
+        answers = self.engine.generate(prompts, copies, sampling, generator)
+        if self.engine.foreign:
+            vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
+            answers = checked(answers, prompts, copies, sampling, vocabulary)
+        self._require_probabilities(answers)
+        if own or self._between is None:
+            return answers
+        return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
 
-    def _answers(
-        self,
-        prompts: Sequence[Sequence[int]],
-        copies: int,
-        sampling: Sampling,
-        generator: torch.Generator,
-        version: int,
-    ) -> list[list[Sample]]:
-        if isinstance(self.engine, OwnEngine):
-            return self.engine.generate(prompts, copies, sampling, generator)
+    def _synced_to(self, version: int) -> int:
+        """Wake the engine and give it the network's weights; returns their version."""
         if self._between is not None:
             version = self._between()
         self._rest()
@@ -133,13 +127,16 @@ class Driver:
             x = self._loaded
             self.engine.sync(NetworkWeights(x.network, version, x.lora_rank, x.source))
             self._synced = version
-        answers = self.engine.generate(prompts, copies, sampling, generator)
-        if self.engine.foreign:
-            vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
-            answers = checked(answers, prompts, copies, sampling, vocabulary)
-        if self._between is None:
-            return answers
-        return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
+        return version
+
+    def _require_probabilities(self, answers: Sequence[Sequence[Sample]]) -> None:
+        first = [s.logprobs[0] for samples in answers for s in samples if s.ids]
+        if first and all(map(math.isnan, first)):
+            loaded = self._loaded
+            raise NoModel(
+                f"the probabilities of {loaded.source} are no numbers in {dtype_name(loaded.dtype)}. Set"
+                " model.dtype to 'float32', or choose another model."
+            )
 
     def sleep(self) -> None:
         """Put the engine to sleep: the network is about to be trained."""
