@@ -6,10 +6,15 @@ given one, as a blob is of use for some minutes. An author could find two blobs 
 that would only make its own offer ambiguous.
 """
 
+import sys
 from collections import OrderedDict
 from hashlib import sha256
+from typing import Final
 
-import zstandard
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 ID_BYTES = 12
 # The size of a blob as it travels.
@@ -17,11 +22,13 @@ MAX_BLOB_BYTES = 256 * 1024
 # The size of what is in it.
 MAX_CONTENT_BYTES = 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
-_LEVEL = 3
-
 # Without a checksum, as the id is one. With the content's size, so that a large one is refused before
 # anything is inflated.
-_packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False, write_content_size=True)
+_PACKED: Final[dict[int, int]] = {
+    zstd.CompressionParameter.compression_level: 3,
+    zstd.CompressionParameter.checksum_flag: 0,
+    zstd.CompressionParameter.content_size_flag: 1,
+}
 
 
 class BadBlob(ValueError):
@@ -34,7 +41,7 @@ def content_id(blob: bytes) -> bytes:
 
 def pack(content: bytes) -> bytes:
     """Compress content into a blob. Raises ValueError where no receiver would take it."""
-    blob = _packer.compress(content)
+    blob = zstd.compress(content, options=_PACKED)
     if len(content) > MAX_CONTENT_BYTES or len(blob) > MAX_BLOB_BYTES:
         raise ValueError(
             f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT_BYTES} and"
@@ -49,17 +56,17 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
     It is refused by the size in the blob's header, and no more than that is inflated.
     """
     try:
-        parameters = zstandard.get_frame_parameters(blob)
-        claimed = parameters.content_size
-        # An unknown size reads as the largest number there is.
-        if claimed > limit or parameters.dict_id or not claimed:
+        claimed = zstd.get_frame_info(blob).decompressed_size
+        if not claimed or claimed > limit:
             raise BadBlob("empty, or more than the limit, or of unknown size")
-        # Into one buffer of the claimed size, which is all the memory it takes and all it can fill.
-        content = zstandard.ZstdDecompressor().decompress(blob, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        # A byte more than was claimed: only with room left does it read on to the frame's end.
+        frame = zstd.ZstdDecompressor()
+        content = frame.decompress(blob, max_length=claimed + 1)
+    except zstd.ZstdError as error:
         raise BadBlob(str(error)) from None
-    if len(content) != claimed:
-        raise BadBlob(f"{len(content)} bytes where {claimed} were claimed")
+    # At a frame's end zstd itself has compared the size with the claim.
+    if not frame.eof or frame.unused_data:
+        raise BadBlob("cut off, or more than one frame")
     return content
 
 
