@@ -115,6 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
         return OperatorError.exit_code
+    except RuntimeError as error:
+        # What pathlib says of a path that begins with "~" and the name of nobody here.
+        if str(error) != "Could not determine home directory.":
+            raise
+        tell("swarmd: a path begins with ~, and that names no home folder here. Write the path in full.")
+        return OperatorError.exit_code
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     return 0

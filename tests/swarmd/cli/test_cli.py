@@ -168,6 +168,12 @@ def test_an_unusable_path_is_reported_without_a_traceback(run: Run, command: lis
     )
 
 
+@pytest.mark.parametrize("arguments", [["config", "check"], ["status", "--state-dir"], ["lab", "run"]])
+def test_a_home_folder_of_nobody_is_reported_without_a_traceback(run: Run, arguments: list[str]) -> None:
+    said = run(*arguments, "~no-such-user/x")
+    assert (said.code, said.out) == (2, "") and "Write the path in full." in said.err
+
+
 def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[round]\nlocl = 3\nexternal = -1\n")
