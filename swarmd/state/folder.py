@@ -216,12 +216,15 @@ def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 def _acquire(lock: int, ours: str) -> str | None:
     """Take the lock and write our pid into it. Returns None, or otherwise the owner, in words."""
-    begun = time.monotonic()
+    begun, told = time.monotonic(), False
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
         patience = _LOCK_WAIT_S if _lives(pid) else _NO_OWNER_WAIT_S if pid else _BRIEF_WAIT_S
         if time.monotonic() - begun > patience:
             return f" (pid {pid})" if pid.isdecimal() else ""
+        if not (pid or told) and time.monotonic() - begun > _LOCK_WAIT_S:
+            told = True
+            log.warning("waiting for another command in this state folder, such as `swarmd doctor network`")
         time.sleep(0.02)
     os.ftruncate(lock, 0)
     os.pwrite(lock, ours.encode(), 0)

@@ -61,12 +61,15 @@ def test_what_kills_left_half_written_goes_at_the_next_start(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {LOCK_FILE, *own}
 
 
-def test_a_command_that_has_the_folder_briefly_is_waited_for(tmp_path: Path) -> None:
+def test_a_command_that_has_the_folder_briefly_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A service whose node starts beside `swarmd doctor network` would be given up for good."""
     command = StateFolder.open(tmp_path, briefly=True)
     assert in_use(tmp_path)
     threading.Timer(0.4, command.close).start()
     StateFolder.open(tmp_path).close()
+    assert len(caplog.messages) == 1 and "`swarmd doctor network`" in caplog.text
 
 
 @pytest.mark.net
