@@ -80,8 +80,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     A key in another section is found by its last part.
     """
     known = list(known)
-    near = get_close_matches(name, known, n=1, cutoff=0.75) or get_close_matches(
-        name.lower(), known, n=1, cutoff=0.75
+    near = (
+        get_close_matches(name, known, n=1, cutoff=0.75)
+        or get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+        or [key for key in known if key.startswith(f"{name}-")]
     )
     if not near and (
         last := get_close_matches(

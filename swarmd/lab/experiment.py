@@ -55,6 +55,7 @@ from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.config.schema import Given
 from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
+from swarmd.lab import EXPERIMENTS
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_SETTINGS = 256
@@ -184,9 +185,11 @@ def read_experiment(path: Path) -> Experiment:
     try:
         content = path.read_bytes()
     except OSError as error:
+        shipped = [file.stem for file in EXPERIMENTS.glob("*.toml")]
+        meant = nearest(path.stem, shipped) if isinstance(error, FileNotFoundError) else ""
         raise BadExperiment(
-            f"{path}: {error.strerror or error}. `swarmd lab list` names the experiments that come with"
-            " swarmd."
+            f"{path}: {error.strerror or error}{meant}. `swarmd lab list` names the experiments that come"
+            " with swarmd."
         ) from error
     if len(content) > MAX_FILE_BYTES:
         raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE_BYTES}")

@@ -126,8 +126,11 @@ def test_a_mistake_is_told_with_its_place(change: dict[str, Any], said: str) -> 
 
 
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadExperiment, match="swarmd lab list"):
+    with pytest.raises(BadExperiment, match=r"directory\. `swarmd lab list"):
         read_experiment(tmp_path / "none.toml")
+    for mistaken in ("sapo", "sapotable"):
+        with pytest.raises(BadExperiment, match=f"{mistaken}: .*; did you mean sapo-table"):
+            read_experiment(tmp_path / mistaken)
     for text in ("name = ", "nodes = " + "9" * 5000):
         (tmp_path / "bad.toml").write_text(text)
         with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
