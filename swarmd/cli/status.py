@@ -115,6 +115,13 @@ def pause(
             else "`swarmd resume` continues"
         )
         tell(f"pausing; {words}")
+        _tell_warning(document)
+
+
+def _tell_warning(document: Mapping[str, Any]) -> None:
+    # An older node sends none.
+    if warning := document.get("warning"):
+        tell(printable(warning))
 
 
 def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
@@ -129,6 +136,7 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
         print_json(document)
     else:
         print("training resumed", file=sys.stderr)
+        _tell_warning(document)
 
 
 def pause_end(for_: str | None, until: str | None, now: float) -> float | None:

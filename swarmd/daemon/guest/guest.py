@@ -217,19 +217,20 @@ class Guest:
             and self._clock() < until < self._clock() + 366 * 86_400
         ):
             raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
-        self._asked.begin(until)
+        warning = self._asked.begin(until)
         self._decide()
-        return {"schema": 1, "paused": True, "until": until, "pauses": self.document()["pauses"]}
+        pauses = self.document()["pauses"]
+        return {"schema": 1, "paused": True, "until": until, "pauses": pauses, "warning": warning}
 
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Handle `swarmd resume`: end the user's own pause.
 
         Conditions that hold now are set aside until each of them has ended.
         """
-        self._asked.end()
+        warning = self._asked.end()
         self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
         self._decide()
-        return {"schema": 1, "paused": False}
+        return {"schema": 1, "paused": False, "warning": warning}
 
     def _tell_trainer(self) -> None:
         """Tell the trainer to pause or resume, if that differs from what it was told last.
@@ -281,29 +282,30 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class UserPause:
-    """The user's pause. clock: seconds since the epoch."""
+    """The user's pause. clock: seconds since the epoch.
+
+    `begin` and `end` return a warning where the file does not say so, else "".
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
         self._asked = self._read()
 
-    def begin(self, until: float | None) -> None:
+    def begin(self, until: float | None) -> str:
         self._asked = _Asked(until)
         try:
             durable.replace(self._path, msgspec.json.encode(self._asked))
         except OSError as error:
-            log.warning(
-                "%s cannot be written (%s): the pause ends with the node", self._path, error.strerror or error
-            )
+            return _warned(f"{self._path} cannot be written ({error.strerror}): the pause ends with the node")
+        return ""
 
-    def end(self) -> None:
+    def end(self) -> str:
         self._asked = None
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning(
-                "%s cannot be removed: %s. The node will be paused again when it starts.", self._path, error
-            )
+            return _warned(f"{self._path} cannot be removed ({error.strerror}): the next start pauses again")
+        return ""
 
     def now(self) -> PauseCause | None:
         """Return the pause that the user asked for, or None if there is none or it is over."""
@@ -325,3 +327,8 @@ class UserPause:
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s cannot be read (%s): the node is not paused", self._path, error)
             return None
+
+
+def _warned(text: str) -> str:
+    log.warning("%s", text)
+    return text

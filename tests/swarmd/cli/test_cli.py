@@ -51,7 +51,7 @@ PEERS = {
 ANSWERS = {
     "status": document(),
     "peers": PEERS,
-    "pause": {"schema": 1, "paused": True},
+    "pause": {"schema": 1, "paused": True, "warning": "pause.json cannot be written"},
     "resume": {"schema": 1, "paused": False},
 }
 
@@ -117,7 +117,8 @@ def test_a_running_node_is_asked_told_and_stopped(
         assert "state    training\nround    120 of 300\n" in run("status").out
         assert "brave-otter" in run("peers").out
         assert json.loads(run("peers", "--json").out) == PEERS
-        assert run("pause") == Said(0, "", "pausing; `swarmd resume` continues\n")
+        told_of_pause = "pausing; `swarmd resume` continues\npause.json cannot be written\n"
+        assert run("pause") == Said(0, "", told_of_pause)
         assert json.loads(run("resume", "--json").out) == {"schema": 1, "paused": False}
         second = run("join", "--model", "tiny")
         assert second.code == 5 and f"pid {os.getpid()}" in second.err

@@ -97,7 +97,7 @@ async function ask(button, request = button.dataset.request, done = "") {
   try {
     const headers = { Authorization: "Bearer " + token, "Content-Type": "application/json" };
     const reply = await (await fetch("/control", { method: "POST", headers, body: request })).json();
-    said.textContent = reply.ok ? done : reply.error;
+    said.textContent = reply.ok ? reply.result.warning || done : reply.error;
     if (reply.ok && reply.result.html) document.getElementById(reply.result.into).innerHTML = reply.result.html;  // made and escaped by the node
   } catch {
     said.textContent = "The node does not answer.";

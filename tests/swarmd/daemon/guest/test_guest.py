@@ -112,8 +112,17 @@ async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path:
     node = Played(tmp_path)
     node.clock.now += 40 * 86_400
     assert (node.see(), node.told) == (["user"], [link.Pause("you paused it", "swarmd resume")])
-    assert await node.guest.on_resume({}) == {"schema": 1, "paused": False}
+    assert await node.guest.on_resume({}) == {"schema": 1, "paused": False, "warning": ""}
     assert node.guest.pauses == [] and Played(tmp_path).see() == []
+
+
+async def test_a_pause_that_cannot_be_kept_or_forgotten_is_said(tmp_path: Path) -> None:
+    node = Played(tmp_path)
+    (tmp_path / "pause.json").mkdir()
+    assert "Is a directory): the pause ends with the node" in (await node.guest.on_pause({}))["warning"]
+    assert node.see() == ["user"]
+    assert "Is a directory): the next start pauses again" in (await node.guest.on_resume({}))["warning"]
+    assert node.see() == []
 
 
 @pytest.mark.parametrize("until", ["18:00", -5, 0, True, [], float("nan"), float("inf"), 1e300])
