@@ -308,10 +308,12 @@ def leave(
     from swarmd.state.folder import StateFolder, in_use, leaving
 
     folder = as_state_dir(state_dir)
-    if not folder.is_dir():
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
         raise NotRunning(
             f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir."
-        )
+        ) from None
     _refuse_a_service(folder)
     plan = leaving(folder, everything=everything)
     if not yes:

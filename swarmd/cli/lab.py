@@ -190,9 +190,9 @@ def _shipped() -> Path:
 
 def _file(given: str) -> Path:
     path = Path(given).expanduser()
-    shipped = _shipped() / f"{given}.toml"
+    shipped = {file.stem: file for file in _shipped().glob("*.toml")}
     # A results folder may have the same name.
-    return shipped if not path.is_file() and shipped.is_file() else path
+    return shipped[given] if given in shipped and not path.is_file() else path
 
 
 def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "Results":

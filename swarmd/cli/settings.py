@@ -1,6 +1,7 @@
 """`swarmd config` and `swarmd identity`: the configuration and the key of a node."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,11 @@ def config_file(given: Path | None) -> Path | None:
     """Return the configuration file to read: `given`, which must exist, else the user's, if it exists."""
     if given is not None:
         return given.expanduser()
-    return path if (path := default_config_file()).exists() else None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        # `exists` calls a file missing, from Python 3.14 on, that may not be read.
+        (path := default_config_file()).stat()
+        return path
+    return None
 
 
 @config_app.command("check", epilog="Example: swarmd config check node.toml")
