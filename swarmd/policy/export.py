@@ -1,5 +1,6 @@
 """Export a checkpoint as a model that transformers or peft loads, with tokenizer and model card."""
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -385,11 +386,36 @@ def _modelfile(network: Any, place: hub.Place, config: NodeConfig) -> str:
 
 
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
+    document = read_config_json(place.folder, place.source)
     # Of a model with other parts only the language model was loaded: its tensors keep the names they have
     # without those.
-    parts = has_other_parts(read_config_json(place.folder, place.source))
+    parts = has_other_parts(document)
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
-    load_tokenizer(place, network).save_pretrained(folder)
+    if not adapter_only:
+        _add_old_names(folder / "config.json", document["text_config"] if parts else document)
+    # As they are: what transformers 5 would write, version 4 cannot read, nor can what is built on it, and
+    # llama.cpp wants the tokenizer.model that transformers leaves out.
+    for path in {path for pattern in _TOKENIZER_FILES for path in place.folder.glob(pattern)}:
+        shutil.copyfile(path, folder / path.name)
+
+
+_TOKENIZER_FILES: Final = (
+    "tokenizer*.json", "*.model", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    "chat_template*.j*",
+)  # fmt: skip
+# What transformers before 5 reads by these names, and its successors write by others alone.
+_OLD_NAMES: Final = ("rope_", "partial_rotary_factor", "num_experts")
+
+
+def _add_old_names(path: Path, base: Mapping[str, Any]) -> None:
+    """Say in a written config.json what the base's says by old names too.
+
+    Without them transformers 4, and what is built on it, computes with its defaults and says nothing.
+    """
+    written = json.loads(path.read_text(encoding="utf-8"))
+    old = {name: value for name, value in base.items() if name.startswith(_OLD_NAMES)}
+    text = json.dumps(old | {"torch_dtype": written["dtype"]} | written, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 class NotUploaded(SwarmdError):

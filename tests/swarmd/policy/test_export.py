@@ -14,7 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from judge.verified.weights_check import check_adapter_config
 from swarmd.errors import ConfigError, NoModel, Unreachable
@@ -135,6 +135,34 @@ def test_merged_adapter_computes_what_the_adapter_computed(
         assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
     assert greedy(tmp_path / "merged", merged) == [policy.answer(q).text for q in QUESTIONS]
     assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_what_older_versions_of_transformers_read_is_exported(tmp_path: Path, adapter: bool) -> None:
+    """Version 4 takes a default for what version 5 writes by other names, and cannot read its tokenizer.
+
+    llama.cpp reads tokenizer.model.
+    """
+    base = make_model(tmp_path / "base", "llama")
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    edit_json(base / "config.json", rope_parameters=None, rope_theta=5e5, rope_scaling=scaling)
+    old = {"tokenizer_class": None, "additional_special_tokens": ["<|user|>"], "eos_token": "<|endoftext|>"}
+    (base / "tokenizer_config.json").write_text(json.dumps(old))
+    (base / "tokenizer.model").write_bytes(b"of sentencepiece")
+    policy = open_policy(base, lora="on", lora_rank=4)
+    out = export(files_of(policy), [], "sapo-9", tmp_path / "out", adapter_only=adapter).folder
+    prompt = AutoTokenizer.from_pretrained(out)("<|user|>one 1?")["input_ids"]
+    assert prompt == AutoTokenizer.from_pretrained(base)("<|user|>one 1?")["input_ids"]
+    assert (out / "tokenizer.model").read_bytes() == b"of sentencepiece"
+    if adapter:
+        return  # where nothing but tokenizer_config.json could name the class
+    assert json.loads((out / "tokenizer_config.json").read_text()) == old
+    written = json.loads((out / "config.json").read_text())
+    assert (written["rope_theta"], written["rope_scaling"], written["torch_dtype"]) == (
+        5e5, scaling, "float32",
+    )  # fmt: skip
+    ropes = [AutoConfig.from_pretrained(folder).rope_parameters for folder in (base, out)]
+    assert ropes[0] == ropes[1] == scaling | {"rope_theta": 5e5}
 
 
 def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
