@@ -8,10 +8,10 @@ attention from the hub that it names. So it is validated before transformers rea
 settings that are ours are removed.
 """
 
-import ast
 import ctypes
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +33,8 @@ DRIVERS: Final = (
     "/dev/nvhost-ctrl",
 )
 LIBRARIES: Final = ("libcuda.so.1", "libamdhip64.so")
+# Lines of torch's version.py: `cuda: Optional[str] = None`, or `hip = '6.2'`.
+BUILT_FOR: Final = re.compile(r"^(cuda|hip)\b.*= *(.*\S)", re.MULTILINE)
 
 
 def check(config: ModelConfig) -> None:
@@ -71,19 +73,10 @@ def torch_has_cuda() -> bool:
     try:
         assert found is not None and found.origin is not None
         text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
-        said = {name: value for line in ast.parse(text).body for name, value in _assigned(line)}
-    except (AssertionError, OSError, ValueError, SyntaxError):
+    except (AssertionError, OSError, ValueError):
         return True
-    return not {"cuda", "hip"} <= said.keys() or said["cuda"] is not None or said["hip"] is not None
-
-
-def _assigned(line: ast.stmt) -> list[tuple[str, object]]:
-    match line:
-        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-            return [(name, value)]
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
-            return [(name, value)]
-    return []
+    said = dict(BUILT_FOR.findall(text))
+    return len(said) < 2 or any(value != "None" for value in said.values())
 
 
 def driver_there(
