@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +31,7 @@ from swarmd.config.messages import shown
 from swarmd.errors import SwarmdError, command_for
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.experiment import Experiment
+from swarmd.state.logs import installed_version
 from swarmd.tasks.own import OwnCurriculum
 from swarmd.terminal import printable
 
@@ -358,12 +358,7 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
         with suppress(OSError):
             # One that is missing is told when it is to be played.
             found[f"strategy {Path(take).name}"] = sha256(Path(take).read_bytes()).hexdigest()
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return found | {package: installed_version(package) for package in PACKAGES}
 
 
 def _document(results: Results) -> Mapping[str, Any]:

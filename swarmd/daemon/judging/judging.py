@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.judging.client import MAX_LEARNT, Graded, JudgeClient, NotJudged, Question
 from swarmd.daemon.judging.discovery import AUTO, JudgeSearch, public_addresses
 from swarmd.daemon.local_api.roster import Roster
+from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion
 
@@ -252,16 +252,9 @@ def said_of(config: NodeConfig, device: str, external: int) -> dict[str, Any]:
         "name": config.judge.name,
         "sharing": "swarm" if external else "solo",
         "strategy": f"{'replay' if config.replay.mode == 'on' else sharing.take} {sharing.weigh}",
-        "version": swarmd_version(),
+        "version": installed_version(),
         "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
         "local": config.round.local,
         "external": external,
     }
     return {name: value for name, value in said.items() if value != ""}
-
-
-def swarmd_version() -> str:
-    try:
-        return version("swarmd")
-    except PackageNotFoundError:  # run from a checkout
-        return ""
