@@ -1,9 +1,10 @@
 """Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB". Pure.
 
-Each function raises ValueError with what is wrong.
+Each parser, and each check, raises ValueError with what is wrong.
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 UNITS: Final = {
@@ -77,26 +78,12 @@ def _split(text: str) -> tuple[float, str]:
     return float(found[1]), found[2]
 
 
-def checked_percent(text: str) -> str:
-    percent(text)
-    return text
+def checked(parse: Callable[[str], object], *, empty: bool = False) -> Callable[[str], str]:
+    """Return a check that hands on a text that `parse` takes; with `empty`, "" too: no limit."""
 
+    def check(text: str) -> str:
+        if text or not empty:
+            parse(text)
+        return text
 
-def checked_size(text: str) -> str:
-    """Check a size and return it; "" means no limit.
-
-    Raises ValueError.
-    """
-    if text:
-        size(text)
-    return text
-
-
-def checked_rate(text: str) -> str:
-    """Check a rate and return it; "" means no limit.
-
-    Raises ValueError.
-    """
-    if text:
-        rate(text)
-    return text
+    return check

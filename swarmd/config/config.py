@@ -16,9 +16,9 @@ from swarmd.config.addresses import (
     listen_address,
     web_address,
 )
-from swarmd.config.amounts import checked_percent, checked_rate, checked_size
+from swarmd.config.amounts import checked, percent, rate, size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name, reward_file
-from swarmd.config.hours import checked_window
+from swarmd.config.hours import window
 from swarmd.config.messages import nearest
 from swarmd.config.own_strategy import take_name
 from swarmd.config.profiles import DEFAULT, PROFILES
@@ -181,9 +181,13 @@ class CheckpointConfig(_Section):
     gigabytes_a_day: Annotated[float, Field(gt=0, le=10**6)] = 50.0
 
 
-_Percent = Annotated[str, AfterValidator(checked_percent), Field(description='a share such as "25 %"')]
-_Size = Annotated[str, AfterValidator(checked_size), Field(description='an amount such as "20 GB"')]
-_Rate = Annotated[str, AfterValidator(checked_rate), Field(description='a rate such as "200 kB/s"')]
+_Percent = Annotated[str, AfterValidator(checked(percent)), Field(description='a share such as "25 %"')]
+_Size = Annotated[
+    str, AfterValidator(checked(size, empty=True)), Field(description='an amount such as "20 GB"')
+]
+_Rate = Annotated[
+    str, AfterValidator(checked(rate, empty=True)), Field(description='a rate such as "200 kB/s"')
+]
 
 
 class LimitsConfig(_Section):
@@ -214,19 +218,19 @@ class WhenConfig(_Section):
     user: Annotated[float, Field(ge=0, le=1440)] = 0.0
     load: Annotated[
         str,
-        AfterValidator(lambda text: text and checked_percent(text)),
+        AfterValidator(checked(percent, empty=True)),
         Field(description='a share such as "50 %"'),
     ] = ""  # pause while other programs take more than this share of all cores; "": never
     gpu: Annotated[
         str,
-        AfterValidator(lambda text: text and checked_percent(text)),
+        AfterValidator(checked(percent, empty=True)),
         Field(description='a share such as "30 %"'),
     ] = ""  # pause while other programs take more than this share of the node's NVIDIA GPU; "": never
     hours: Annotated[
         tuple[
             Annotated[
                 str,
-                AfterValidator(checked_window),
+                AfterValidator(checked(window)),
                 Field(description='days and hours such as "mon-fri 18:00-08:00"'),
             ],
             ...,

@@ -43,11 +43,6 @@ def window(text: str) -> Window:
     return Window(days, begin, end if end > begin else end + _DAY_MINUTES)
 
 
-def checked_window(text: str) -> str:
-    window(text)
-    return text
-
-
 def is_open(windows: Sequence[Window], now: datetime) -> bool:
     """Return whether `now` is in one of the windows."""
     minute = now.hour * 60 + now.minute
