@@ -19,7 +19,6 @@ from huggingface_hub.errors import (
 )
 from peft import PeftModel
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -347,18 +346,11 @@ def put_trained(network: nn.Module, weights: bytes, source: str) -> None:
     """Give the network's trained parameters a checkpoint's values. Raises CheckpointUnfit."""
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     try:
-        tensors = load_tensors(weights)
-    except SafetensorError as error:
+        policy_files.put_weights(trained, weights)
+    except ValueError as error:
         raise policy_files.CheckpointUnfit(
-            f"the checkpoint's weights cannot be read ({hub.first_line(error)}). Let the node save another."
+            f"the checkpoint does not fit {source}: {hub.first_line(error)}. Let the node save another."
         ) from error
-    if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in trained.items()}:
-        raise policy_files.CheckpointUnfit(
-            f"the checkpoint's weights have other names or shapes than those of {source}."
-        )
-    with torch.no_grad():
-        for name, parameter in trained.items():
-            parameter.copy_(tensors.pop(name))
 
 
 def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: bytes) -> nn.Module:

@@ -10,8 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import nn
 
 from swarmd.config.config import NodeConfig
@@ -339,17 +337,7 @@ class LanguagePolicy:
 
         Raises ValueError where they are of another model.
         """
-        try:
-            tensors = load_tensors(weights)
-        except SafetensorError as error:
-            raise ValueError(f"the weights cannot be read ({error})") from None
-        if {name: t.shape for name, t in tensors.items()} != {
-            name: p.shape for name, p in self.trained.items()
-        }:
-            raise ValueError("the weights have other names or shapes than the model")
-        with torch.no_grad():
-            for name, parameter in self.trained.items():
-                parameter.copy_(tensors[name])
+        policy_files.put_weights(self.trained, weights)
         self._driver.forget()
 
     @property

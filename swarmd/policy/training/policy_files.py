@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from swarmd.errors import SwarmdError
@@ -250,3 +250,19 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     if ordered:
         torch._foreach_copy_(places, [tensor.detach() for _, tensor in ordered])
     return data
+
+
+def put_weights(trained: Mapping[str, Tensor], file: bytes) -> None:
+    """Give the trained parameters the values of a safetensors file.
+
+    Raises ValueError where they are of another model.
+    """
+    try:
+        tensors = load(file)
+    except SafetensorError as error:
+        raise ValueError(f"the weights cannot be read ({error})") from error
+    if {name: t.shape for name, t in tensors.items()} != {name: p.shape for name, p in trained.items()}:
+        raise ValueError("the weights have other names or shapes than the model")
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(tensors.pop(name))
