@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -220,17 +219,7 @@ class MetricsFile:
             raise CannotRecord.to(self.path, error) from None
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __enter__(self) -> "MetricsFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        os.close(self._file)
 
 
 def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]]:

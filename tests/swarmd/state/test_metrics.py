@@ -84,7 +84,7 @@ def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
 
 
 def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
-    with MetricsFile(tmp_path / "m.jsonl", 0) as file:
+    with contextlib.closing(MetricsFile(tmp_path / "m.jsonl", 0)) as file:
         file.append(metrics_line(report(1, loss=math.nan), NodeReport(0.0, 0, Score(0.5, 10), 0.0)))
     (read,) = read_metrics(tmp_path / "m.jsonl")
     assert (read["loss"], read["judge"]) == (None, {"score": 0.5, "n": 10})
@@ -92,14 +92,14 @@ def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
 
 def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsFile(path, 0) as file:
+    with contextlib.closing(MetricsFile(path, 0)) as file:
         for number in range(1, 6):
             file.append(line(number))
-    with MetricsFile(path, 3) as file:
+    with contextlib.closing(MetricsFile(path, 3)) as file:
         assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3]
         file.append(line(4))
     assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3, 4]
-    with MetricsFile(path, 0):
+    with contextlib.closing(MetricsFile(path, 0)):
         assert path.read_bytes() == b""
 
 
@@ -111,7 +111,7 @@ def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path
         path = tmp_path / "metrics.jsonl"
         path.write_bytes(whole[:cut])
         complete = whole[:cut].count(b"\n")
-        with MetricsFile(path, 4) as file:
+        with contextlib.closing(MetricsFile(path, 4)) as file:
             file.append(line(complete + 1))
         assert [entry["round"] for entry in read_metrics(path)] == list(range(1, complete + 2))
         assert path.read_bytes().count(b"\n") == complete + 1
@@ -137,7 +137,7 @@ def test_rubbish_repeated_and_later_rounds_are_mended_on_opening(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(there)
-    with MetricsFile(path, resumed) as file:
+    with contextlib.closing(MetricsFile(path, resumed)) as file:
         assert len(file.notes) == lost
         file.append({"round": resumed + 1})
     assert path.read_text() == f'{left}{{"round":{resumed + 1}}}\n'
@@ -148,7 +148,7 @@ def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 2001)))
     tracemalloc.start()
     try:
-        with MetricsFile(path, 1990) as file:
+        with contextlib.closing(MetricsFile(path, 1990)) as file:
             assert not file.notes
         assert [entry["round"] for entry in read_metrics(path, 3)] == [1988, 1989, 1990]
         assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 10
@@ -160,12 +160,12 @@ def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
 def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2))[:-9])
-    with MetricsFile(path, 2) as file:
+    with contextlib.closing(MetricsFile(path, 2)) as file:
         assert file.notes == [
             "metrics.jsonl was damaged or cut: 1 of the 2 rounds behind have no line there any more"
         ]
     path.write_text("".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3)))
-    with MetricsFile(path, 2) as file:
+    with contextlib.closing(MetricsFile(path, 2)) as file:
         assert file.notes == []
 
 

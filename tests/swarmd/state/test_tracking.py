@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_figures_are_the_numbers_of_a_line_the_judges_among_them() -> None:
 
 def test_each_round_is_read_once_even_if_the_file_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsFile(path, 0) as file:
+    with closing(MetricsFile(path, 0)) as file:
         file.append(line(1))
         follower = Follower(path)  # what is there before is not read
         assert not list(follower.read())
@@ -58,7 +59,7 @@ def test_each_round_is_read_once_even_if_the_file_is_cut(tmp_path: Path) -> None
         with path.open("ab") as torn:
             torn.write(b'{"round": 3, "rew')
         assert not list(follower.read())
-    with MetricsFile(path, 1) as file:  # after a crash: round 2 is lost, and run again
+    with closing(MetricsFile(path, 1)) as file:  # after a crash: round 2 is lost, and run again
         for number in (2, 3):
             file.append(line(number))
         assert [found["round"] for found in follower.read()] == [3]
@@ -83,7 +84,7 @@ def test_a_real_tracker_writes_what_it_is_given(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracking" / name))
-    with MetricsFile(tmp_path / "metrics.jsonl", 0) as file:
+    with closing(MetricsFile(tmp_path / "metrics.jsonl", 0)) as file:
         looks = 0
 
         def going() -> bool:
