@@ -46,17 +46,20 @@ def draft_beside(path: Path) -> Path:
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         pid = left.suffix[1:]
-        if pid.isdecimal() and len(pid) < 10 and not _lives(int(pid)):
+        if pid.isdecimal() and len(pid) < 10 and not lives(pid):
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: str) -> bool:
+    """Return whether there is a process of this id; False where it is no id."""
     try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
     return True
 
 

@@ -69,11 +69,8 @@ class StateFolder:
         Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
         """
         path = path.expanduser().absolute()
-        if not _is_text(path):
-            raise ConfigError(
-                f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir."
-            )
         try:
+            str(path).encode()
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_mode & stat.S_IWOTH:
                 raise ConfigError(
@@ -81,6 +78,10 @@ class StateFolder:
                     " another with --state-dir."
                 )
             lock = _open_lock(path, os.O_CREAT)
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir."
+            ) from None
         except OSError as error:
             raise _unusable(path, error) from None
         try:
@@ -219,7 +220,7 @@ def _acquire(lock: int, ours: str) -> str | None:
     begun, told = time.monotonic(), False
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
-        patience = _LOCK_WAIT_S if _lives(pid) else _NO_OWNER_WAIT_S if pid else _BRIEF_WAIT_S
+        patience = _LOCK_WAIT_S if durable.lives(pid) else _NO_OWNER_WAIT_S if pid else _BRIEF_WAIT_S
         if time.monotonic() - begun > patience:
             return f" (pid {pid})" if pid.isdecimal() else ""
         if not (pid or told) and time.monotonic() - begun > _LOCK_WAIT_S:
@@ -229,22 +230,6 @@ def _acquire(lock: int, ours: str) -> str | None:
     os.ftruncate(lock, 0)
     os.pwrite(lock, ours.encode(), 0)
     return None
-
-
-def _lives(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, OverflowError, OSError):
-        return False
-    return True
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
