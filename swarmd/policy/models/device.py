@@ -175,14 +175,13 @@ def limit_memory(config: NodeConfig, device: torch.device) -> None:
 def free_memory(device: torch.device, processes: int = 1) -> int:
     """Return roughly how many bytes each of `processes` can still allocate on the device."""
     if device.type == "cuda":
-        allowed = (
-            torch.cuda.get_per_process_memory_fraction(device.index)
-            * torch.cuda.get_device_properties(device).total_memory
-        )
-        return min(
-            int(torch.cuda.mem_get_info(device)[0]) // processes,
-            int(allowed) - torch.cuda.memory_reserved(device),
-        )
+        about = torch.cuda.get_device_properties(device)
+        allowed = torch.cuda.get_per_process_memory_fraction(device.index) * about.total_memory
+        free = int(torch.cuda.mem_get_info(device)[0])
+        if about.is_integrated and torch.version.hip is None:
+            # CUDA takes the page cache of memory that it shares with the CPU for used: a download fills it.
+            free = int(psutil.virtual_memory().available)
+        return min(free // processes, int(allowed) - torch.cuda.memory_reserved(device))
     return _free(device) // processes
 
 

@@ -308,6 +308,26 @@ def test_what_other_programs_hold_is_not_free_on_mps(
     assert free_memory(torch.device("mps")) == free
 
 
+@pytest.mark.parametrize(
+    ("integrated", "hip", "free"), [(0, None, 3 * 10**9), (1, None, 7 * 10**9), (1, "7.2", 3 * 10**9)]
+)
+def test_the_page_cache_is_free_where_a_gpu_has_no_memory_of_its_own(
+    integrated: int, hip: str | None, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DGX Spark and Jetson. A GPU of AMD's that is integrated has a part of its own."""
+    about = SimpleNamespace(total_memory=16 * 10**9, is_integrated=integrated)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    for name, value in {
+        "get_device_properties": about, "get_per_process_memory_fraction": 1.0,
+        "mem_get_info": (6 * 10**9, 16 * 10**9), "memory_reserved": 0,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=14 * 10**9))
+    assert free_memory(torch.device("cuda", 0), processes=2) == free
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 14 * 10**9)
+    assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, "what torch may still take"
+
+
 def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", shares.append)
