@@ -66,7 +66,7 @@ class Pool:
 
     It holds one rollout per (author, task): a second one from the same author is the same experience again. A
     rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh experience
-    matters: a pool of four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md).
+    matters: a pool of four rounds lost half of what sharing gained (docs/papers.md).
     Others' rollouts that were trained on are not taken again, until MAX_USED others were.
     """
 

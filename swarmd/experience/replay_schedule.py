@@ -28,7 +28,7 @@ class ReplaySchedule:
     A clip fraction above the limit means that the policy has moved away from what its experience was drawn
     with; so does a drift above its own: the KL divergence, in nats a token, of the policy as it is from the
     one that drew (not from the start of the run). Healthy runs on the tiny model had clip fractions of .03 to
-    .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one update on the
+    .08; those that decayed .08 to .11 (2026-11-21). The round after is the paper's own: one update on the
     round's own rollouts and the newest of others. Rests double and the updates after them halve, so a setting
     that is too aggressive ends as a plain run; where reuse then lasts, both come back.
     """

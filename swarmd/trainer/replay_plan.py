@@ -24,7 +24,7 @@ from swarmd.types import Rollout, Scored
 
 WARM_UP_ROUNDS: Final = 1
 # What no node knows of its model beforehand. At mu = 6 these give N = 8 R and five trained for one generated:
-# close to what saved rollouts on the tiny model (N = 8 R, four; docs/LOG.md).
+# close to what saved rollouts on the tiny model (N = 8 R, four; 2026-11-21).
 RHO: Final = 0.1
 ALPHA: Final = 0.15
 ASSUMPTIONS: Final = (
