@@ -169,8 +169,8 @@ def _figures(results: Results) -> Mapping[str, Any]:
         "reward": _reward_figure(found),
         "nodes": _node_figure(results, found),
         "gain": _gain_figure(results, found),
+        "useful": _useful_figure(found),
     }
-    made["useful"] = _useful_figure(found)
     if any(run.passes for column in found for run in column.runs.values()):
         made["pass"] = _pass_figure(found)
     if any(setting.against for setting in results.experiment.settings):
@@ -202,8 +202,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
 
     A moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds.
     """
-    figure = _canvas(9, 5)
-    axes = figure.subplots()
+    axes = _canvas(9, 5).subplots()
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
         mean = moving_mean(column.curve(), _window(column))
         axes.plot(
@@ -224,8 +223,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         ylabel="share of right answers",
         title="Mean over nodes and seeds; bars: 95 % interval over seeds",
     )
-    _finish(figure, axes)
-    return figure
+    return _finish(axes)
 
 
 def _node_figure(results: Results, found: Sequence[Column]) -> Any:
@@ -265,8 +263,7 @@ def _judge_figure(found: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
-    figure = _canvas(9, 0.5 + 0.5 * len(found))
-    axes = figure.subplots()
+    axes = _canvas(9, 0.5 + 0.5 * len(found)).subplots()
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
         over = gain(column, baseline(results, column, found) or column)
         axes.barh(place, over.mean, color=colour, xerr=over.half or 0.0, error_kw={"capsize": 4})
@@ -278,27 +275,24 @@ def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
     axes.set(xlabel=f"cumulative reward over {name}, % (95 % interval, paired by seed)")
     axes.grid(alpha=0.2, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    return axes.figure
 
 
 def _useful_figure(found: Sequence[Column]) -> Any:
     """Draw predicted against measured informative rollouts of an update: a point for each run."""
-    figure = _canvas(5, 4.6)
-    axes = figure.subplots()
+    axes = _canvas(5, 4.6).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         points = [(run.predicted, run.useful) for run in column.runs.values()]
         axes.scatter(*zip(*points, strict=True), color=colour, label=column.name)
     most = max(max(run.predicted, run.useful) for column in found for run in column.runs.values())
     axes.plot([0, most], [0, most], color="black", linewidth=0.8, linestyle=":")
     axes.set(xlabel="useful groups of an update, predicted: m·I + min(J, m·I·(N − 1))", ylabel="measured")
-    _finish(figure, axes)
-    return figure
+    return _finish(axes)
 
 
 def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
     """Draw gain against the baseline's share of informative groups: a point for each pair of runs."""
-    figure = _canvas(7, 4.6)
-    axes = figure.subplots()
+    axes = _canvas(7, 4.6).subplots()
     pairs = [
         (column, other)
         for column in found
@@ -317,14 +311,12 @@ def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
         xlabel="m: share of the baseline's own rollouts that are informative",
         ylabel="gain in cumulative reward, %",
     )
-    _finish(figure, axes)
-    return figure
+    return _finish(axes)
 
 
 def _compute_figure(found: Sequence[Column]) -> Any:
     """Draw accuracy against compute so far: up and left is better."""
-    figure = _canvas(8, 4.8)
-    axes = figure.subplots()
+    axes = _canvas(8, 4.8).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         runs = [run for run in column.runs.values() if run.passes]
         rounds = sorted(runs[0].passes) if runs else []
@@ -340,13 +332,11 @@ def _compute_figure(found: Sequence[Column]) -> Any:
         xlabel=f"compute of a node: {MU:g} × rollouts generated + rollouts trained on",
         ylabel="held-out pass@1",
     )
-    _finish(figure, axes)
-    return figure
+    return _finish(axes)
 
 
 def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
-    figure = _canvas(8, 4.2)
-    axes = figure.subplots()
+    axes = _canvas(8, 4.2).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         if all(node.replay.mode == "off" for node in results.experiment.setting(column.slug).nodes):
             continue
@@ -361,14 +351,12 @@ def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
             label=column.name,
         )
     axes.set(xlabel="age of replayed rollouts in updates, mean of a round", ylabel="share of rounds")
-    _finish(figure, axes)
-    return figure
+    return _finish(axes)
 
 
 def _pass_figure(found: Sequence[Column]) -> Any:
     """Draw pass@k at the end against k, mean over seeds."""
-    figure = _canvas(6, 4.2)
-    axes = figure.subplots()
+    axes = _canvas(6, 4.2).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if column.pass_at(k) is not None]
         ends = [column.pass_at(k) for k in powers]
@@ -383,18 +371,19 @@ def _pass_figure(found: Sequence[Column]) -> Any:
         )
     axes.set_xscale("log", base=2)
     axes.set(xlabel="k", ylabel="held-out pass@k at the end")
-    _finish(figure, axes)
-    return figure
+    return _finish(axes)
 
 
-def _finish(figure: Any, axes: Any) -> None:
+def _finish(axes: Any) -> Any:
+    """Add legend and grid; returns the figure."""
     # Runs that were cut off may have nothing to show.
     if labels := axes.get_legend_handles_labels()[1]:
         # The legend has about 11 letters an inch, and is no wider than the figure.
-        across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))
-        figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
+        across = max(1, int(11 * axes.figure.get_figwidth() / (max(map(len, labels)) + 6)))
+        axes.figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
+    return axes.figure
 
 
 def _window(column: Column) -> int:
