@@ -40,14 +40,6 @@ class SeedInterval:
     half: float | None  # half of the interval's width
     n: int
 
-    @property
-    def low(self) -> float | None:
-        return None if self.half is None else self.mean - self.half
-
-    @property
-    def high(self) -> float | None:
-        return None if self.half is None else self.mean + self.half
-
 
 def interval(values: Sequence[float]) -> SeedInterval:
     n = len(values)
@@ -237,11 +229,9 @@ class Column:
     def over_seeds(self, of: str) -> SeedInterval:
         return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
 
-    def curve(self, of: str = "curve") -> list[float]:
+    def curve(self) -> list[float]:
         """Return the curve's mean over seeds, round by round."""
-        return [
-            fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)
-        ]
+        return [fmean(values) for values in zip(*(run.curve for run in self.runs.values()), strict=True)]
 
     def pass_at(self, k: int) -> SeedInterval | None:
         """Return pass@k at the end; None where it was not measured."""
