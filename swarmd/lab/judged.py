@@ -23,14 +23,13 @@ import httpx2
 import trio
 
 from p2p import durable
-from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import JudgeClient, NotJudged
 from swarmd.daemon.judging.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
-from swarmd.lab.leash import end_with_parent
+from swarmd.lab.leash import run_program
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward
@@ -112,19 +111,12 @@ def judged_beside(experiment: Experiment, setting: Setting) -> str:
     return experiment.baseline_of(setting).name
 
 
-def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    url, folder, name, seed = arguments
-    try:
-        results = Results.open(Path(folder))
-        beside = judged_beside(results.experiment, results.experiment.setting(name))
-        made = partial(JudgedSwarm, url=url, compared=f"over {beside}")
-        play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made)
-    except OperatorError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(url: str, folder: str, name: str, seed: str) -> None:
+    results = Results.open(Path(folder))
+    beside = judged_beside(results.experiment, results.experiment.setting(name))
+    made = partial(JudgedSwarm, url=url, compared=f"over {beside}")
+    play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made)
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    sys.exit(main())
+    run_program(main)

@@ -8,7 +8,10 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from threading import Thread
+
+from p2p.errors import OperatorError
 
 PARENT_CHECK_S = 1.0
 
@@ -28,6 +31,16 @@ def end_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=watch, daemon=True).start()
+
+
+def run_program(main: Callable[..., None]) -> None:
+    """Run a program of the lab with its arguments, until it or its parent ends; print an operator's error."""
+    end_with_parent()
+    try:
+        main(*sys.argv[1:])
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ prints a line for each round. A run that was cut off begins anew.
 
 import itertools
 import random
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from p2p.engines.memory import MemorySwarm
-from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member, QueuedMember
 from p2p.topic import Topic
@@ -29,7 +27,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
-from swarmd.lab.leash import end_with_parent
+from swarmd.lab.leash import run_program
 from swarmd.lab.results import Results, Run
 from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
 from swarmd.policy.language_policy import LanguagePolicy
@@ -290,16 +288,9 @@ def play(
             told(line["round"])
 
 
-def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    folder, setting, seed = arguments
-    try:
-        play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True))
-    except OperatorError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(folder: str, setting: str, seed: str) -> None:
+    play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True))
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    sys.exit(main())
+    run_program(main)

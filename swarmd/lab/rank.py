@@ -21,10 +21,9 @@ from typing import Any
 import msgspec
 
 from p2p.engines.memory import MemorySwarm
-from p2p.errors import OperatorError
 from p2p.types import PeerId
 from swarmd.lab.experiment import Setting
-from swarmd.lab.leash import end_with_parent
+from swarmd.lab.leash import run_program
 from swarmd.lab.play import NOTHING, DelayedExchange, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST_EXIT_CODE
 from swarmd.lab.results import Results, Run
@@ -123,23 +122,17 @@ def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
                 print(line["round"], flush=True)
 
 
-def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    folder, setting, seed, rank, meeting = arguments
+def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
+    results = Results.open(Path(folder))
+    nodes = results.experiment.setting(setting).nodes
+    on_gpus = all(node.model.device.startswith("cuda") for node in nodes)
     try:
-        results = Results.open(Path(folder))
-        nodes = results.experiment.setting(setting).nodes
-        on_gpus = all(node.model.device.startswith("cuda") for node in nodes)
         with Ranks(meeting, int(rank), len(nodes), on_gpus=on_gpus) as ranks:
             play_rank(results, Run(setting, int(seed)), ranks)
     except RankLost as error:
         print(f"another node's process is lost: {error}", file=sys.stderr)
-        return LOST_EXIT_CODE
-    except OperatorError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+        sys.exit(LOST_EXIT_CODE)
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    sys.exit(main())
+    run_program(main)

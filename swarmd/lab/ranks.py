@@ -14,8 +14,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import OperatorError
-from swarmd.lab.leash import end_with_parent
+from swarmd.lab.leash import run_program
 from swarmd.lab.results import Results
 from swarmd.lab.runs import LAST_CHARACTERS, interrupt_on_signal, last_words
 
@@ -50,22 +49,15 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
     return {rank: how for rank, how in failed.items() if how[0] != LOST_EXIT_CODE} or failed
 
 
-def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    folder, setting, seed = arguments
+def main(folder: str, setting: str, seed: str) -> None:
     command = [sys.executable, "-m", "swarmd.lab.rank", folder, setting, seed]
-    try:
-        nodes = len(Results.open(Path(folder)).experiment.setting(setting).nodes)
-        with tempfile.TemporaryDirectory(prefix="swarmd-") as private:
-            failed = trio.run(_play, command, nodes, str(Path(private) / "meeting"))
-    except OperatorError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    nodes = len(Results.open(Path(folder)).experiment.setting(setting).nodes)
+    with tempfile.TemporaryDirectory(prefix="swarmd-") as private:
+        failed = trio.run(_play, command, nodes, str(Path(private) / "meeting"))
     for rank, (code, words) in failed.items():
         print(f"node {rank} of {nodes}: {last_words(code, words)}", file=sys.stderr)
-        return code if code > 0 else 1
-    return 0
+        sys.exit(code if code > 0 else 1)
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    sys.exit(main())
+    run_program(main)
