@@ -11,12 +11,11 @@ running, 130 interrupted.
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.models import CommandInfo
 
 from p2p.errors import OperatorError
 from swarmd.cli import join, judge, lab, machine, peers, service, settings, status, tasks
@@ -31,42 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(settings.config_app, name="config")
-app.add_typer(settings.identity_app, name="identity")
-app.add_typer(tasks.app, name="task")
-app.add_typer(machine.doctor_app, name="doctor")
-app.command(
-    epilog=(
-        "Example: swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap"
-        " /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
-    )
-)(join.join)
-app.command(epilog="Example: swarmd status --watch")(status.status)
-app.command(epilog="Example: swarmd peers --json")(status.peers)
-app.command(epilog="Example: swarmd stop")(status.stop)
-app.command(epilog="Example: swarmd pause --for 2h")(status.pause)
-app.command(epilog="Example: swarmd resume")(status.resume)
-app.command(epilog="Example: swarmd export --out my-model")(machine.export)
-app.command(epilog="Example: swarmd chat")(machine.chat)
-app.command(epilog="Example: swarmd serve --listen 8000")(machine.serve)
-machine.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(machine.doctor_network)
-app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(peers.bootstrap)
-app.command("answer", epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…")(
-    peers.answer_by_hand
-)
-app.command(epilog="Example: swarmd models")(machine.models)
-app.command(epilog="Example: swarmd invite --qr")(join.invite)
-app.command(epilog="Example: swarmd ui --no-browser")(status.ui)
-app.command(epilog="Example: swarmd verify 0123456789abcdef0123456789abcdef, or swarmd verify --upload")(
-    judge.verify
-)
-app.add_typer(service.app, name="service")
-app.command(epilog="Example: swarmd leaderboard --judge https://judge.example")(judge.leaderboard)
-app.command(epilog="Example: swarmd leave --yes")(join.leave)
-app.command(epilog="Example: swarmd logs -f")(status.logs)
-app.command("bug-report", epilog="Example: swarmd bug-report --hide-addresses")(status.bug_report)
-app.add_typer(machine.plan_app, name="plan")
-app.add_typer(lab.app, name="lab")
 
 
 def _say_version(wanted: bool) -> None:
@@ -126,7 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-@app.command(epilog="Example: swarmd demo --nodes 4 --rounds 120")
 def demo(
     nodes: Annotated[
         int, typer.Option(help="Number of nodes that share; one more is alone.", min=2, max=16)
@@ -146,7 +108,6 @@ def demo(
     raise typer.Exit(run(nodes, rounds, out, as_json))
 
 
-@app.command(epilog="Example: swarmd version --json")
 def version(as_json: AsJson = False) -> None:
     """Print the versions that a bug report should name."""
     from swarmd.state.logs import installed_version
@@ -159,30 +120,61 @@ def version(as_json: AsJson = False) -> None:
     answer({"schema": 1, "versions": versions}, text, as_json)
 
 
-# The order in which `swarmd --help` shows them: what a volunteer does first comes first.
-_PANELS = {
-    "Take part": "join invite status peers leaderboard verify ui pause resume stop leave logs service demo",
-    "What you trained": "chat serve export",
-    "This machine": "models doctor plan config identity bug-report version",
-    "For operators and researchers": "bootstrap answer task lab",
+# By panel, in the order in which `swarmd --help` shows them: what a volunteer does first comes first, groups
+# of commands last.
+COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str]]] = {
+    "Take part": {
+        "join": (
+            join.join,
+            "swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap"
+            " /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+        ),
+        "invite": (join.invite, "swarmd invite --qr"),
+        "status": (status.status, "swarmd status --watch"),
+        "peers": (status.peers, "swarmd peers --json"),
+        "leaderboard": (judge.leaderboard, "swarmd leaderboard --judge https://judge.example"),
+        "verify": (
+            judge.verify,
+            "swarmd verify 0123456789abcdef0123456789abcdef, or swarmd verify --upload",
+        ),
+        "ui": (status.ui, "swarmd ui --no-browser"),
+        "pause": (status.pause, "swarmd pause --for 2h"),
+        "resume": (status.resume, "swarmd resume"),
+        "stop": (status.stop, "swarmd stop"),
+        "leave": (join.leave, "swarmd leave --yes"),
+        "logs": (status.logs, "swarmd logs -f"),
+        "demo": (demo, "swarmd demo --nodes 4 --rounds 120"),
+        "service": service.app,
+    },
+    "What you trained": {
+        "chat": (machine.chat, "swarmd chat"),
+        "serve": (machine.serve, "swarmd serve --listen 8000"),
+        "export": (machine.export, "swarmd export --out my-model"),
+    },
+    "This machine": {
+        "models": (machine.models, "swarmd models"),
+        "bug-report": (status.bug_report, "swarmd bug-report --hide-addresses"),
+        "version": (version, "swarmd version --json"),
+        "config": settings.config_app,
+        "identity": settings.identity_app,
+        "doctor": machine.doctor_app,
+        "plan": machine.plan_app,
+    },
+    "For operators and researchers": {
+        "bootstrap": (peers.bootstrap, "swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001"),
+        "answer": (
+            peers.answer_by_hand,
+            "swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
+        ),
+        "task": tasks.app,
+        "lab": lab.app,
+    },
 }
-
-
-def _arrange_help() -> None:
-    panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-    without_flag_types(app)
-
-    def name_of(command: CommandInfo) -> str:
-        return str(command.name or getattr(command.callback, "__name__", ""))
-
-    named = {*map(name_of, app.registered_commands), *(str(group.name) for group in app.registered_groups)}
-    if unplaced := named - panels.keys():
-        raise LookupError(f"give {', '.join(unplaced)} a place in _PANELS, for `swarmd --help`")
-    app.registered_commands.sort(key=lambda command: list(panels).index(name_of(command)))
-    for command in app.registered_commands:
-        command.rich_help_panel = panels[name_of(command)]
-    for group in app.registered_groups:
-        group.rich_help_panel = panels[str(group.name)]
-
-
-_arrange_help()
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            function, example = command
+            app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(function)
+without_flag_types(app)

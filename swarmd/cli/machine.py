@@ -51,6 +51,7 @@ def doctor_model(
     found.require()
 
 
+@doctor_app.command("network", epilog="Example: swarmd doctor network --json")
 def doctor_network(
     state_dir: StateDir = None,
     bootstrap: Annotated[
