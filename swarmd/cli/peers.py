@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -17,7 +18,6 @@ from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
-    from swarmd.daemon.bootstrap import Bootstrapped
     from swarmd.daemon.library.joined_swarm import JoinedSwarm, Judged
     from swarmd.types import Task
 
@@ -55,7 +55,6 @@ def bootstrap(
     as_json: AsJson = False,
 ) -> None:
     """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT."""
-    from swarmd.config.config import NodeConfig
     from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
     from swarmd.daemon.judging.discovery import advertised
@@ -64,18 +63,14 @@ def bootstrap(
     judges = advertised(judge or ())
     flags: dict[str, object] = {"swarm": swarm, "model": model, "listen": listen, "bootstrap": other}
     resolved = resolve(config_file(config), os.environ, flags)
-    node_config: NodeConfig = resolved.config
+    node_config = resolved.config
     if resolved.origins["swarm.listen"] == "default":
         port = (f"/ip4/0.0.0.0/tcp/{PORT}", f"/ip6/::/tcp/{PORT}")
         node_config = node_config.model_copy(
             update={"swarm": node_config.swarm.model_copy(update={"listen": port})}
         )
     with StateFolder.open(state_dir or default_state_dir().with_name("bootstrap")) as state:
-
-        def announce(node: "Bootstrapped") -> None:
-            _announce(node.document(), as_json)
-
-        code = run_bootstrap(node_config, state, announce, judges)
+        code = run_bootstrap(node_config, state, partial(_announce, as_json=as_json), judges)
     if not as_json:
         print("Node stopped.", file=sys.stderr)
     raise typer.Exit(code)

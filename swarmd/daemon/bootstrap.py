@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,43 +45,12 @@ PORT = 4001
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Bootstrapped:
-    """The announcement of a bootstrap node to which others can connect."""
-
-    member: Member
-    engine: Choice
-    folder: Path
-    curricula: Sequence[str]
-    judges: Sequence[str]
-
-    def document(self) -> dict[str, Any]:
-        addresses = [{"address": address, "from": place(address)} for address in self.member.addresses()]
-        addresses.sort(key=lambda entry: PLACES.index(entry["from"]))
-        return {
-            "schema": 1,
-            "peer_id": self.member.identity.peer_id,
-            "name": nickname(self.member.identity.peer_id),
-            "swarm": {
-                "name": self.member.topic.name,
-                "curricula": list(self.curricula),
-                "topics": [*map(str, self.member.topics)],
-            },
-            "engine": {"name": self.engine.name, "why": self.engine.why},
-            "relay": relays(self.engine),
-            "judges": list(self.judges),
-            "addresses": addresses,
-            "pid": os.getpid(),
-            "state_dir": str(self.folder),
-        }
-
-
 class BootstrapNode:
     def __init__(
         self,
         config: NodeConfig,
         folder: Path,
-        announce: Callable[[Bootstrapped], None],
+        announce: Callable[[Mapping[str, Any]], None],
         judges: Sequence[str] = (),
     ) -> None:
         if config.swarm.engine == "none":
@@ -90,7 +58,7 @@ class BootstrapNode:
                 'swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".'
             )
         self.exit_code = 0
-        self._config, self._folder, self._announce = config, folder, announce
+        self._config, self._folder, self._announce, self._judges = config, folder, announce, judges
         self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
         others = [other for other in CURRICULA.values() if other.name != curriculum.name]
@@ -111,9 +79,7 @@ class BootstrapNode:
         self._advertiser = JudgeAdvertiser(self.member, judges) if judges else None
         if self._advertiser is not None:
             self.member.answers[PeerRequest.JUDGES] = self._advertiser.answer
-        self._self = Bootstrapped(
-            self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges
-        )
+        self._curricula = [curriculum.name, *(other.name for other in others)]
         self._stop = trio.Event()
 
     async def run(self) -> None:
@@ -133,12 +99,32 @@ class BootstrapNode:
             if self._config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
             await nursery.start(partial(control.serve, self._folder, handlers))
-            self._announce(self._self)
+            self._announce(self._document())
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
     def _count(self, envelope: Envelope) -> None:
         self._roster.heard(envelope.author, time.time())
+
+    def _document(self) -> dict[str, Any]:
+        addresses = [{"address": address, "from": place(address)} for address in self.member.addresses()]
+        addresses.sort(key=lambda entry: PLACES.index(entry["from"]))
+        return {
+            "schema": 1,
+            "peer_id": self.member.identity.peer_id,
+            "name": nickname(self.member.identity.peer_id),
+            "swarm": {
+                "name": self.member.topic.name,
+                "curricula": self._curricula,
+                "topics": [*map(str, self.member.topics)],
+            },
+            "engine": {"name": self._engine.name, "why": self._engine.why},
+            "relay": relays(self._engine),
+            "judges": list(self._judges),
+            "addresses": addresses,
+            "pid": os.getpid(),
+            "state_dir": str(self._folder),
+        }
 
     async def _watch_signals(self, *, task_status: Started) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -150,7 +136,7 @@ class BootstrapNode:
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         connected = len(self.member.peers())
-        document = self._self.document()
+        document = self._document()
         return document | {
             "role": "bootstrap",
             "state": "helping",
@@ -176,7 +162,7 @@ class BootstrapNode:
         return twin_trouble(earlier).document() if earlier is not None else None
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return invite(self._config, None, self.member.addresses(), self._self.judges)
+        return invite(self._config, None, self.member.addresses(), self._judges)
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop.set()
@@ -186,12 +172,12 @@ class BootstrapNode:
 def run_bootstrap(
     config: NodeConfig,
     state: StateFolder,
-    announce: Callable[[Bootstrapped], None],
+    announce: Callable[[Mapping[str, Any]], None],
     judges: Sequence[str] = (),
 ) -> int:
     """Run until stopped. Returns the exit code; raises OperatorError.
 
-    announce: called once, when others can connect.
+    announce: called once, with what the node is and can be reached at, when others can connect.
     """
     set_up_logging(state.path / LOG_FILE, stderr=False)
     node = BootstrapNode(config, state.path, announce, judges)
