@@ -1,8 +1,9 @@
 """Credit for useful rollouts and blame for useless ones, by author. Pure."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.types import Rollout, Scored, TaskRef
 
@@ -16,7 +17,7 @@ class UselessRollouts:
     """Counts each author's rollouts that we scored since the last useful one."""
 
     def __init__(self) -> None:
-        self._since: OrderedDict[PeerId, int] = OrderedDict()  # least recently heard first
+        self._since: Latest[PeerId, int] = Latest(MAX_AUTHORS)  # least recently heard first
 
     @property
     def state(self) -> Mapping[PeerId, int]:
@@ -25,7 +26,7 @@ class UselessRollouts:
 
     @state.setter
     def state(self, state: Mapping[PeerId, int]) -> None:
-        self._since = OrderedDict(state)
+        self._since = Latest(MAX_AUTHORS, state.items())
 
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
         """Return whom to charge for a round's rollouts, once for each USELESS_IN_A_ROW useless ones in a row.
@@ -39,8 +40,6 @@ class UselessRollouts:
                 continue
             charged += [author] * (since // USELESS_IN_A_ROW)
             self._since[author] = since % USELESS_IN_A_ROW
-        while len(self._since) > MAX_AUTHORS:
-            self._since.popitem(last=False)
         return charged
 
 

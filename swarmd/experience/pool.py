@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.admission.fair_queue import Holders
+from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.types import Author, Scored, TaskRef, Tokens
 
@@ -82,9 +83,9 @@ class Pool:
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
         # Digests of the keys of others' rollouts that were trained on, oldest first.
-        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._used: Latest[bytes, None] = Latest(MAX_USED)
         # Round -> updates made before it, for the last rounds
-        self.before: OrderedDict[int, int] = OrderedDict()
+        self.before: Latest[int, int] = Latest(max_age + 1)
 
     def add(self, rollouts: Iterable[Scored]) -> int:
         """Add others' rollouts; returns how many were new. Over a limit the oldest go.
@@ -130,8 +131,6 @@ class Pool:
             self._kept[key] = replace(kept, uses=kept.uses + 1, last_use=self.updates)
             if not self._ours(key):
                 self._used[_digest(key)] = None
-        while len(self._used) > MAX_USED:
-            self._used.popitem(last=False)
         return before
 
     def remember(
@@ -154,8 +153,6 @@ class Pool:
         """Begin a round: drop what is too old to be trained on in it."""
         self.round, self.began = round_number, self.updates
         self.before[round_number] = self.updates
-        while len(self.before) > self.max_age + 1:
-            self.before.popitem(last=False)
         for key, kept in list(self._kept.items()):
             limit = self.limits.max_age if self.limits is not None and self._ours(key) else self.max_age
             if too_old(kept.scored.round, round_number, limit):
@@ -250,7 +247,9 @@ class Pool:
 
         Under stricter limits than then, less comes back.
         """
-        self.updates, self._used, self.before = updates, OrderedDict.fromkeys(used), OrderedDict(before or {})
+        self.updates = updates
+        self._used = Latest(MAX_USED, ((digest, None) for digest in used))
+        self.before = Latest(self.max_age + 1, (before or {}).items())
         for each in kept:
             # Replay may have been switched off since.
             if self.limits is not None or each.scored.tokens is None:
