@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from p2p.latest import Latest
 from p2p.types import PeerId
 
 MAX_AUTHORS = 1024
@@ -39,8 +40,8 @@ class AuthorRecord:
 class Roster:
     def __init__(self, kept: int = MAX_AUTHORS) -> None:
         self._kept = kept
-        # Authors of useful rollouts; the one heard last is at the end.
-        self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
+        # Authors of useful rollouts; the one heard last is at the end. Newcomers have the rest of the room.
+        self._useful: Latest[PeerId, AuthorRecord] = Latest(kept * 3 // 4)
         self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
     def __len__(self) -> int:
@@ -74,9 +75,6 @@ class Roster:
             known.learnt[specialty] += 1
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
-            if len(self._useful) > self._kept * 3 // 4:
-                # Leave room for newcomers.
-                self._useful.popitem(last=False)
 
     def learnt_from(self, most: int) -> dict[PeerId, int]:
         """Count the rollouts that were trained on of each author, of the `most` authors with the most."""
