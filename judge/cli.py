@@ -21,6 +21,8 @@ from judge.errors import NotAlone
 from p2p.errors import OperatorError
 from swarmd.errors import command_for
 from swarmd.tasks.held_out import checked_receipt
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.terminal import printable, run_program, tell
 
 SCHEMA_VERSION = 1
@@ -96,7 +98,6 @@ def _settings(given: Mapping[str, Any]) -> JudgeSettings:
     if settings.database:
         return settings
     # Imported here: it takes a while, and --help does not need it.
-    from swarmd.tasks.own import find_curriculum
 
     return replace(settings, database=default_database(find_curriculum(settings.curriculum).name))
 
@@ -232,7 +233,6 @@ app.command(
 def _serve(settings: JudgeSettings, as_json: bool) -> None:
     from judge.server import serve as serve_until_stopped
     from judge.store.database import database_url, shown
-    from swarmd.tasks.own import find_curriculum
 
     found, name = find_curriculum(settings.curriculum), shown(database_url(settings.database))
 
@@ -384,8 +384,6 @@ def verify(
     settings = _settings(locals())
     with _its_packages():
         from judge.store import archive
-        from swarmd.tasks.own import find_curriculum
-        from swarmd.tasks.sandbox.client import Verifier
     lessons = find_curriculum(settings.curriculum)
     with Verifier(lessons) as verifier:
         answers, differences = archive.verify(

@@ -25,6 +25,7 @@ from swarmd.cli.options import (
 )
 from swarmd.cli.settings import config_file
 from swarmd.errors import ConfigError, NotRunning, command_for
+from swarmd.state.folder import Leaving, StateFolder, in_use, leaving
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from swarmd.config.invitation import Invitation
     from swarmd.config.sources import Resolved
     from swarmd.protocols import View
-    from swarmd.state.folder import Leaving
 
 
 def join(
@@ -135,7 +135,6 @@ def join(
 def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:
     from swarmd.daemon.choices import recalled, remember, require_tasks
     from swarmd.policy.models import preflight
-    from swarmd.state.folder import StateFolder
 
     node_config, notes = recalled(resolved, folder)
     for note in notes:
@@ -305,7 +304,6 @@ def leave(
     The key, the training and its figures stay.
     """
     from swarmd.daemon.local_api import control
-    from swarmd.state.folder import StateFolder, in_use, leaving
 
     folder = as_state_dir(state_dir)
     try:
@@ -340,7 +338,7 @@ def leave(
         tell("You left the swarm.")
 
 
-def _show_leaving(plan: "Leaving", *, running: bool) -> None:
+def _show_leaving(plan: Leaving, *, running: bool) -> None:
     """Say what would happen."""
     if running:
         tell("the node would stop: it finishes its round and saves")

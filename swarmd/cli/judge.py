@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, print_json
 from swarmd.cli.settings import config_file
-from swarmd.errors import ConfigError, SwarmdError, Unreachable
+from swarmd.errors import ConfigError, NotRunning, SwarmdError, Unreachable
+from swarmd.state.folder import IDENTITY_FILE
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -76,7 +78,6 @@ def verify(
     from swarmd.daemon.judging import weights_upload
     from swarmd.daemon.judging.judging import RECEIPTS_FILE, ReceiptFile
     from swarmd.daemon.judging.reader import NothingThere
-    from swarmd.errors import ConfigError
 
     folder = as_state_dir(state_dir)
     if not upload and what is not None:
@@ -119,7 +120,6 @@ def _uploaded(
 ) -> "VerifiedOutcome":
     from p2p.identity import Identity
     from swarmd.daemon.judging import weights_upload
-    from swarmd.state.folder import IDENTITY_FILE
 
     def say(text: str) -> None:
         if not quiet:
@@ -153,10 +153,8 @@ def _weights(
 
     Raises ConfigError and SwarmdError.
     """
-    import msgspec
 
     from swarmd.daemon.judging.weights_upload import UploadedWeights
-    from swarmd.errors import ConfigError
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.trainer.snapshot import read_snapshot
 
@@ -202,7 +200,6 @@ def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError, KeyError, TypeError.
     """
-    from swarmd.errors import ConfigError
 
     if config["lora_alpha"] != 2 * config["r"]:
         raise ConfigError(
@@ -212,9 +209,8 @@ def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upload_document(found: "VerifiedOutcome") -> dict[str, Any]:
-    from msgspec import structs
 
-    return {"schema": 1, **structs.asdict(found)}
+    return {"schema": 1, **msgspec.structs.asdict(found)}
 
 
 def _upload_words(found: "VerifiedOutcome") -> str:
@@ -314,7 +310,6 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
     from swarmd.daemon.local_api.control import call
-    from swarmd.errors import NotRunning
 
     if given:
         return given

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +64,6 @@ def run(
 
     Ctrl-C stops; --resume goes on, with the same results.
     """
-    from dataclasses import replace
 
     from swarmd.config.own_strategy import load_take
     from swarmd.lab.experiment import read_experiment

@@ -1,15 +1,19 @@
 """What fits this machine (`models`, `doctor`, `plan`), and what was trained (`export`, `chat`, `serve`)."""
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from secrets import randbits
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from p2p.errors import CannotListen
 from swarmd.cli.options import (
     AsJson,
     ConfigFile,
@@ -21,6 +25,7 @@ from swarmd.cli.options import (
 )
 from swarmd.cli.settings import config_file
 from swarmd.errors import ConfigError, Unreachable
+from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -83,13 +88,11 @@ def _examine(
     folder: Path, config: Path | None, flags: Mapping[str, object]
 ) -> "tuple[Diagnosis, Mapping[str, Any]]":
     """Return the running node's survey; if none runs, make one with the folder's key, if it has one."""
-    from p2p.errors import CannotListen
     from p2p.identity import Identity
     from swarmd.config.sources import load
     from swarmd.daemon.diagnosis.reachability_report import diagnose, no_network, no_port
     from swarmd.daemon.diagnosis.reachability_survey import survey_alone
     from swarmd.daemon.local_api.control import call
-    from swarmd.state.folder import IDENTITY_FILE, StateFolder, in_use
 
     if in_use(folder):
         found = call(folder, "network", timeout=45.0)
@@ -209,7 +212,6 @@ def chat(
 
     One question a line; an empty line begins anew, Ctrl-D ends.
     """
-    from secrets import randbits
 
     _say_loading()
     from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
@@ -263,8 +265,6 @@ def serve(
 
     Runs beside the node; each request is answered by the newest checkpoint there is.
     """
-    import signal
-    from functools import partial
 
     import trio
 
@@ -315,7 +315,6 @@ def models(
     from swarmd.daemon.choices import trained_from
     from swarmd.policy.models.doctor import lines, list_models
     from swarmd.policy.models.hub import REPOSITORIES
-    from swarmd.state.folder import METRICS_FILE
     from swarmd.state.metrics import read_metrics
 
     folder = as_state_dir(state_dir)

@@ -14,6 +14,7 @@ import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
 from swarmd.cli.settings import config_file
+from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def bootstrap(
     from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
     from swarmd.daemon.judging.discovery import advertised
-    from swarmd.state.folder import StateFolder, default_state_dir
 
     judges = advertised(judge or ())
     flags: dict[str, object] = {"swarm": swarm, "model": model, "listen": listen, "bootstrap": other}
@@ -136,7 +136,6 @@ def answer_by_hand(
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon.library.joined_swarm import JoinedSwarm
-    from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
     from swarmd.state.logs import set_up_logging
 
     flags: dict[str, object] = {

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarmd.cli.options import AsJson, StateDir, answer, print_json
+from swarmd.errors import ConfigError
+from swarmd.state.folder import default_state_dir
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -82,8 +84,6 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 def installed_for(folder: Path) -> Path | None:
     """Return the file of the service that starts this state folder's node, or None."""
-    from swarmd.errors import ConfigError
-    from swarmd.state.folder import default_state_dir
     from swarmd.state.service import service_word
 
     try:

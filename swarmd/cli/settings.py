@@ -1,5 +1,6 @@
 """`swarmd config` and `swarmd identity`: the configuration and the key of a node."""
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Annotated
 import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, answer, as_state_dir, print_json
+from swarmd.errors import ConfigError
+from swarmd.state.folder import IDENTITY_FILE, StateFolder
 
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=True)
@@ -45,7 +48,6 @@ def check_config(
     Exit code 2 if there is one.
     """
     from swarmd.config.sources import resolve
-    from swarmd.errors import ConfigError
 
     path = config_file(file or config)
     try:
@@ -68,7 +70,6 @@ def check_config(
 @config_app.command("show", epilog="Example: swarmd config show --json")
 def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show every key, its value, and where the value comes from."""
-    import json
 
     from swarmd.config.sources import flatten, resolve
 
@@ -110,7 +111,6 @@ def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: Sta
 def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show the node's peer id, its nickname and its key file."""
     from p2p.identity import Identity, nickname
-    from swarmd.state.folder import IDENTITY_FILE
 
     file = as_state_dir(state_dir) / IDENTITY_FILE
     peer_id = Identity.load(file).peer_id
@@ -137,7 +137,6 @@ def backup(
     Whoever has the key is this node: keep it safe, and never run two nodes with it.
     """
     from p2p.identity import Identity
-    from swarmd.state.folder import IDENTITY_FILE
 
     folder = as_state_dir(state_dir)
     identity = Identity.load(folder / IDENTITY_FILE)
@@ -165,7 +164,6 @@ def restore(
     """
     from p2p.identity import nickname
     from swarmd.state.backup import restore as put_back
-    from swarmd.state.folder import StateFolder
     from swarmd.trainer.checkpoint import require_whole
 
     with StateFolder.open(as_state_dir(state_dir), restoring=True) as state:

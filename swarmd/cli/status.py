@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import sys
 import time
@@ -23,7 +24,8 @@ from swarmd.cli.options import (
     print_json,
 )
 from swarmd.cli.settings import config_file
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, Unreachable
+from swarmd.state.folder import LOG_FILE
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -198,7 +200,6 @@ def stop(
 ) -> None:
     """Stop the node: it finishes its round, saves and exits. Waits until it has."""
     from swarmd.daemon.local_api.control import call, wait_until_gone
-    from swarmd.errors import Unreachable
 
     folder = as_state_dir(state_dir)
     call(folder, "stop")
@@ -275,7 +276,6 @@ def logs(
     ] = False,
 ) -> None:
     """Show the node's log."""
-    from swarmd.state.folder import LOG_FILE
     from swarmd.state.logs import follow as followed
     from swarmd.state.logs import for_people, last_lines
 
@@ -326,7 +326,6 @@ def bug_report(
 
 def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     """Collect versions, settings and, where a node runs, its status, as files by name."""
-    import platform
 
     from swarmd.config.sources import flatten, resolve
     from swarmd.daemon.local_api import control

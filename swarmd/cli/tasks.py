@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,7 +98,6 @@ def show(
     Own tasks do not say what is right: try `swarmd task score`.
     """
     found = _check(specialty, n, curriculum)
-    from contextlib import closing
 
     from swarmd.tasks.grading import solution
     from swarmd.tasks.sandbox.client import Verifier

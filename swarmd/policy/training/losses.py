@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from swarmd.experience.advantages import shifted, within_group
+from swarmd.types import Scored
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from swarmd.types import Scored
 
 
 class LossSettings(BaseModel):
