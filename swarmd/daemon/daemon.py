@@ -357,7 +357,8 @@ class Daemon:
         self.status.say(
             "restarting", f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint"
         )
-        self.view.talk(f"the trainer died: {death.cause}; it restarts {wait}")
+        # Tell of the state in its own words, as it may be over before it is shown.
+        self.view.talk(f"restarting: {self.status.cause}; {self.status.remedy}")
 
     def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
         """Show that the trainer is stuck; with None, restore the state that was shown before."""

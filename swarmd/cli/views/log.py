@@ -22,6 +22,7 @@ class LogView:
         self._view, self._clock = view, clock
         self._known: dict[str, str] = {}  # the node's addresses and state as last printed
         self._document: Mapping[str, Any] = {}
+        self._last = ""  # what was written last
         self._rounds = MinuteOfRounds(clock)
         self._written, self._left_out, self._since = 0, 0, clock()
 
@@ -67,9 +68,11 @@ class LogView:
     def _on_change(self, what: str, text: str) -> None:
         if text and self._known.get(what) != text:
             self._known[what] = text
-            self._write(text)
+            if text != self._last:
+                self._write(text)
 
     def _write(self, text: str) -> None:
+        self._last = text
         if self._clock() >= self._since + ROUNDS_EVERY_S:
             if self._left_out:
                 log.info("%d lines were left out: more than %d in a minute", self._left_out, LINES_PER_MINUTE)

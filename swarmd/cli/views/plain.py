@@ -55,6 +55,7 @@ class PlainView:
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._said: dict[str, str] = {}
+        self._talked = ""  # what was said last
         self._rounds, self._told = MinuteOfRounds(clock), clock()
 
     def status(self, document: Mapping[str, Any]) -> None:
@@ -67,7 +68,7 @@ class PlainView:
             self._tell_rounds()
         self._once("state", state_sentence(document))
         if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING_EVERY_S:
-            self.talk(f"{document['state']}: {document['cause']}{longer}")
+            self._write(f"{document['state']}: {document['cause']}{longer}")
         if document.get("state") != "stopped":
             self._once(
                 "trouble",
@@ -84,9 +85,13 @@ class PlainView:
 
     def _tell_rounds(self) -> None:
         if said := self._rounds.due_lines():
-            self.talk("; ".join(said))
+            self._write("; ".join(said))
 
     def talk(self, text: str) -> None:
+        self._talked = text
+        self._write(text)
+
+    def _write(self, text: str) -> None:
         # The reader is gone, or the stream closed; the node goes on.
         with contextlib.suppress(OSError, ValueError):
             if not _full(self._stream):
@@ -99,7 +104,8 @@ class PlainView:
     def _once(self, what: str, text: str) -> None:
         if text and self._said.get(what) != text:
             self._said[what] = text
-            self.talk(text)
+            if text != self._talked:
+                self._write(text)
 
 
 class StartView:

@@ -420,6 +420,23 @@ def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptu
     assert "connected to brave-otter" in out.getvalue()
 
 
+def test_an_event_that_is_a_state_too_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    out = io.StringIO()
+    view = LogView(PlainView(out))
+    view.status(document())
+    for number in range(2):
+        view.round(LAST | {"round": number})
+        view.talk("stuck: no round has ended; look into trainer.log")
+        view.status(document(state="stuck", cause="no round has ended", remedy="look into trainer.log"))
+        view.talk("the trainer works again")
+        view.status(document())
+    lines = [record.getMessage() for record in caplog.records]
+    begun = [line[:6] for line in lines if not line.startswith("round")]
+    assert begun[-6:] == ["stuck:", "the tr", "traini"] * 2
+    assert out.getvalue().count("stuck:") == 2
+
+
 def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
     now, out = [0.0], io.StringIO()
     view = PlainView(out, lambda: now[0])
