@@ -211,22 +211,34 @@ def _counted(network: nn.Module) -> Shape:
         for m in network.modules()
         if "Norm" in type(m).__name__ and tuple(w.shape for w in m.parameters())[:1] == ((text.hidden_size,),)
     ]
-    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    # Layers may differ, as Gemma 4's do; transformers says of such a model's whole nothing that varies.
+    queries, keys, inners = zip(*map(_widths, text.per_layer_config), strict=True)
     return Shape(
         parameters=sum(p.numel() for p in network.parameters()),
         layers=text.num_hidden_layers,
         norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # without the one behind the last layer
         width=text.hidden_size,
-        query_width=text.num_attention_heads * head_width,
-        key_width=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_width,
-        inner_width=max(inner) if isinstance(inner, list | tuple) else inner,
+        query_width=max(queries),
+        key_width=max(keys),
+        inner_width=max(inners),
         vocabulary=head.weight.shape[0],
         context=context_of(text),
         adapted_inputs=sum(m.in_features for m in layers),
         adapted_outputs=sum(m.out_features for m in layers),
         adapted_weights=sum(m.weight.numel() for m in layers),
         recurrent=sum(kind in RECURRENT for kind in getattr(text, "layer_types", None) or ()),
+    )
+
+
+def _widths(layer: Any) -> tuple[int, int, int]:
+    """Return the widths of a layer's queries, keys and inner states, by its configuration."""
+    head = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+    key_heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    inner = getattr(layer, "intermediate_size", None) or 4 * layer.hidden_size
+    return (
+        layer.num_attention_heads * head,
+        key_heads * head,
+        max(inner) if isinstance(inner, list | tuple) else inner,
     )
 
 
