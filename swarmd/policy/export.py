@@ -360,7 +360,7 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
     """
     network = base_network(place, identity)
     if identity.lora_rank is not None:
-        config = lora_config(identity.lora_rank)
+        config = lora_config(identity.lora_rank, network)
         config.base_model_name_or_path = place.repository or str(place.folder.resolve())
         config.revision = place.revision
         network.name_or_path = config.base_model_name_or_path

@@ -42,7 +42,7 @@ class NetworkWeights:
         """Write adapter_config.json and adapter_model.safetensors."""
         assert self.lora_rank is not None
         layers = [name for name, _ in lora_layers(self.network)]
-        config = lora_config(self.lora_rank)
+        config = lora_config(self.lora_rank, self.network)
         config.target_modules = {name.rpartition(".")[2] for name in layers}
         config.base_model_name_or_path = self.model
         config.inference_mode = True

@@ -168,17 +168,29 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     return network
 
 
-def lora_config(rank: int) -> "LoraConfig":
+# Where fast kernels read the weights of this layer past an adapter, which peft refuses.
+_BY_KERNELS: Final = MappingProxyType({"falcon_h1": ["out_proj"], "nemotron_h": ["out_proj"]})
+
+
+def lora_config(rank: int, network: nn.Module) -> "LoraConfig":
     """Return LoRA settings for every linear layer but the head (arXiv 2106.09685), alpha = 2 r.
 
     Adapter weights are float32 whatever the base is.
     """
     # peft is slow to import, and only adapters need it.
     from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    return LoraConfig(
-        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM",
+        exclude_modules=_BY_KERNELS.get(network.config.model_type),  # type: ignore[union-attr,arg-type]
+    )  # fmt: skip
+    # In some families peft takes experts and routers in, which were linear layers before transformers 5 and
+    # are parameters now: neither the memory plan nor `lora.fold` knows of those. It takes other layers by
+    # such names for experts, too (huggingface/peft#3711), so they are left out as well.
+    convert_peft_config_for_transformers(config, network, None)
+    config.target_parameters, config.rank_pattern, config.alpha_pattern = None, {}, {}
+    return config
 
 
 def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
@@ -187,7 +199,7 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own
     forward, as `lora.adapted` says.
     """
-    config = lora_config(rank)
+    config = lora_config(rank, network)
     config._register_custom_module({nn.Linear: adapted_linear()})
     with torch.random.fork_rng(devices=[]):
         # peft draws from torch's global generator.

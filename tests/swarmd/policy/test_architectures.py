@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from peft import PeftModel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -408,6 +409,22 @@ def test_untrainable_models_are_refused_by_their_configuration(
     (tmp_path / "config.json").write_text(json.dumps(document))
     with pytest.raises(NoModel, match=said):
         examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "falcon_h1", "gemma4_text"])
+def test_an_adapter_computes_the_same_here_and_exported(name: str, tmp_path: Path) -> None:
+    """peft has rules of its own for experts and for Falcon-H1's kernels; Gemma 4's layers differ in width."""
+    base = folder_of(make(ARCHITECTURES[name]()), tmp_path / "base")
+    policy = open_policy(base, lora="on", lora_rank=4, train={"learning_rate": 0.02})
+    policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    files, ids = files_of(policy), torch.arange(24)[None]
+    merged = export(files, [], "tiny-9", tmp_path / "merged").folder
+    adapter = export(files, [], "tiny-9", tmp_path / "adapter", adapter_only=True).folder
+    with torch.inference_mode():
+        here, start = policy.network(ids).logits, network_of(base)(ids).logits
+        assert (here - start).abs().max() > 0.1
+        for network in (network_of(merged), PeftModel.from_pretrained(network_of(base), adapter)):
+            torch.testing.assert_close(network.eval()(ids).logits, here, atol=1e-3, rtol=0)
 
 
 def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: Path) -> None:
