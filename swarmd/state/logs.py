@@ -40,6 +40,25 @@ class _LogFile(RotatingFileHandler):
             super().handleError(record)
 
 
+class _NoMoreFiles(logging.Filter):
+    """Makes one line a minute of failed accepts, which trio logs ten times a second with a traceback."""
+
+    _since = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created < self._since + 60:
+            return False
+        self._since, record.exc_info = record.created, None
+        record.msg = (
+            "new connections wait: accept returned %s (%s), tried again every %s s. Raise the limit of open"
+            " files (`ulimit -n`), or close other programs."
+        )
+        return True
+
+
+_no_more_files = _NoMoreFiles()
+
+
 def log_with(**fields: object) -> None:
     """Put these values into every later log line of this thread, and of the tasks that it starts."""
     import structlog
@@ -90,6 +109,7 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
         )
     for library in CHATTY:
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
+    logging.getLogger("trio.serve_listeners").addFilter(_no_more_files)
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)

@@ -1,6 +1,7 @@
 """metrics.jsonl holds each round once, whatever ended the runs that wrote it; the log is JSON and rotates."""
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 import structlog
+import trio
+import trio.testing
 
 from swarmd.errors import CannotRecord
 from swarmd.state.logs import LOG_BYTES, log_with, set_up_logging
@@ -275,6 +278,23 @@ def test_the_log_is_json_with_tracebacks_and_rotates(
     assert log_file.stat().st_size < LOG_BYTES and (tmp_path / "swarmd.log.1").exists()
     with pytest.raises(CannotRecord):
         set_up_logging(tmp_path, stderr=False)
+
+
+class NoMoreFiles(trio.abc.Listener[trio.abc.Stream]):
+    async def accept(self) -> trio.abc.Stream:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def aclose(self) -> None: ...
+
+
+async def test_the_log_names_missing_open_files_once_with_the_remedy(
+    log_file: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    set_up_logging(log_file, stderr=False)
+    with trio.move_on_after(3):  # thirty of them
+        await trio.serve_listeners(lambda _: trio.sleep(0), [NoMoreFiles()])
+    (line,) = map(json.loads, log_file.read_text().splitlines())
+    assert "EMFILE" in line["event"] and "ulimit -n" in line["event"] and "exception" not in line
 
 
 def test_a_line_that_finds_the_disk_full_says_nothing_on_the_terminal_and_mistakes_do(
