@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 from transformers.utils import logging as transformers_logging
 
 from p2p import durable
@@ -282,6 +283,8 @@ def export(
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
     place = hub.locate(identity.source, identity.revision)
+    if adapter_only:
+        _require_names_of_the_base(place)
     network = _trained(place, identity, files["weights.safetensors"])
     lost = None
     if isinstance(network, PeftModel) and not adapter_only:
@@ -321,6 +324,20 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Exported(out, origin, figures)
+
+
+def _require_names_of_the_base(place: hub.Place) -> None:
+    """Raise ConfigError where peft would put no tensor of the adapter into the base as transformers loads it.
+
+    Some models of several parts are loaded whole, and name the language model's tensors in another way then.
+    """
+    whole = read_config_json(place.folder, place.source)
+    kinds = (whole.get("model_type"), read_config(place).model_type)
+    if has_other_parts(whole) and len({CLASSES.get(kind) for kind in kinds}) > 1:
+        raise ConfigError(
+            f"{place.source} sees or hears, too, and has other names for the tensors of its language model,"
+            " which alone was trained: the adapter would change nothing in it. Leave --adapter out."
+        )
 
 
 def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.Module:
