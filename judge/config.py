@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from platformdirs import user_state_path
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from judge.errors import JudgeError
@@ -111,13 +111,23 @@ def _proxy(text: str) -> str:
     return text
 
 
+def _not_empty(given: object) -> object:
+    if given == "":
+        raise ValueError("it is empty; leave it out for the usual place")
+    return given
+
+
+_Place = Annotated[Path, BeforeValidator(_not_empty), Field(strict=False)]
+_Name = Annotated[str, Field(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 class JudgeSettings:
     # A SQLite file, or the address of a PostgreSQL database; "": default_database.
     database: str | Path = ""
     curriculum: str = "sapo-9"
     deadline: Annotated[float, Field(ge=1, le=86_400)] = 120.0  # seconds from question to answer
-    host: str = "127.0.0.1"
+    host: _Name = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8400  # 0: any free one
     # URLs that nodes reach this judge by; (): any.
     origin: Annotated[
@@ -129,25 +139,23 @@ class JudgeSettings:
         tuple[Annotated[str, AfterValidator(_proxy)], ...],
         Field(description="a list of addresses such as 127.0.0.1 or 10.0.0.0/8"),
     ] = ()
-    key: Annotated[Path, Field(strict=False)] | None = (
-        None  # of the receipts' signatures; None: beside the database
-    )
+    key: _Place | None = None  # of the receipts' signatures; None: beside the database
     # Seconds from one set of questions to the next.
     window: Annotated[float, Field(ge=60, le=2_678_400)] = 86_400.0
     verified_bytes: Annotated[int, Field(ge=0)] = 0  # size of one upload of weights; 0: none is accepted
     verified_model: Annotated[
-        tuple[str, ...], Field(description="a list of tiny, folders and repositories")
+        tuple[_Name, ...], Field(description="a list of tiny, folders and repositories")
     ] = ("tiny",)  # the models whose weights are evaluated
     verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # questions of each specialty
     # Own tasks that uploaded weights answer too, in no score, and questions of each.
     verified_benchmark: Annotated[
-        tuple[str, ...], Field(description="a list of files of questions and data sets of the hub")
+        tuple[_Name, ...], Field(description="a list of files of questions and data sets of the hub")
     ] = ()
     verified_benchmark_questions: Annotated[int, Field(ge=1, le=1000)] = 50
     # Address of a hub whose repositories may be named instead of an upload; "": none.
     verified_hub: str = ""
     # The folder of uploads; None: beside the database.
-    verified_folder: Annotated[Path, Field(strict=False)] | None = None
+    verified_folder: _Place | None = None
     shared: bool = False  # other judges use this database too
     log_json: bool = False
     invitation: str = ""  # invitation to the swarm, shown on the page "Join"

@@ -206,9 +206,16 @@ class Schema(Generic[Tree]):
             )
             mistakes.append(f"{given.origin}: {key_name(given.key)}: unknown key{hint}")
             return False
+        value = _frozen(given.value)
+        if any("\0" in str(text) for text in (value if isinstance(value, tuple) else (value,))):
+            # No file, program or address has one.
+            mistakes.append(
+                f"{given.origin}: {given.key}: expected no NUL character, found {shown(given.value)}"
+            )
+            return False
         try:
             checked: Any = Annotated[(info.annotation, *info.metadata, Field())]
-            TypeAdapter(checked, config=_STRICT).validate_python(_frozen(given.value))
+            TypeAdapter(checked, config=_STRICT).validate_python(value)
         except ValidationError as errors:
             for error in errors.errors(include_url=False):
                 index = error["loc"][0] if error["loc"] and isinstance(error["loc"][0], int) else None
