@@ -26,7 +26,7 @@ import trio
 
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
-from p2p.identity import Identity, nickname
+from p2p.identity import Identity
 from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody, Started
 from swarmd import link
@@ -43,7 +43,15 @@ from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import Programs
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
-from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
+from swarmd.daemon.membership import (
+    chosen_engine,
+    connection_news,
+    introduce,
+    nearby,
+    run,
+    sharing_member,
+    topic_of,
+)
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.publishing import Publisher
@@ -278,10 +286,8 @@ class Daemon:
         while True:
             refused = self.member.refused()
             now_connected = {peer.id for peer in self.member.peers()}
-            for peer in now_connected - connected:
-                self.view.talk(f"connected to {nickname(peer)} ({len(now_connected)} connected)")
-            for peer in connected - now_connected:
-                self.view.talk(f"disconnected from {nickname(peer)} ({len(now_connected)} connected)")
+            for news in connection_news(connected, now_connected):
+                self.view.talk(news)
             peers = self.status.peers(time.time())
             if refused or peers != told:
                 self.child.tell(

@@ -4,7 +4,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Set
 from pathlib import Path
 
 import trio
@@ -12,13 +12,14 @@ import trio
 from p2p.engines import Choice, choose, engine
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
-from p2p.identity import Identity
+from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import Introducer
 from p2p.peers.mdns import Mdns
+from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Envelope, Handlers, P2pEngine, PeerRequest
+from p2p.types import Envelope, Handlers, P2pEngine, PeerId, PeerRequest
 from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.exchange import wire
 from swarmd.exchange.swarm_id import swarm_digest
@@ -132,6 +133,16 @@ def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) 
 def nearby(member: Member) -> Mdns:
     """Return an mDNS service that finds members on the local network; run it beside the member."""
     return Mdns(member.topics, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
+
+
+def connection_news(before: Set[PeerId], now: Set[PeerId]) -> Iterator[str]:
+    """Say which members came and went, where there are fewer than a node dials of itself.
+
+    Of more, those that the DHT dialled to ask them something come and go every minute.
+    """
+    if min(len(before), len(now)) < TARGET_MEMBERS:
+        yield from (f"connected to {nickname(peer)} ({len(now)} connected)" for peer in now - before)
+        yield from (f"disconnected from {nickname(peer)} ({len(now)} connected)" for peer in before - now)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -17,11 +17,13 @@ import trio
 
 from p2p.identity import Identity
 from p2p.member import Member
+from p2p.types import PeerId
 from swarmd import link
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import daemon as daemon_module
 from swarmd.daemon.daemon import Daemon
+from swarmd.daemon.membership import connection_news
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.__main__ import NICE
@@ -137,3 +139,15 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
             await killed.wait()
         assert codes[0] == (130 if patience != "ends" else 0)
         nursery.cancel_scope.cancel()
+
+
+def test_connections_beyond_what_a_node_dials_are_not_told_each_minute() -> None:
+    """In a swarm of over eight members the DHT's own connections end after a minute and are made again."""
+    members = [PeerId(f"12D3KooW{number}") for number in range(12)]
+    few, enough, more = set(members[:6]), set(members[:8]), set(members[2:])
+    assert len([*connection_news(set(), few)]) == 6
+    told = [*connection_news(few, set(members[1:8]))]
+    assert [text.split(" ")[0] for text in told] == ["connected"] * 2 + ["disconnected"]
+    assert all(text.endswith("(7 connected)") for text in told)
+    assert not [*connection_news(enough, more)] and not [*connection_news(more, enough)]
+    assert len([*connection_news(more, few)]) == 8
