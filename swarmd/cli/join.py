@@ -20,10 +20,11 @@ from swarmd.cli.options import (
     SwarmName,
     Yes,
     as_state_dir,
+    ask,
     confirm,
     print_json,
 )
-from swarmd.cli.settings import config_file
+from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, NotRunning, command_for
 from swarmd.state.folder import Leaving, StateFolder, in_use, leaving
 from swarmd.terminal import printable, tell
@@ -203,7 +204,7 @@ def invite(
 
     if qr and as_json:
         raise ConfigError("--qr draws for people and --json prints for programs. Choose one.")
-    document = _document(as_state_dir(state_dir), config_file(config))
+    document = _document(as_state_dir(state_dir), config)
     for note in document["notes"]:
         tell(printable(note))
     text = document["invitation"]
@@ -215,18 +216,15 @@ def invite(
         _draw(as_link(text))
 
 
-def _document(folder: Path, file: Path | None) -> dict[str, Any]:
+def _document(folder: Path, config: Path | None) -> dict[str, Any]:
     """Return the invitation of the node that runs in `folder`, else of one configured like it."""
-    from swarmd.config.sources import resolve
-    from swarmd.daemon.choices import recalled
     from swarmd.daemon.inviting import invite as compose
-    from swarmd.daemon.local_api import control
     from swarmd.exchange.swarm_id import curriculum_of
 
     try:
-        return control.call(folder, "invitation", timeout=30.0)
+        return ask(folder, "invitation", timeout=30.0)
     except NotRunning:
-        node_config, _ = recalled(resolve(file, os.environ, {}), folder)
+        node_config = joined(config, folder, {})
     if not node_config.swarm.bootstrap:
         raise NotRunning(
             f"No node is running in {folder}, and no bootstrap address is configured: nobody could be"
@@ -320,7 +318,7 @@ def leave(
     elif in_use(folder):
         tell("the node stops: it finishes its round and saves")
     if in_use(folder):
-        control.call(folder, "stop")
+        ask(folder, "stop")
         control.wait_until_gone(folder, 660.0)
     with StateFolder.open(folder, restoring=True):
         plan = leaving(folder, everything=everything)

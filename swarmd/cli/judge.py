@@ -1,7 +1,6 @@
 """`swarmd leaderboard` and `swarmd verify`: read what judges say, check it, upload weights to them."""
 
 import json
-import os
 import re
 import sys
 import time
@@ -12,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, print_json
-from swarmd.cli.settings import config_file
+from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, ask, print_json
+from swarmd.cli.settings import joined
 from swarmd.errors import ConfigError, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.terminal import printable, tell
@@ -73,8 +72,6 @@ def verify(
 
     This proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
     """
-    from swarmd.config.sources import resolve
-    from swarmd.daemon.choices import recalled
     from swarmd.daemon.judging import weights_upload
     from swarmd.daemon.judging.judging import RECEIPTS_FILE, ReceiptFile
     from swarmd.daemon.judging.reader import NothingThere
@@ -94,7 +91,7 @@ def verify(
                 ) from None
             _tell(found, as_json)
         return
-    node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
+    node = joined(config, folder, {"judge": judge, "model": model})
     if node.judge.url in ("", "auto"):
         raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
     if not upload:
@@ -307,18 +304,15 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
 
 def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> list[str]:
     """Return the judges to ask: `given`, else the running node's, else the next join's."""
-    from swarmd.config.sources import resolve
-    from swarmd.daemon.choices import recalled
-    from swarmd.daemon.local_api.control import call
 
     if given:
         return given
     try:
-        if url := (call(folder, "status").get("judge") or {}).get("url"):
+        if url := (ask(folder, "status").get("judge") or {}).get("url"):
             return [str(url)]
     except (NotRunning, Unreachable):
         pass
-    url = recalled(resolve(config_file(config), os.environ, {}), folder)[0].judge.url
+    url = joined(config, folder, {}).judge.url
     if url == "auto":
         raise ConfigError(
             "judge.url is auto, and no running node of this state folder has found a judge. Start the node,"

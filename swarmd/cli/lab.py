@@ -11,6 +11,7 @@ import typer
 
 from swarmd.cli.options import AsJson, print_json
 from swarmd.errors import SwarmdError
+from swarmd.lab import EXPERIMENTS
 from swarmd.terminal import tell
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def list_experiments(as_json: AsJson = False) -> None:
     """
     from swarmd.lab.experiment import read_experiment
 
-    found = [read_experiment(path) for path in sorted(_shipped().glob("*.toml"))]
+    found = [read_experiment(path) for path in sorted(EXPERIMENTS.glob("*.toml"))]
     if as_json:
         print_json({"schema": 1, "experiments": [_described(one) for one in found]})
         return
@@ -182,15 +183,9 @@ def _described(one: "Experiment") -> dict[str, object]:
     }
 
 
-def _shipped() -> Path:
-    from swarmd.lab import EXPERIMENTS
-
-    return EXPERIMENTS
-
-
 def _file(given: str) -> Path:
     path = Path(given).expanduser()
-    shipped = {file.stem: file for file in _shipped().glob("*.toml")}
+    shipped = {file.stem: file for file in EXPERIMENTS.glob("*.toml")}
     # A results folder may have the same name.
     return shipped[given] if given in shipped and not path.is_file() else path
 

@@ -22,8 +22,9 @@ from swarmd.cli.options import (
     StateDir,
     answer,
     as_state_dir,
+    ask,
 )
-from swarmd.cli.settings import config_file
+from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
 from swarmd.terminal import printable, tell
@@ -92,10 +93,9 @@ def _examine(
     from swarmd.config.sources import load
     from swarmd.daemon.diagnosis.reachability_report import diagnose, no_network, no_port
     from swarmd.daemon.diagnosis.reachability_survey import survey_alone
-    from swarmd.daemon.local_api.control import call
 
     if in_use(folder):
-        found = call(folder, "network", timeout=45.0)
+        found = ask(folder, "network", timeout=45.0)
         return (diagnose(found) if found["engine"] is not None else no_network()), found
     node_config = load(config_file(config), os.environ, flags)
     if node_config.swarm.engine == "none":
@@ -135,8 +135,6 @@ def export(
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     _say_loading()
-    from swarmd.config.sources import resolve
-    from swarmd.daemon.choices import recalled
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export import FILES, base_of, loss_of, upload
     from swarmd.policy.export import export as write
@@ -150,19 +148,19 @@ def export(
     out = to or out or Path("swarmd-export")
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, FILES)
-    joined, _ = recalled(resolve(config_file(config), os.environ, {"model": base_of(run.files)}), folder)
+    node = joined(config, folder, {"model": base_of(run.files)})
     try:
-        curriculum = curriculum_of(joined).name
+        curriculum = curriculum_of(node).name
     except ConfigError:
         # The own tasks are gone; for the card their file's name will do.
-        curriculum = Path(joined.swarm.curriculum).stem
+        curriculum = Path(node.swarm.curriculum).stem
     made = write(
         run.files,
         metrics_behind(folder, run),
         curriculum,
         out.expanduser().absolute(),
         adapter_only=adapter,
-        ollama=joined if ollama else None,
+        ollama=node if ollama else None,
     )
     if note := loss_of(made.origin):
         tell(note)
@@ -184,13 +182,10 @@ def _say_loading() -> None:
 
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
     """Load the newest checkpoint as its node is configured."""
-    from swarmd.config.sources import resolve
-    from swarmd.daemon.choices import recalled
     from swarmd.trainer.trained_model import TrainedModel
 
     folder = as_state_dir(state_dir)
-    joined, _ = recalled(resolve(config_file(config), os.environ, {"device": device}), folder)
-    return TrainedModel(folder, joined)
+    return TrainedModel(folder, joined(config, folder, {"device": device}))
 
 
 Temperature = Annotated[

@@ -84,6 +84,13 @@ def as_state_dir(given: Path | None) -> Path:
     return (given or default_state_dir()).expanduser().absolute()
 
 
+def ask(folder: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
+    """Ask the node that runs in the folder, and return its answer. Raises NotRunning, Unreachable."""
+    from swarmd.daemon.local_api import control
+
+    return control.call(folder, operation, timeout=timeout, **arguments)
+
+
 def answer(document: Mapping[str, Any], text: str, as_json: bool, indent: str = "") -> None:
     """Print what a command found to standard output, as JSON for programs or as text for people.
 

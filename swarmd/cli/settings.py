@@ -2,15 +2,19 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, answer, as_state_dir, print_json
 from swarmd.errors import ConfigError
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
+
+if TYPE_CHECKING:
+    from swarmd.config.config import NodeConfig
 
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=True)
@@ -32,6 +36,14 @@ def config_file(given: Path | None) -> Path | None:
         (path := default_config_file()).stat()
         return path
     return None
+
+
+def joined(config: Path | None, folder: Path, flags: Mapping[str, object]) -> "NodeConfig":
+    """Return the settings that `swarmd join` would have in this state folder, with these flags."""
+    from swarmd.config.sources import resolve
+    from swarmd.daemon.choices import recalled
+
+    return recalled(resolve(config_file(config), os.environ, flags), folder)[0]
 
 
 @config_app.command("check", epilog="Example: swarmd config check node.toml")

@@ -20,6 +20,7 @@ from swarmd.cli.options import (
     Yes,
     answer,
     as_state_dir,
+    ask,
     confirm,
     print_json,
 )
@@ -38,20 +39,18 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Keep running and show every change.")] = False,
 ) -> None:
     """Show the node's state, last round, reward, peers and refused messages."""
-    from swarmd.daemon.local_api.control import call
     from swarmd.daemon.local_api.status_words import NAME_COLUMNS, status_lines
 
     folder = as_state_dir(state_dir)
     if watch:
         _watch(folder, as_json)
-    document = call(folder, "status")
+    document = ask(folder, "status")
     answer(document, "\n".join(status_lines(document)), as_json, indent=" " * (NAME_COLUMNS + 1))
 
 
 def _watch(folder: Path, as_json: bool) -> None:
     """Show the running node until interrupted, or until it stops: then NotRunning, exit code 6."""
     from swarmd.cli.views.plain import PlainView
-    from swarmd.daemon.local_api.control import call
 
     view: View = PlainView(sys.stdout)
     if not as_json and sys.stdout.isatty():
@@ -63,7 +62,7 @@ def _watch(folder: Path, as_json: bool) -> None:
     shown: Mapping[str, Any] | None = None
     try:
         while True:
-            document = call(folder, "status")
+            document = ask(folder, "status")
             if as_json and document != shown:
                 print_json(document)
             elif not as_json:
@@ -78,10 +77,9 @@ def _watch(folder: Path, as_json: bool) -> None:
 
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List connected peers, and peers whose rollouts arrive through others."""
-    from swarmd.daemon.local_api.control import call
     from swarmd.daemon.local_api.status_words import peer_lines
 
-    document = call(as_state_dir(state_dir), "peers")
+    document = ask(as_state_dir(state_dir), "peers")
     answer(document, "\n".join(peer_lines(document)), as_json)
 
 
@@ -104,10 +102,8 @@ def pause(
 
     The node stays in the swarm. A pause outlasts a restart of the node.
     """
-    from swarmd.daemon.local_api.control import call
-
     end = pause_end(for_, until, time.time())
-    document = call(as_state_dir(state_dir), "pause", until=end)
+    document = ask(as_state_dir(state_dir), "pause", until=end)
     if as_json:
         print_json(document)
     else:
@@ -131,9 +127,7 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     Your own pause ends. A condition that holds now (battery, hours, ...) is set aside until it has ended.
     """
-    from swarmd.daemon.local_api.control import call
-
-    document = call(as_state_dir(state_dir), "resume")
+    document = ask(as_state_dir(state_dir), "resume")
     if as_json:
         print_json(document)
     else:
@@ -199,10 +193,10 @@ def stop(
     ] = 660.0,
 ) -> None:
     """Stop the node: it finishes its round, saves and exits. Waits until it has."""
-    from swarmd.daemon.local_api.control import call, wait_until_gone
+    from swarmd.daemon.local_api.control import wait_until_gone
 
     folder = as_state_dir(state_dir)
-    call(folder, "stop")
+    ask(folder, "stop")
     if not as_json:
         tell("finishing the current round, then stopping …")
     if not wait_until_gone(folder, timeout):
@@ -230,10 +224,8 @@ def ui(
 
     The address holds a secret: whoever has it can stop the node.
     """
-    from swarmd.daemon.local_api.control import call
-
     folder = as_state_dir(state_dir)
-    document = call(folder, "ui")
+    document = ask(folder, "ui")
     answer(document, document["address"], as_json)
     if browser and not as_json and not _open(folder / OPENER, document["address"]):
         port = document["address"].partition("/?")[0].rpartition(":")[2]
@@ -328,7 +320,6 @@ def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     """Collect versions, settings and, where a node runs, its status, as files by name."""
 
     from swarmd.config.sources import flatten, resolve
-    from swarmd.daemon.local_api import control
     from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")
@@ -347,7 +338,7 @@ def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
         found["settings.json"] = str(error)
     for operation in ("status", "peers"):
         try:
-            found[f"{operation}.json"] = json.dumps(control.call(folder, operation), indent=1)
+            found[f"{operation}.json"] = json.dumps(ask(folder, operation), indent=1)
         except SwarmdError as error:
             found[f"{operation}.json"] = str(error)
     return found

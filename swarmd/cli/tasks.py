@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +102,7 @@ def show(
     from swarmd.tasks.sandbox.client import Verifier
     from swarmd.tasks.source import CurriculumTasks, open_tasks
 
-    with closing(Verifier(found)) as maker:
+    with Verifier(found) as maker:
         tasks = open_tasks(found, maker)
         task = tasks.task(TaskRef(specialty, n))
         if task is None:
