@@ -47,15 +47,23 @@ class NvidiaGpus:
 
     def watts(self) -> float | None:
         """Return the power that the node's GPUs draw now; None where it cannot be told."""
-        return self._of_each(lambda _, gpu: float(self.nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000, sum)
+        return self._of_each(self._watts, sum)
+
+    def _watts(self, _index: int, gpu: Any) -> float | None:
+        with contextlib.suppress(self.nvml.NVMLError):  # a card that knows no MIG
+            if self.nvml.nvmlDeviceGetMigMode(gpu)[0]:
+                # The figure is of all slices together, others' too.
+                return None
+        return float(self.nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
 
     def _of_each(
-        self, ask: Callable[[int, Any], float], together: Callable[[list[float]], float]
+        self, ask: Callable[[int, Any], float | None], together: Callable[[list[float]], float]
     ) -> float | None:
         if self.nvml is None:
             return None
         try:
-            found = [ask(index, gpu) for index, gpu in self._ours()]
+            asked = (ask(index, gpu) for index, gpu in self._ours())
+            found = [figure for figure in asked if figure is not None]
         except self.nvml.NVMLError as error:  # not supported by this GPU or on this platform
             log.debug("NVML: %s", error)
             return None

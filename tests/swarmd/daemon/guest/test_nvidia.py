@@ -21,7 +21,8 @@ class Nvml:
     NVML_ERROR_NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
 
     def __init__(self, *gpus: Mapping[str, Any]) -> None:
-        self.gpus = [SimpleNamespace(**{"contexts": [], "used": [], "mW": None} | gpu) for gpu in gpus]
+        usual = {"contexts": [], "used": [], "mW": None, "mig": None}
+        self.gpus = [SimpleNamespace(**usual | gpu) for gpu in gpus]
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.gpus)
@@ -46,6 +47,11 @@ class Nvml:
         if gpu.mW is None:
             raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return int(gpu.mW)
+
+    def nvmlDeviceGetMigMode(self, gpu: Any) -> list[int]:  # noqa: N802
+        if gpu.mig is None:
+            raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [gpu.mig, 1 - gpu.mig]  # now, and after a reset
 
 
 def gpus(nvml: Nvml) -> NvidiaGpus:
@@ -98,6 +104,11 @@ def test_whether_anything_will_be_told_is_known_before_the_node_uses_a_gpu() -> 
     """WSL and MIG tell nothing; an idle card has no sample yet."""
     mute, idle = {"used": None}, {"used": []}
     assert [gpus(Nvml(*each)).tells_use() for each in ([mute], [idle], [mute, idle])] == [False, True, True]
+
+
+def test_what_all_slices_of_a_card_draw_is_not_the_nodes() -> None:
+    slices, whole = ({"contexts": [TRAINER], "mW": 50_000, "mig": mig} for mig in (1, 0))
+    assert [gpus(Nvml(*each)).watts() for each in ([slices], [whole], [slices, whole])] == [None, 50.0, 50.0]
 
 
 @pytest.mark.gpu
