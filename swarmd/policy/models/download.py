@@ -23,7 +23,6 @@ from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
     HFValidationError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -37,6 +36,9 @@ PART: Final = ".swarmd-part"
 # What `http_get` hands on at once, and what is lost with the process. Its default is ten times as much.
 CHUNK_BYTES: Final = 2**20
 constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
+# Small files would come by hf_xet, which stalls for ever on some connections (huggingface/xet-core#869), and
+# whose errors are none of the hub's, of HTTP or of the disk.
+constants.HF_HUB_DISABLE_XET = True
 
 
 def fetch(repository: str, revision: str | None, patterns: Sequence[str], choices: str) -> Path:
@@ -191,19 +193,21 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
         raise NoModel(
             f"{repository} has no revision {revision!r}. Correct model.revision, or leave it out."
         ) from None
-    except (LocalEntryNotFoundError, httpx2.HTTPError) as error:
+    except (OSError, httpx2.HTTPError) as error:
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise NoModel(
+                f"no room on the disk to download {at}. Free some space, or set HF_HOME to another disk."
+            ) from error
+        if number is not None:
+            raise NoModel(
+                f"cannot store {at}: {_first_line(error)}. Check the folder that HF_HOME names."
+            ) from error
+        # Of huggingface_hub, which also says so that fewer bytes came than the hub had told.
         raise Unreachable(
             f"cannot fetch {at} from the Hugging Face hub, and it is not in the local cache"
             f" ({_first_line(error)}). Check the connection and HF_HUB_OFFLINE, or give --model a local"
             " folder; `--model tiny` needs no download."
-        ) from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoModel(
-                f"no room on the disk to download {at}. Free some space, or set HF_HOME to another disk."
-            ) from error
-        raise NoModel(
-            f"cannot store {at}: {_first_line(error)}. Check the folder that HF_HOME names."
         ) from error
 
 
