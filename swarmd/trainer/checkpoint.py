@@ -26,8 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -130,11 +129,10 @@ class Checkpoints:
             # One is there already where the same round comes again, after a resume from the one before it.
             durable.name_folder(partial, final, replacing=True)
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
             raise _explained(error, self.folder) from error
-        except CheckpointRefused:
+        finally:
+            # It has its name by now, or was not finished.
             shutil.rmtree(partial, ignore_errors=True)
-            raise
         self._prune(keep=final)
         self.size = sum(line["bytes"] for line in written.values())
         return final
@@ -164,7 +162,7 @@ class Checkpoints:
         damaged.
         """
         damaged: list[tuple[Path, Exception]] = []
-        for path in reversed(self._saved()):
+        for path in reversed(saved_in(self.folder)):
             try:
                 _verify(path, self._needs)
                 state = _decoder.decode((path / "run.msgpack").read_bytes())
@@ -183,10 +181,6 @@ class Checkpoints:
             )
         return None
 
-    def _saved(self) -> Sequence[Path]:
-        """Return the folders of the saved checkpoints, oldest first."""
-        return saved_in(self.folder)
-
     def _make_room(self, size: int) -> None:
         """Keep the newest checkpoint alone where the state folder would become too large.
 
@@ -194,7 +188,7 @@ class Checkpoints:
         """
         if self._most is None or folder_bytes(self.folder.parent) + size <= self._most:
             return
-        for old in self._saved()[:-1]:
+        for old in saved_in(self.folder)[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         if (wanted := folder_bytes(self.folder.parent) + size) > self._most:
             raise CheckpointRefused(
@@ -209,7 +203,7 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
 
     def _prune(self, keep: Path) -> None:
-        others = [p for p in self._saved() if p != keep and p.name < keep.name]
+        others = [p for p in saved_in(self.folder) if p != keep and p.name < keep.name]
         for path in [
             *others[: -(KEPT_CHECKPOINTS - 1)],
             *sorted(self.folder.glob("damaged-*"))[:-1],
@@ -275,12 +269,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: tuple[partial[Path], Future[Path]] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Wait for the save under way.
 
         Its failure is raised by `settle` alone: an exception that skipped `settle` matters more.

@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -353,7 +353,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
 
     policy = _open_policy(config, start.seed, report, daemon.rest)
-    with closing(policy), Saver(checkpoints) as saver:
+    with closing(policy), closing(Saver(checkpoints)) as saver:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
         parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
@@ -364,7 +364,11 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
         )
-        with _open_workers(config, policy, start.seed, state_dir, parts) as workers:
+        draw = partial(parts.tasks.draw, rng=parts.task_rng)
+        apart: AbstractContextManager[WorkerGroup | None] = (
+            open_workers(config, policy, start.seed, state_dir, draw) if is_apart(config) else nullcontext()
+        )
+        with apart as workers:
             if workers is not None:
                 parts = beside_generators(parts, workers.policy, workers.generators, workers.lag.note)
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
@@ -381,19 +385,6 @@ def _open_policy(
         return LanguagePolicy.open(config, seed, report=report, rest=rest)
     check_workers(config)
     return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report, rest)
-
-
-@contextmanager
-def _open_workers(
-    config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, parts: RoundParts
-) -> Iterator[WorkerGroup | None]:
-    if not is_apart(config):
-        yield None
-        return
-    with open_workers(
-        config, policy, seed, state_dir, partial(parts.tasks.draw, rng=parts.task_rng)
-    ) as workers:
-        yield workers
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:

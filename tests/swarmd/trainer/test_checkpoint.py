@@ -25,6 +25,7 @@ from swarmd.trainer.checkpoint import (
     RunState,
     Timetable,
     folder_bytes,
+    saved_in,
 )
 from swarmd.trainer.snapshot import metrics_behind, read_snapshot
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
@@ -81,7 +82,7 @@ def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
     for number in range(1, 5):
         checkpoints.save(state(number), policy("w" * 8_000))
         assert folder_bytes(tmp_path) <= 40_000
-    assert [path.name for path in checkpoints._saved()] == ["round-00000003", "round-00000004"]
+    assert [path.name for path in saved_in(checkpoints.folder)] == ["round-00000003", "round-00000004"]
     (tmp_path / "metrics.jsonl").write_text("x" * 15_000)
     with pytest.raises(CheckpointRefused, match=r"limits\.state"):
         checkpoints.save(state(5), policy("w" * 8_000))

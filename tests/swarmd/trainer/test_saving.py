@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class SmallDisk(Checkpoints):
 
 def test_whoever_saves_goes_on_and_settling_waits_until_it_is_durable(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
-    with Saver(disk) as saver:
+    with closing(Saver(disk)) as saver:
         saver.begin(state(1), policy())
         assert disk.asked.wait(TIMEOUT_S) and disk.durable() == 0 and not saver.over
         disk.let_go.set()
@@ -79,7 +80,7 @@ def test_whoever_saves_goes_on_and_settling_waits_until_it_is_durable(tmp_path: 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
-    with Saver(disk) as saver:
+    with closing(Saver(disk)) as saver:
         saver.begin(state(1), policy())
         threading.Timer(0.05, disk.let_go.set).start()
         saver.begin(state(2), policy())
@@ -89,7 +90,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
 
 def test_a_save_that_failed_is_told_and_tried_again_until_there_is_room(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path)
-    with Saver(disk) as saver:
+    with closing(Saver(disk)) as saver:
         saver.begin(state(1), policy())
         for tries in (2, 3):
             with pytest.raises(DiskFull, match="Free some space"):
@@ -110,7 +111,7 @@ def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
         def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
             raise ZeroDivisionError
 
-    with Saver(Broken(tmp_path)) as saver:
+    with closing(Saver(Broken(tmp_path))) as saver:
         saver.begin(state(1), policy())
         with pytest.raises(ZeroDivisionError):
             saver.settle()
