@@ -191,7 +191,8 @@ class Daemon:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             await self.startup(nursery)
-            await self.serve()
+            # Until the trainer is done or stopped, or it makes no sense to start it again.
+            await self.child.run()
             nursery.cancel_scope.cancel()
         self.shutdown()
 
@@ -221,22 +222,19 @@ class Daemon:
         await nursery.start(partial(control.serve, self._folder, handlers))
         self.guest.begin()
         nursery.start_soon(self._be_in_swarm, nursery)
-        nursery.start_soon(self.member.dial_back.run)
-        if self.engine is not None:
-            nursery.start_soon(self.isolation.run)
-            nursery.start_soon(self.acknowledger.run)
-        nursery.start_soon(self.judging.run)
         for name in self.config.metrics.report_to:
             nursery.start_soon(run_tracker, name, self._folder, self.identity.peer_id, self.view.talk)
-        nursery.start_soon(self.guest.run)
-        nursery.start_soon(self.gatherer.run)
-        nursery.start_soon(self._report_swarm)
-        nursery.start_soon(self.publisher.run)
-        nursery.start_soon(self._refresh_view)
-
-    async def serve(self) -> None:
-        """Run the trainer until it is done or stopped, or until it makes no sense to start it again."""
-        await self.child.run()
+        for task in (
+            self.member.dial_back.run,
+            *((self.isolation.run, self.acknowledger.run) if self.engine is not None else ()),
+            self.judging.run,
+            self.guest.run,
+            self.gatherer.run,
+            self._report_swarm,
+            self.publisher.run,
+            self._refresh_view,
+        ):
+            nursery.start_soon(task)
 
     def shutdown(self) -> None:
         """Show how the node ended. Raises SwarmdError where the trainer failed."""

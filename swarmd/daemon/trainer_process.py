@@ -65,7 +65,6 @@ class TrainerChild:
         self.failed: link.TrainerFailed | None = None
         self.finished = False
         self.ready = False  # whether the model is loaded and rounds run
-        self._stopping = False
         self._told_to_stop = trio.Event()
         self._deaths = Deaths()
         self._outbox = link.MessageQueue()
@@ -88,13 +87,11 @@ class TrainerChild:
         if not self.ready:
             self.kill()
             return
-        self._stopping = True
         self._told_to_stop.set()
         self.tell(link.Stop())
 
     def kill(self) -> None:
         """Kill it. The rounds since the last checkpoint are lost."""
-        self._stopping = True
         self._told_to_stop.set()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -111,7 +108,7 @@ class TrainerChild:
             else:
                 status = await self._talk_until_end(process, ours)
                 cause = self._ending or _cause(status, self.log_file)
-            if self.finished or self._stopping or self.failed is not None:
+            if self.finished or self._told_to_stop.is_set() or self.failed is not None:
                 return
             death = self._deaths.died(cause)
             if death.hopeless:
@@ -124,7 +121,7 @@ class TrainerChild:
             self.on_death(death)
             with trio.move_on_after(death.backoff):
                 await self._told_to_stop.wait()
-            if self._stopping:
+            if self._told_to_stop.is_set():
                 return
             self.restarts += 1
 
@@ -161,7 +158,7 @@ class TrainerChild:
     async def _talk_until_end(self, process: trio.Process, ours: socket.socket) -> int:
         """Talk to the process until it ends; returns its exit status."""
         self.pid, self._stuck, self._ending = process.pid, None, ""
-        if self._stopping:
+        if self._told_to_stop.is_set():
             # The stop came while the process was being started.
             self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -288,7 +285,6 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
             )
     except OSError as error:
         talk(f"{name} gets no figures: its process cannot be started: {error}")
-        log.warning("the tracker %s cannot be started: %s", name, error)
         return
     try:
         await process.wait()
@@ -296,7 +292,6 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
             f"{name} gets no more figures: its process ended with status {process.returncode}; see"
             f" {folder / LOG_FILE}"
         )
-        log.warning("the tracker %s ended with status %s", name, process.returncode)
     finally:
         if process.returncode is None:
             process.terminate()

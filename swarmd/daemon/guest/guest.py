@@ -167,7 +167,6 @@ class Guest:
         if self._facts is None:
             for note in self._unknown(facts):
                 self._talk(note)
-                log.warning("%s", note)
         self._facts = facts
         self._decide()
 
