@@ -241,9 +241,16 @@ class PackedLayout:
             before += len(tile.spans) * tile.queries
         # [T]: the place of each token's output in the tiles' outputs, laid end to end.
         self._place = place.to(device)
+        self._queries, self._keys = (
+            (list(map(len, places)), torch.cat(places).to(device))
+            for places in ([t.query_places for t in self._tiles], [t.key_places for t in self._tiles])
+        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:  # noqa: ARG002  the same in every layer
-        outs = [tile.attend(query, key, value, rules) for tile in self._tiles]
+        # Read for all tiles at once, as the gradient of each reading is as long as the stream.
+        read = ((query, self._queries), (key, self._keys), (value, self._keys))
+        parts = (torch.split(_pick(x, places), sizes) for x, (sizes, places) in read)
+        outs = [tile.attend(q, k, v, rules) for tile, q, k, v in zip(self._tiles, *parts, strict=True)]
         return _pick(torch.cat(outs) if len(outs) > 1 else outs[0], self._place)
 
     def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:  # noqa: ARG002  the same in every layer
@@ -303,23 +310,20 @@ class _Tile:
         self.queries, self._keys = max(s.length for s in spans), max(s.keys for s in spans)
         start, length, before = torch.tensor([[s.start, s.length, s.position] for s in spans]).T[:, :, None]
         q = torch.arange(self.queries)[None]
-        self._query_places = (start + q.minimum(length - 1)).flatten().to(device)
+        self.query_places = (start + q.minimum(length - 1)).flatten()
         # Padding may hold any token, as no query sees so far.
         places = torch.zeros(len(spans), self._keys, dtype=torch.long)
         for row, span in zip(places, spans, strict=True):
             row[: span.keys] = torch.cat(
                 [torch.arange(s.start, s.start + s.length) for s in (*span.prefix, span)]
             )
-        self._key_places = places.flatten().to(device)
+        self.key_places = places.flatten()
         # A query that is padding stands for the last one: it must see something, or its row would be nan.
         self._positions = (before + q.minimum(length - 1)).to(device)
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
-        q, k, v = (
-            _pick(x, places).view(len(self.spans), -1, *x.shape[1:]).transpose(1, 2)
-            for x, places in ((query, self._query_places), (key, self._key_places), (value, self._key_places))
-        )
+        q, k, v = (x.view(len(self.spans), -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
         return masked(q, k, v, self._mask(rules.window), rules).transpose(1, 2).flatten(0, 1)
 
     def _mask(self, window: int | None) -> Tensor:
