@@ -13,7 +13,7 @@ Two private methods of TRL are used, and both stand in `SwarmGRPOTrainer` alone:
 log-probabilities of others' text where TRL wants any: it is this policy's, as in SAPO.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any
@@ -101,6 +101,9 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(model, funcs, args, train_dataset, *more, **options)
         self.swarm, self.replaced = swarm, 0
         self._words: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
+        # What ends an answer; before TRL 1.15 that was the tokenizer's end alone, which Gemma never writes.
+        self._ends: Sequence[int] = getattr(self, "eos_token_ids", [self._words.eos_token_id])
+        self._end: int = self._words.eos_token_id  # the one that this model uses
         self._head: list[Any] = []  # what stands before the question in a prompt
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,6 +111,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not self.model.training:
             return out
         size = self.num_generations
+        self._end = next((ids[-1] for ids, ended in self._own(out) if ended), self._end)
         informative = (out["advantages"].view(-1, size).abs().amax(dim=1) > NO_ADVANTAGE).tolist()
         self._share(inputs, out, [group for group, has in enumerate(informative) if has])
         free = [group for group, has in enumerate(informative) if not has]
@@ -120,24 +124,23 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._replace(out, dict(zip(free, mine, strict=False))) if theirs else out
 
     def _share(self, inputs: Sequence[dict[str, Any]], out: dict[str, Any], groups: Sequence[int]) -> None:
-        size, own = self.num_generations, []
+        size, own, answers = self.num_generations, [], list(self._own(out))
         for group in groups:
-            row = inputs[group * size]
-            # What is masked as a whole was cut off, and is not to be trained on: others score its text.
-            ids = [
-                ids[mask.bool() if mask.any() else slice(None)].tolist()
-                for ids, mask in zip(
-                    out["completion_ids"][group * size : (group + 1) * size],
-                    out["completion_mask"][group * size : (group + 1) * size],
-                    strict=True,
-                )
-            ]
-            texts = self._words.batch_decode(ids, skip_special_tokens=True)
-            ended = [self._words.eos_token_id in each for each in ids]
-            own.append((row["specialty"], row["n"], row["prompt"][-1]["content"], texts, ended))
+            row, these = inputs[group * size], answers[group * size : (group + 1) * size]
+            texts = self._words.batch_decode([ids for ids, _ in these], skip_special_tokens=True)
+            ends = [ended for _, ended in these]
+            own.append((row["specialty"], row["n"], row["prompt"][-1]["content"], texts, ends))
         for specialty, n, question, texts, ended in gather_object(own):
-            answers = [Completion(text, end) for text, end in zip(texts, ended, strict=True)]
-            self.swarm.share(Task(TaskRef(specialty, n), question, {}), answers)
+            said = [Completion(text, end) for text, end in zip(texts, ended, strict=True)]
+            self.swarm.share(Task(TaskRef(specialty, n), question, {}), said)
+
+    def _own(self, out: dict[str, Any]) -> Iterator[tuple[list[int], bool]]:
+        """Yield the ids of each completion of the batch, and whether it ended by itself."""
+        for ids, mask in zip(out["completion_ids"], out["completion_mask"], strict=True):
+            # What is masked as a whole was cut off, and is not to be trained on: others score its text.
+            whole = bool(mask.any())
+            kept = ids[mask.bool() if whole else slice(None)].tolist()
+            yield kept, whole and kept[-1] in self._ends
 
     def _unfit(self, group: ScoredGroup) -> str | None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
@@ -161,7 +164,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         ids: list[int] = self._words(completion.text, add_special_tokens=False, split_special_tokens=True)[
             "input_ids"
         ]
-        return [*ids, self._words.eos_token_id] if completion.ended else ids or [self._words.eos_token_id]
+        return [*ids, self._end] if completion.ended else ids or [self._end]
 
     def _replace(self, out: dict[str, Any], theirs: dict[int, ScoredGroup]) -> dict[str, Any]:
         """Write others' groups into these places of the batch. All ranks call it together."""

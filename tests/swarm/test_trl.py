@@ -46,6 +46,11 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     assert found["twice"]["rows"][2:] == found["short"]["rows"][2:] == ["", ""]
     assert found["once"]["old"] is None and found["twice"]["old"] == [found["twice"]["shapes"][2], True]
     assert found["rewards"] == [1.0, 0.0]
+    # The end that the model's settings name and its answers have is the end of others' answers, too; the
+    # lowest version stops at the tokenizer's alone.
+    end = "<|endoftext|>" if name == "trl-lowest" else "</answer>"
+    assert all(row.endswith("</answer>" + end) for row in found["turn"]["rows"][:2])
+    assert any(found["turn"]["ended"]) and not any(found["short"]["ended"])
 
 
 def test_each_of_two_ranks_takes_its_share_and_their_weights_stay_the_same(tmp_path: Path) -> None:

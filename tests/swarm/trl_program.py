@@ -64,10 +64,16 @@ def refusals(swarm: swarmd.JoinedSwarm) -> list[str]:
     return said
 
 
-def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: Any) -> dict[str, Any]:
-    """Train for two steps while another member's groups are here, and show the first batch."""
+def trained(
+    swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, end: str = "", **settings: Any
+) -> dict[str, Any]:
+    """Train for two steps while another member's groups are here, and show the first batch.
+
+    end: what the model's own settings let an answer end with, too.
+    """
     batches: list[dict[str, Any]] = []
     shared: list[list[str]] = []
+    ended: list[bool] = []
 
     class Shown(SwarmGRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -75,7 +81,11 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
             return batches[-1]
 
         def _share(self, inputs: Any, out: Any, groups: Any) -> None:
-            there = SimpleNamespace(share=lambda _, answers: shared.append([one.text for one in answers]))
+            def keep(_: Any, answers: Any) -> None:
+                shared.append([one.text for one in answers])
+                ended.extend(one.ended for one in answers)
+
+            there = SimpleNamespace(share=keep)
             self.swarm, joined = there, self.swarm
             super()._share(inputs, out, [0])  # as if it were informative
             self.swarm = joined
@@ -88,6 +98,9 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
         )
     wait_until(lambda: len(swarm._parts.pool) >= 4)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    if end:
+        ids = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(end)]
+        model.generation_config.eos_token_id = ids
     before = [weights.clone() for weights in model.parameters()]
     trainer = Shown(
         model,
@@ -109,6 +122,7 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
     old = out.get("old_per_token_logps")
     return {
         "shared": shared[0],
+        "ended": ended[:4],
         "replaced": trainer.replaced,
         "rows": rows,
         "ends": (out["completion_ids"] * out["completion_mask"] == tokenizer.eos_token_id)[group : group + 4]
@@ -156,6 +170,7 @@ def main() -> None:
         ) as swarm,
     ):
         found = {"refused": refusals(swarm), "once": trained(swarm, other)}
+        found["turn"] = trained(swarm, other, end="</answer>")
         found["twice"] = trained(swarm, other, num_iterations=2, mask_truncated_completions=True)
         # Each of our own answers is cut off after a token.
         short = {"generation_kwargs": {"max_new_tokens": 1}, "mask_truncated_completions": True}
