@@ -100,7 +100,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         funcs = reward_func(swarm) if reward_funcs is None else reward_funcs
         super().__init__(model, funcs, args, train_dataset, *more, **options)
         self.swarm, self.replaced = swarm, 0
-        self._words: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
+        either: Any = self.processing_class
+        self._words: Any = getattr(either, "tokenizer", either)
         # What ends an answer; before TRL 1.15 that was the tokenizer's end alone, which Gemma never writes.
         self._ends: Sequence[int] = getattr(self, "eos_token_ids", [self._words.eos_token_id])
         self._end: int = self._words.eos_token_id  # the one that this model uses
