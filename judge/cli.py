@@ -97,8 +97,6 @@ def _settings(given: Mapping[str, Any]) -> JudgeSettings:
     settings, _ = SCHEMA.build(SCHEMA.read(given["config"], os.environ, flags))
     if settings.database:
         return settings
-    # Imported here: it takes a while, and --help does not need it.
-
     return replace(settings, database=default_database(find_curriculum(settings.curriculum).name))
 
 
