@@ -4,11 +4,17 @@ import contextlib
 import errno
 import glob
 import itertools
+import logging
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -22,6 +28,23 @@ def create(path: Path, data: bytes, mode: int = 0o600) -> None:
     An existing file is never touched. Raises FileExistsError, or another OSError.
     """
     _place(path, data, mode, _link)
+
+
+def load(path: Path, read: Callable[[bytes], T], without: str, most: int = -1) -> T | None:
+    """Return what `read` makes of a file's bytes, at most `most`; None where there is no file.
+
+    One that cannot be read is set aside. without: what follows from that, for the log.
+    """
+    try:
+        with path.open("rb") as file:
+            return read(file.read(most))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        # msgspec's errors are ValueErrors. Where the folder cannot be written, the next save says so.
+        with contextlib.suppress(OSError):
+            log.warning("%s was damaged (%s) and is now %s; %s", path, error, set_aside(path), without)
+        return None
 
 
 def set_aside(path: Path) -> Path:

@@ -1,8 +1,8 @@
 """Keeps over restarts what admission must not forget, in two files of the state folder."""
 
-import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -39,7 +39,9 @@ class AdmissionMemory:
         self._seen = NumberFile(folder / SEEN) if folder is not None else None
         self._path = folder / REPUTATION if folder is not None else None
         self.not_before = max(int(clock() * 1000), self._seen.value + 1 if self._seen else 0) / 1000
-        self._load()
+        if self._path is not None:
+            load = partial(self.reputation.load, now=clock())
+            durable.load(self._path, load, "all scores of peers begin anew", MAX_FILE_BYTES)
 
     def note(self, sent_at: int) -> None:
         """Note when an admitted frame was sent, in ms. It may be used when this returns."""
@@ -66,25 +68,6 @@ class AdmissionMemory:
                 self._seen.write(until)
         except StateUnwritable as error:
             log.warning("%s. After a crash a frame of the last seconds may be admitted twice", error)
-
-    def _load(self) -> None:
-        """Load the scores. A damaged file is set aside, and all begin anew: hostile peers are found again."""
-        if self._path is None:
-            return
-        try:
-            with self._path.open("rb") as file:
-                self.reputation.load(file.read(MAX_FILE_BYTES), self._clock())
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):  # the folder is not writable: `_save` says so
-                aside = durable.set_aside(self._path)
-                log.warning(
-                    "%s was damaged (%s) and is now %s; all scores of peers begin anew",
-                    self._path,
-                    error,
-                    aside,
-                )
 
     def _save(self, scores: bytes) -> None:
         if self._path is None:

@@ -152,11 +152,11 @@ class Reputation:
         return msgspec.msgpack.encode((VERSION, self._peers))
 
     def load(self, data: bytes, now: float) -> None:
-        """Take over what `dump` gave. Raises ValueError on anything else, and then changes nothing."""
-        try:
-            _, peers = _decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(str(error)) from None
+        """Take over what `dump` gave.
+
+        Raises ValueError or RecursionError on anything else, and then changes nothing.
+        """
+        _, peers = _decoder.decode(data)
         self._peers = {PeerId(peer): record for peer, record in peers.items()}
         for record in self._peers.values():
             # Where the clock was set back, no ban becomes longer.

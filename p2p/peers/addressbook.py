@@ -290,16 +290,13 @@ class AddressBook:
     def restore(self, content: bytes, written: float) -> None:
         """Add what a file holds, into a book that has at most pinned peers.
 
-        Raises ValueError on anything else than what `dump` gives, and then changes nothing.
+        Raises ValueError or RecursionError on anything else than what `dump` gives, and then changes nothing.
 
         written: when the file was, seconds since the epoch.
         """
         if len(content) > MAX_FILE_BYTES:
             raise ValueError("too long")
-        try:
-            file = _decoder.decode(content)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise ValueError(str(error)) from None
+        file = _decoder.decode(content)
         entries = [_checked(*entry, written) for entry in itertools.islice(file.peers.items(), 2 * MAX_PEERS)]
         self._tables = Tables(bytes.fromhex(file.key))
         self.anchors = tuple(map(PeerId, file.anchors[:ANCHORS]))

@@ -21,21 +21,12 @@ class AddressBookFile:
         """Read the file into the book. A damaged one is set aside: peers can be found again."""
         # Whether it was told that the file cannot be written.
         self._book, self._path, self._told = book, path, False
-        if path is None:
-            return
-        try:
-            with path.open("rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
-            book.restore(content, path.stat().st_mtime)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            # Without the file peers are found as at a first start.
-            log.warning("cannot read the address book %s: %s", path, error.strerror)
-        except ValueError as error:
-            aside = durable.set_aside(path)
-            log.warning(
-                "the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, aside
+        if path is not None:
+            durable.load(
+                path,
+                lambda content: book.restore(content, path.stat().st_mtime),
+                "peers are found anew",
+                MAX_FILE_BYTES + 1,
             )
 
     def save(self) -> None:

@@ -4,7 +4,6 @@ Days and months are those of the machine's own time zone. The file is replaced a
 what came since the last save.
 """
 
-import contextlib
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -64,7 +63,8 @@ class UsageLedger:
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
-        self._ledger = self._read()
+        read = msgspec.json.Decoder(_Ledger).decode
+        self._ledger = durable.load(path, read, "counting begins anew") or _Ledger(clock())
         self._saved_at, self._saved_bytes = clock(), self._ledger.total.bytes_moved
         self._failed = False
 
@@ -120,22 +120,6 @@ class UsageLedger:
     def _names(self) -> tuple[str, str]:
         now = datetime.fromtimestamp(self._clock()).astimezone()
         return now.strftime("%Y-%m-%d"), now.strftime("%Y-%m")
-
-    def _read(self) -> _Ledger:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Ledger)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, RecursionError) as error:
-            # msgspec's errors are ValueErrors.
-            with contextlib.suppress(OSError):
-                log.warning(
-                    "%s is damaged (%s) and is now %s; counting begins anew",
-                    self._path,
-                    error,
-                    durable.set_aside(self._path),
-                )
-        return _Ledger(self._clock())
 
 
 def _row(kind: str, name: str | float, usage: Usage) -> dict[str, Any]:
