@@ -189,17 +189,23 @@ class Daemon:
         self._stopping = False  # whether the trainer was asked to stop
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            await self.startup(nursery)
-            # Until the trainer is done or stopped, or it makes no sense to start it again.
-            await self.child.run()
-            nursery.cancel_scope.cancel()
-        self.shutdown()
+        async with trio.open_nursery() as outer:
+            async with trio.open_nursery() as nursery:
+                await self.startup(nursery, outer)
+                # Until the trainer is done or stopped, or it makes no sense to start it again.
+                await self.child.run()
+                self._stopping = True
+                nursery.cancel_scope.cancel()
+            self.shutdown()
+            outer.cancel_scope.cancel()
 
-    async def startup(self, nursery: trio.Nursery) -> None:
+    async def startup(self, nursery: trio.Nursery, outer: trio.Nursery) -> None:
         """Start the network and the background tasks.
 
         Returns once signals are handled and the control socket answers.
+
+        outer: watches for signals until all of `nursery` has ended. The default action of a second one would
+            end the process before it has written what it writes at its end.
         """
         self._nursery = nursery
         handlers: dict[str, control.Handler] = {
@@ -218,7 +224,7 @@ class Daemon:
         handlers["ui"] = opening.on_ui
         if self.config.metrics.listen:
             await opening.serve_metrics(self.config.metrics.listen)
-        await nursery.start(self._watch_signals)
+        await outer.start(self._watch_signals)
         await nursery.start(partial(control.serve, self._folder, handlers))
         self.guest.begin()
         nursery.start_soon(self._be_in_swarm, nursery)

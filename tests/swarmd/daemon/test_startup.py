@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.identity import Identity
 from p2p.member import Member
@@ -104,7 +105,7 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
     monkeypatch.setattr(daemon_module, "nearby", nearby)
     config = NodeConfig.model_validate({"swarm": {"engine": "libp2p", "listen": ("/ip4/127.0.0.1/tcp/0",)}})
     async with trio.open_nursery() as nursery:
-        await Daemon(config, tmp_path, PlainView(io.StringIO())).startup(nursery)
+        await Daemon(config, tmp_path, PlainView(io.StringIO())).startup(nursery, nursery)
         await until(lambda: announced)
         nursery.cancel_scope.cancel()
     (addresses,) = announced
@@ -123,7 +124,7 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
         trio.Event(),
     )
     async with trio.open_nursery() as nursery:
-        await daemon.startup(nursery)
+        await daemon.startup(nursery, nursery)
         codes: list[int | None] = []
 
         def kill() -> None:
@@ -139,6 +140,28 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
             await killed.wait()
         assert codes[0] == (130 if patience != "ends" else 0)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_signal_at_the_end_does_not_cut_off_what_is_written_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
+    writing = trio.Event()
+
+    async def last_to_end() -> None:
+        try:
+            writing.set()
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.testing.wait_all_tasks_blocked()
+                handled.append(signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before))
+
+    handled, before = list[bool](), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(daemon.child, "run", writing.wait)
+    monkeypatch.setattr(daemon.gatherer, "run", last_to_end)
+    await daemon.run()
+    assert handled == [True] and signal.getsignal(signal.SIGTERM) == before
 
 
 def test_connections_beyond_what_a_node_dials_are_not_told_each_minute() -> None:
