@@ -19,7 +19,7 @@ from judge.api.reading import host_of, service_of, signer_of
 from judge.api.replies import GradeReply, QuestionsReply
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.api.responses import OPEN, REFUSED
-from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused, too_often
 from judge.evaluation.service import JudgeService
 from judge.pages import routes
 from judge.pages.routes import refused_page
@@ -196,15 +196,7 @@ def _pay(request: Request, size: int) -> None:
     """
     now = service_of(request).now()
     if wait := request.app.state.answer_bytes.of(network_of(host_of(request)), now).wait(now, size):
-        seconds = int(wait) + 1
-        raise Refused(
-            Refusal(
-                429,
-                "the answers of your network are too much text",
-                f"Send it again in {seconds} s.",
-                retry_after=seconds,
-            )
-        )
+        raise too_often("the answers of your network are too much text", "Send it again", wait)
 
 
 def _parse(kind: type[B], body: bytes) -> B:

@@ -51,6 +51,12 @@ class Refused(Exception):
         self.refusal = refusal
 
 
+def too_often(error: str, again: str, wait: float) -> Refused:
+    """Return the refusal of what comes too often. again: what to do, to be followed by "in … s."."""
+    seconds = int(wait) + 1
+    return Refused(Refusal(429, error, f"{again} in {seconds} s.", retry_after=seconds))
+
+
 BAD_SIGNATURE = Refusal(
     401,
     "the signature does not match the request",

@@ -21,7 +21,7 @@ from judge.api.replies import (
 )
 from judge.api.responses import REFUSED, readable
 from judge.api.signing import verify_request
-from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
+from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused, too_often
 from judge.evaluation.service import JudgeService
 from judge.figures.intervals import Interval, always
 from judge.figures.leaderboard import (
@@ -231,11 +231,7 @@ async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
     service = service_of(request)
     now, buckets = service.now(), request.app.state.boards
     if not service.boards.kept(view) and (wait := buckets.of(network_of(host_of(request)), now).wait(now)):
-        seconds = int(wait) + 1
-        said = f"Read it again in {seconds} s."
-        raise Refused(
-            Refusal(429, "your network reads too many pages of the leaderboard", said, retry_after=seconds)
-        )
+        raise too_often("your network reads too many pages of the leaderboard", "Read it again", wait)
     return await service.boards.get(view)
 
 

@@ -29,6 +29,7 @@ from judge.errors import (
     NotTogether,
     Refusal,
     Refused,
+    too_often,
 )
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
@@ -219,15 +220,7 @@ class JudgeService:
             )
         now = self._monotonic()
         if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
-            seconds = int(wait) + 1
-            raise Refused(
-                Refusal(
-                    429,
-                    "you ask too often",
-                    f"Ask again in {seconds} s; set judge.every higher.",
-                    retry_after=seconds,
-                )
-            )
+            raise too_often("you ask too often", "Set judge.every higher, and ask again", wait)
         standing = await self.write(self._store.standing, signed.peer)
         asker = Requester(network_of(host), standing.answered >= LISTED_ANSWERS)
         if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):

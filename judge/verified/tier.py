@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused
+from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused, too_often
 from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
 from judge.logs import survived
 from judge.store.verifications import VerificationRecords
@@ -276,15 +276,7 @@ class VerifiedTier:
             raise Refused(CROWDED_UPLOADS)
         now = self._judge.monotonic()
         if wait := self._peers.of(peer, now).wait(now) or self._rates.of(network, now).wait(now):
-            seconds = int(wait) + 1
-            raise Refused(
-                Refusal(
-                    429,
-                    "you or your network upload too often",
-                    f"Upload again in {seconds} s.",
-                    retry_after=seconds,
-                )
-            )
+            raise too_often("you or your network upload too often", "Upload again", wait)
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
         """Receive the weights. Raises Refused; TimeoutError where the sender is too slow."""
