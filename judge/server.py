@@ -32,6 +32,7 @@ from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable, JudgeCannotListen
 from judge.evaluation.service import open_service
 from judge.types import network_of
+from swarmd.terminal import hang_up
 
 R = TypeVar("R", bound=Hashable)
 
@@ -179,7 +180,8 @@ class JudgeServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        ends = (signal.SIGINT, signal.SIGTERM, *hang_up())
+        before = {number: signal.signal(number, self._stop) for number in ends}
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ import codecs
 import errno
 import io
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
@@ -51,6 +52,11 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     letter = error.object[error.start]
     return _IN_ASCII.get(letter) or ascii(letter)[1:-1], error.start + 1
+
+
+def hang_up() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, that a closed terminal ends us in order; nothing under nohup, which has it ignored."""
+    return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:

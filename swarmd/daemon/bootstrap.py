@@ -37,7 +37,7 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, StateFolder
 from swarmd.state.logs import set_up_logging
 from swarmd.tasks.curriculum import CURRICULA
-from swarmd.terminal import printable
+from swarmd.terminal import hang_up, printable
 
 # The listening port unless configured. Others write it down, so it must stay the same.
 PORT = 4001
@@ -127,7 +127,7 @@ class BootstrapNode:
         }
 
     async def _watch_signals(self, *, task_status: Started) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
             task_status.started("")
             async for number in signals:
                 self.exit_code = 130 if number == signal.SIGINT else 0

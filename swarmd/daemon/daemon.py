@@ -68,6 +68,7 @@ from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFold
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
 from swarmd.state.tracking import check_installed
+from swarmd.terminal import hang_up
 
 log = logging.getLogger(__name__)
 
@@ -461,7 +462,7 @@ class Daemon:
 
         A terminal that is closed meanwhile does not hurry it.
         """
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
             task_status.started("")
             async for number in signals:
                 if number == signal.SIGINT:

@@ -18,6 +18,7 @@ import trio
 from p2p.types import Started
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
+from swarmd.terminal import hang_up
 
 # How much is kept of what a run said.
 LAST_CHARACTERS = 2000
@@ -145,7 +146,7 @@ async def _play(
 
 async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
     """Treat SIGTERM, and SIGHUP of a closed terminal, as Ctrl-C: end the runs under way before us."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, *hang_up()) as signals:
         task_status.started(())
         async for _ in signals:
             raise KeyboardInterrupt

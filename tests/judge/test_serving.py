@@ -171,12 +171,13 @@ def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
             told += trio.run(until_it_dies, str(ready["url"]), process, 0.03 + 0.1 * i)
 
 
-def test_sigterm_ends_the_judge_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_judge_cleanly(tmp_path: Path, by: signal.Signals) -> None:
     with serving(tmp_path) as (process, ready):
         trio.run(evaluate, client(str(ready["url"]), 1), 1)
         half_open = socket.create_connection(address(ready))
         half_open.sendall(b"POST /v1/eval")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(by)
         assert process.wait(TIMEOUT_S) == 0 and process.stderr is not None and process.stderr.read() == ""
         half_open.close()
 

@@ -142,6 +142,20 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
         nursery.cancel_scope.cancel()
 
 
+async def test_under_nohup_a_closed_terminal_does_not_stop_the_node(tmp_path: Path) -> None:
+    daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with trio.open_nursery() as nursery:
+            await daemon.startup(nursery, nursery)
+            signal.raise_signal(signal.SIGHUP)
+            await trio.testing.wait_all_tasks_blocked()
+            assert daemon.status.state == "starting"
+            nursery.cancel_scope.cancel()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_a_signal_at_the_end_does_not_cut_off_what_is_written_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
