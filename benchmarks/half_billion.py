@@ -2,7 +2,8 @@
 
 Seconds, and the most memory it takes beside what the plan said.
 
-    python -m benchmarks.half_billion [--model qwen2.5-0.5b|qwen3.5-0.8b|smollm2-135m|qwen3.5-79m|gemma3-113m]
+    python -m benchmarks.half_billion [--model qwen2.5-0.5b|qwen2.5-1.5b|qwen3.5-0.8b|smollm2-135m|
+                                                qwen3.5-79m|gemma3-113m]
                                       [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16|nf4]
                                       [--questions 8] [--completions 8] [--tokens 64] [--micro-batch 0]
                                       [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1]
@@ -59,6 +60,14 @@ CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as
 CONFIGURATIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
     {
         "qwen2.5-0.5b": {"model_type": "qwen2", **CONFIGURATION},
+        "qwen2.5-1.5b": {
+            "model_type": "qwen2",
+            **CONFIGURATION,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+        },
         "smollm2-135m": {
             "model_type": "llama",
             "vocab_size": 49_152,
