@@ -1,12 +1,14 @@
 """Device and precision of a model, devices of its processes, free memory, random generators."""
 
+import contextlib
 import ctypes
 import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -180,7 +182,7 @@ def free_memory(device: torch.device, processes: int = 1) -> int:
         free = int(torch.cuda.mem_get_info(device)[0])
         if about.is_integrated and torch.version.hip is None:
             # CUDA takes the page cache of memory that it shares with the CPU for used: a download fills it.
-            free = int(psutil.virtual_memory().available)
+            free = _main_memory()
         return min(free // processes, int(allowed) - torch.cuda.memory_reserved(device))
     return _free(device) // processes
 
@@ -189,8 +191,30 @@ def _free(device: torch.device) -> int:
     if device.type == "mps":
         # Metal's own limit is a share of the machine's memory, whatever other programs have of it.
         most = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-        return int(min(most, psutil.virtual_memory().available))
-    return int(psutil.virtual_memory().available)
+        return min(most, _main_memory())
+    return _main_memory()
+
+
+def _main_memory() -> int:
+    """Return roughly how many bytes of the machine's memory this process can still take."""
+    return max(0, min([int(psutil.virtual_memory().available), *cgroup_rooms()]))
+
+
+def cgroup_rooms(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Yield what each limited control group (version 2) around this process has left, but for page cache.
+
+    It is the limit of a container or of a service, whose processes the kernel kills beyond it.
+    """
+    found = None
+    with contextlib.suppress(OSError):  # not on Linux
+        found = re.search(r"^0::/(.*)$", own.read_text(), re.MULTILINE)
+    folder = root / found[1] if found else root
+    for group in (folder, *folder.parents):
+        # There is no such group, or no limit, which is the word "max".
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+            cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            yield limit - used + int(cached[1])  # type: ignore[index]
 
 
 def is_out_of_memory(error: Exception) -> bool:

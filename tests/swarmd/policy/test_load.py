@@ -26,6 +26,7 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.export import export
 from swarmd.policy.models.device import (
+    cgroup_rooms,
     choose_device,
     choose_dtype,
     environment,
@@ -326,6 +327,26 @@ def test_the_page_cache_is_free_where_a_gpu_has_no_memory_of_its_own(
     assert free_memory(torch.device("cuda", 0), processes=2) == free
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 14 * 10**9)
     assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, "what torch may still take"
+
+
+def test_a_containers_limit_bounds_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil tells the machine's memory, and beyond its own the kernel kills a container's processes."""
+    own, inner = tmp_path / "own", tmp_path / "groups" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder, most, used, cached in ((inner.parent, "9000", 5000, 1000), (inner, "max", 200, 0)):
+        (folder / "memory.max").write_text(most + "\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\nactive_file 3\n")
+    own.write_text("0::/outer/inner\n")
+    assert list(cgroup_rooms(own, tmp_path / "groups")) == [5000]
+    # As it is seen inside a container
+    own.write_text("1:name=systemd:/x\n0::/\n")
+    assert list(cgroup_rooms(own, inner.parent)) == [5000]
+    assert not list(cgroup_rooms(tmp_path / "nothing", tmp_path))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8000))
+    for rooms, free in (([], 8000), ([5000, 6000], 5000), ([-1], 0)):
+        monkeypatch.setattr("swarmd.policy.models.device.cgroup_rooms", lambda rooms=rooms: rooms)
+        assert free_memory(CPU) == free
 
 
 def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
