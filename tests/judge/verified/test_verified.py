@@ -341,8 +341,8 @@ async def test_a_peer_may_upload_only_so_often(judge: Uploader) -> None:
     assert int(response.headers["retry-after"]) > 500
     # Nor may its network, however many keys it has, though what it sends is refused.
     for key in range(int(config.VERIFIED_NETWORK_BURST) - config.VERIFIED_BURST):
-        refused(await judge.upload(bytes(len(GOOD)), SigningPeer(100 + key)), 422, "no safetensors file")
-    response = await judge.upload(peer=SigningPeer(200))
+        refused(await judge.upload(bytes(len(GOOD)), SigningPeer(1_000 + key)), 422, "no safetensors file")
+    response = await judge.upload(peer=SigningPeer(2_000))
     refused(response, 429, "too often")
     assert int(response.headers["retry-after"]) <= config.VERIFIED_NETWORK_PAUSE_S + 1
 
