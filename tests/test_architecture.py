@@ -18,7 +18,9 @@ PACKAGES = ("swarmd", "p2p", "judge")
 # Between the packages: whose modules may be imported. The empty prefix is the whole package.
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
-    ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types", "p2p.rate_limit", "p2p.latest"],
+    ("judge", "p2p"): [
+        f"p2p.{name}" for name in ("durable", "errors", "identity", "latest", "rate_limit", "types")
+    ],
     ("judge", "swarmd"): [
         "swarmd.tasks",
         "swarmd.types",

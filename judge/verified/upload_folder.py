@@ -8,9 +8,9 @@ import contextlib
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO
 
 from judge.verified.weights_check import WeightsCheck
+from p2p import durable
 
 WHOLE, PART = ".safetensors", ".part"
 
@@ -47,35 +47,26 @@ class ArrivingFile:
 
     def __init__(self, part: Path, whole: Path, check: WeightsCheck) -> None:
         self._part, self._whole, self._check = part, whole, check
-        self._file: BinaryIO | None = os.fdopen(
+        self._file = os.fdopen(
             os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
         )
 
     def write(self, piece: bytes) -> None:
         """Write and check a piece of the file. Raises OSError, UnfitWeights."""
-        assert self._file is not None
         self._check.feed(piece)
         self._file.write(piece)
 
     def finish(self) -> None:
         """Complete the file, which is on disk when this returns. Raises UnfitWeights, too."""
-        assert self._file is not None
         self._check.end()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         self._part.rename(self._whole)
-        self._file = None
-        folder = os.open(self._whole.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.sync(self._whole.parent)
 
     def close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                # What was not written yet cannot be written.
-                self._file.close()
-            self._part.unlink(missing_ok=True)
-            self._file = None
+        with contextlib.suppress(OSError):
+            # What was not written yet cannot be written.
+            self._file.close()
+        self._part.unlink(missing_ok=True)
