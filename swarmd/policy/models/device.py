@@ -200,21 +200,37 @@ def _main_memory() -> int:
     return max(0, min([int(psutil.virtual_memory().available), *cgroup_rooms()]))
 
 
-def cgroup_rooms(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Yield what each limited control group (version 2) around this process has left, but for page cache.
+OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def cgroup_rooms(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[int]:
+    """Yield what each group with a limit has left of its memory, but for page cache.
 
     It is the limit of a container or of a service, whose processes the kernel kills beyond it.
     """
-    found = None
-    with contextlib.suppress(OSError):  # not on Linux
-        found = re.search(r"^0::/(.*)$", own.read_text(), re.MULTILINE)
-    folder = root / found[1] if found else root
-    for group in (folder, *folder.parents):
+    for group in _cgroups(own, root):
         # There is no such group, or no limit, which is the word "max".
         with contextlib.suppress(OSError, ValueError, TypeError):
             limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
             cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
             yield limit - used + int(cached[1])  # type: ignore[index]
+
+
+def cgroup_cores(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[int]:
+    """Yield of how many whole cores each group with a quota has the time; it may run on any of them all."""
+    for group in _cgroups(own, root):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            yield quota // period
+
+
+def _cgroups(own: Path, root: Path) -> Sequence[Path]:
+    """Return the folders of the control groups (version 2) around this process."""
+    found = None
+    with contextlib.suppress(OSError):  # not on Linux
+        found = re.search(r"^0::/(.*)$", own.read_text(), re.MULTILINE)
+    folder = root / found[1] if found else root
+    return folder, *folder.parents
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -249,6 +265,7 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
     cores = psutil.cpu_count(logical=False) or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = min(cores, len(os.sched_getaffinity(0)))
+    cores = min([cores, *cgroup_cores()])
     processes = config.workers.generators + config.workers.trainers
     apart = config.workers.apart == "on" or processes > 2
     return max(1, int(cores * percent(config.limits.cpu)) // (processes if apart else 1))

@@ -26,6 +26,7 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.export import export
 from swarmd.policy.models.device import (
+    cgroup_cores,
     cgroup_rooms,
     choose_device,
     choose_dtype,
@@ -329,7 +330,9 @@ def test_the_page_cache_is_free_where_a_gpu_has_no_memory_of_its_own(
     assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, "what torch may still take"
 
 
-def test_a_containers_limit_bounds_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_containers_limits_bound_memory_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """psutil tells the machine's memory, and beyond its own the kernel kills a container's processes."""
     own, inner = tmp_path / "own", tmp_path / "groups" / "outer" / "inner"
     inner.mkdir(parents=True)
@@ -337,8 +340,11 @@ def test_a_containers_limit_bounds_the_free_memory(tmp_path: Path, monkeypatch: 
         (folder / "memory.max").write_text(most + "\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\nactive_file 3\n")
+    (inner / "cpu.max").write_text("max 100000\n")
+    (inner.parent / "cpu.max").write_text("250000 100000\n")
     own.write_text("0::/outer/inner\n")
     assert list(cgroup_rooms(own, tmp_path / "groups")) == [5000]
+    assert list(cgroup_cores(own, tmp_path / "groups")) == [2]
     # As it is seen inside a container
     own.write_text("1:name=systemd:/x\n0::/\n")
     assert list(cgroup_rooms(own, inner.parent)) == [5000]
@@ -347,6 +353,11 @@ def test_a_containers_limit_bounds_the_free_memory(tmp_path: Path, monkeypatch: 
     for rooms, free in (([], 8000), ([5000, 6000], 5000), ([-1], 0)):
         monkeypatch.setattr("swarmd.policy.models.device.cgroup_rooms", lambda rooms=rooms: rooms)
         assert free_memory(CPU) == free
+    monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    for cores, threads in (([], 64), ([2, 40], 2), ([0], 1)):
+        monkeypatch.setattr("swarmd.policy.models.device.cgroup_cores", lambda cores=cores: cores)
+        assert threads_for(NodeConfig(), 10**9) == threads
 
 
 def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
