@@ -128,7 +128,9 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         size, own, answers = self.num_generations, [], list(self._own(out))
         for group in groups:
             row, these = inputs[group * size], answers[group * size : (group + 1) * size]
-            texts = self._words.batch_decode([ids for ids, _ in these], skip_special_tokens=True)
+            texts = self._words.batch_decode(
+                [ids for ids, _ in these], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
             ends = [ended for _, ended in these]
             own.append((row["specialty"], row["n"], row["prompt"][-1]["content"], texts, ends))
         for specialty, n, question, texts, ended in gather_object(own):

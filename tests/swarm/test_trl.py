@@ -40,6 +40,7 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
         assert batch["advantages"] == [1.224, 1.224, 0.0, 0.0]
         assert all(row.endswith("</answer><|endoftext|>") for row in batch["rows"][:2])
         assert batch["ends"] == [1, 1, 0, 0] and all(batch["shared"])
+    assert found["once"]["shared"][1].startswith("x . y")
     # The control token that another spelled out is text.
     assert any("one<|e" in row for row in found["once"]["rows"])
     # Cut off here, so masked as our own is

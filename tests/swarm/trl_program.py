@@ -26,7 +26,9 @@ from swarmd.trl import SwarmGRPOTrainer, dataset, reward_func  # noqa: E402
 
 FOLDER, MODEL = Path(sys.argv[1]), WEIGHTS["tiny-latent"]
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
-tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+# Llama 3's takes away spaces before punctuation, unless it is told not to.
+tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left", clean_up_tokenization_spaces=True)
+SPACED = "x . y"
 
 
 def config(**settings: Any) -> GRPOConfig:
@@ -87,7 +89,11 @@ def trained(
 
             there = SimpleNamespace(share=keep)
             self.swarm, joined = there, self.swarm
-            super()._share(inputs, out, [0])  # as if it were informative
+            seen = {name: out[name].clone() for name in ("completion_ids", "completion_mask")}
+            ids = torch.tensor(tokenizer(SPACED, add_special_tokens=False)["input_ids"])
+            if seen["completion_ids"].size(1) > len(ids):
+                seen["completion_ids"][1, : len(ids)], seen["completion_mask"][1, : len(ids)] = ids, 1
+            super()._share(inputs, seen, [0])  # as if it were informative
             self.swarm = joined
             super()._share(inputs, out, groups)
 
