@@ -23,6 +23,14 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
+def ago(seconds: float) -> str:
+    """Say how long ago something was, coarsely, so that what shows it seldom changes: "now", "3 min ago"."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "now"
+
+
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
     """Print a message for people, on standard error unless told otherwise, and flush it.
 

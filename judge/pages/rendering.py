@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from judge.pages import drawing
 from p2p.identity import nickname
+from swarmd.terminal import ago
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
@@ -62,15 +63,6 @@ def iso(at: float) -> str:
     return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(at))
 
 
-def ago(at: float, now: float) -> str:
-    """Say coarsely how long ago it was, so that a page stays the same for a while."""
-    seconds = now - at
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} ago"
-    return "now"
-
-
 @cache
 def static(name: str) -> str:
     """Return the URL of a static file with its content hash (cache busting)."""
@@ -97,7 +89,7 @@ def _environment() -> Environment:
         "percent": "{:.0%}".format,
         "number": "{:,.0f}".format,
         "iso": iso,
-        "ago": ago,
+        "ago": lambda at, now: ago(now - at),
         "nickname": nickname,
     }
     environment.filters["words"] = lambda name: name.replace("_", " ")

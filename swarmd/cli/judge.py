@@ -15,7 +15,7 @@ from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, 
 from swarmd.cli.settings import joined
 from swarmd.errors import ConfigError, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE
-from swarmd.terminal import printable, tell
+from swarmd.terminal import ago, printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
@@ -337,9 +337,9 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
     for peer in board.peers:
         name = peer.said.get("name")
         model = peer.model + (f', "{name}"' if isinstance(name, str) else "")
-        interval, ago = f"{peer.low:.3f}–{peer.high:.3f}", _ago(now - peer.last_seen)
+        interval, seen = f"{peer.low:.3f}–{peer.high:.3f}", ago(now - peer.last_seen)
         node = f"{peer.nickname} …{peer.peer[-6:]}"
-        row = (peer.rank, node, f"{peer.score:.3f}", interval, f"{peer.answered:,}", ago, model)
+        row = (peer.rank, node, f"{peer.score:.3f}", interval, f"{peer.answered:,}", seen, model)
         rows.append(tuple(printable(str(cell))[:60] for cell in row))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     for *cells, model in rows:
@@ -347,13 +347,6 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
         fits = len(line) + 2 + len(model) <= MIN_COLUMNS
         lines += [f"{line}  {model}"] if fits else [line.rstrip(), f"    {model}"]
     return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} ago"
-    return f"{max(0, int(seconds))} s ago"
 
 
 def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:

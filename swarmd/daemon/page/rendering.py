@@ -30,7 +30,7 @@ from swarmd.daemon.local_api.status_words import (
     trouble_sentence,
     workers_words,
 )
-from swarmd.terminal import printable
+from swarmd.terminal import ago, printable
 
 PEERS_SHOWN = 40
 PARTS = ("state", "controls", "round", "try", "given", "cost", "peers", "refused", "judge", "limits", "node")
@@ -338,7 +338,7 @@ def _peers(document: Document, peers: Document, now: float) -> str:
             (
                 f"<b>{_text(peer.get('name'))}</b> <code>…{_text(str(peer.get('id'))[-6:])}</code>",
                 _text(_where(peer)),
-                _text(_ago(now - peer["heard_at"]) if peer.get("heard_at") else "not yet"),
+                _text(ago(now - peer["heard_at"]) if peer.get("heard_at") else "not yet"),
                 _text(peer.get("frames") or 0),
                 _text(peer.get("rejected") or 0),
                 _text(learnt_words(peer) or "–"),
@@ -426,7 +426,7 @@ def _node(document: Document, now: float) -> str:
         ("Topic", swarm.get("topic")),
         ("Network", f"{engine['name']}: {engine['why']}" if engine else ""),
         ("Addresses", " ".join(map(str, document.get("addresses") or ()))),
-        ("Running", _ago(now - started).removesuffix(" ago") if started else ""),
+        ("Running", ago(now - started).removesuffix(" ago") if started else ""),
         ("Restarts", str(restarts) if restarts else ""),
         ("Folder", document.get("state_dir")),
     ]
@@ -460,15 +460,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _paragraph(text: str) -> str:
     return f"<p>{_text(text)}</p>" if text else ""
-
-
-def _ago(seconds: float) -> str:
-    """Format a duration as "now", "3 min ago", "2 h ago": coarse, so that the page seldom changes."""
-    if seconds < 60:
-        return "now"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min ago"
-    return f"{seconds / 3600:.0f} h ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
 
 
 def _text(value: object) -> str:
