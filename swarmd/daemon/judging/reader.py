@@ -73,17 +73,12 @@ class CommittedWindow(msgspec.Struct, frozen=True):
     seed: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
 
 
-class StoredAnswer(msgspec.Struct, frozen=True):
-    text: str
-    ended: bool
-
-
 class PublicEvaluation(msgspec.Struct, frozen=True):
     """What a judge tells anyone of one evaluation."""
 
     receipt: str
     signature: str
-    answers: list[StoredAnswer]
+    answers: list[Completion]
     window: CommittedWindow | None = None
 
 
@@ -206,7 +201,7 @@ def examine(
 def _facts(
     fields: Mapping[str, Any], evaluation: PublicEvaluation, tasks: held_out.Regenerating, mark: Mark
 ) -> list[EvidenceCheck]:
-    given = [Completion(answer.text, answer.ended) for answer in evaluation.answers]
+    given = evaluation.answers
     digests = [sha256(answer.text.encode(errors="replace")).hexdigest() for answer in given]
     texts = "the stored answers are those that the receipt names"
     found = [
