@@ -195,8 +195,6 @@ ToDaemon = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
-_to_daemon: msgspec.msgpack.Decoder[ToDaemon] = msgspec.msgpack.Decoder(ToDaemon)
 
 
 def pack(message: ToTrainer | ToDaemon) -> bytes:
@@ -208,10 +206,11 @@ M = TypeVar("M")
 
 
 class Unpacker(Generic[M]):
-    """Turns bytes into messages. Pure."""
+    """Turns bytes into messages of a kind: ToTrainer or ToDaemon. Pure."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
-        self._decoder, self._buffer = decoder, bytearray()
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
         self._buffer += data
@@ -225,14 +224,6 @@ class Unpacker(Generic[M]):
             messages.append(self._decoder.decode(bytes(self._buffer[_HEADER.size : _HEADER.size + length])))
             del self._buffer[: _HEADER.size + length]
         return messages
-
-
-def from_daemon() -> Unpacker[ToTrainer]:
-    return Unpacker(_to_trainer)
-
-
-def from_trainer() -> Unpacker[ToDaemon]:
-    return Unpacker(_to_daemon)
 
 
 class MessageQueue:

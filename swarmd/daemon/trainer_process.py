@@ -179,7 +179,7 @@ class TrainerChild:
         return status
 
     async def _read(self, stream: trio.SocketStream) -> None:
-        unpacker = link.from_trainer()
+        unpacker = link.Unpacker[link.ToDaemon](link.ToDaemon)
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for data in stream:
                 try:

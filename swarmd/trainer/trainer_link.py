@@ -153,7 +153,7 @@ class TrainerLink:
     # The threads.
 
     def _read(self) -> None:
-        unpacker = link.from_daemon()
+        unpacker = link.Unpacker[link.ToTrainer](link.ToTrainer)
         with contextlib.suppress(OSError):
             # The daemon's end is gone: the same as end of file.
             while data := self._socket.recv(1 << 16):

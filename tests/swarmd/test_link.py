@@ -41,7 +41,7 @@ def ends() -> Iterator[Ends]:
 
 
 def read(sock: socket.socket, count: int) -> list[link.ToDaemon]:
-    unpacker, messages = link.from_trainer(), []
+    unpacker, messages = link.Unpacker[link.ToDaemon](link.ToDaemon), []
     while len(messages) < count:
         messages += unpacker.feed(sock.recv(1 << 16))
     return messages
@@ -162,7 +162,7 @@ def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
     closing = threading.Thread(target=trainer.close)
     closing.start()
     messages: list[link.ToDaemon] = []
-    unpacker = link.from_trainer()
+    unpacker = link.Unpacker[link.ToDaemon](link.ToDaemon)
     while data := daemon.recv(1 << 16):
         messages += unpacker.feed(data)
     closing.join()
@@ -243,10 +243,10 @@ def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
         link.Stop(),
     ]
     stream = b"".join(map(link.pack, sent))
-    unpacker = link.from_daemon()
+    unpacker = link.Unpacker[link.ToTrainer](link.ToTrainer)
     assert [m for i in range(0, len(stream), step) for m in unpacker.feed(stream[i : i + step])] == sent
 
 
 def test_an_oversized_message_is_refused() -> None:
     with pytest.raises(ValueError, match="limit"):
-        link.from_trainer().feed(b"\xff\xff\xff\xff")
+        link.Unpacker[link.ToDaemon](link.ToDaemon).feed(b"\xff\xff\xff\xff")

@@ -127,7 +127,7 @@ def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Cal
 
 def heard(daemon: socket.socket) -> list[link.ToDaemon]:
     """Return all that the trainer said, to its last word."""
-    unpacker, messages = link.from_trainer(), list[link.ToDaemon]()
+    unpacker, messages = link.Unpacker[link.ToDaemon](link.ToDaemon), list[link.ToDaemon]()
     while not any(isinstance(m, link.Stopped) for m in messages):
         messages += unpacker.feed(daemon.recv(1 << 16))
     return messages

@@ -36,7 +36,10 @@ def test_a_node_without_own_questions_waits_for_others_rollouts(
         trainer.run()
         bodies = published(daemon)
     with trainer_in(tmp_path / "node", 0, local=0, external=4) as (trainer, daemon):
-        unpacker, thread = link.from_trainer(), threading.Thread(target=trainer.run, daemon=True)
+        unpacker, thread = (
+            link.Unpacker[link.ToDaemon](link.ToDaemon),
+            threading.Thread(target=trainer.run, daemon=True),
+        )
         thread.start()
         waiting = next(
             m
@@ -69,7 +72,10 @@ def states(
 def test_a_node_that_waits_says_so_again_after_a_pause(trainer_in: TrainerIn, tmp_path: Path) -> None:
     """Its watchdog would take it for one that trains, and end it for no round coming."""
     with trainer_in(tmp_path, 0, local=0, external=4) as (trainer, daemon):
-        unpacker, thread = link.from_trainer(), threading.Thread(target=trainer.run, daemon=True)
+        unpacker, thread = (
+            link.Unpacker[link.ToDaemon](link.ToDaemon),
+            threading.Thread(target=trainer.run, daemon=True),
+        )
         thread.start()
         until(daemon, unpacker, link.TrainerState)
         daemon.sendall(link.pack(link.Pause()))
