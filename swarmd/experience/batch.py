@@ -82,13 +82,13 @@ class SharingSampler:
     def _capped(
         self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool
     ) -> list[Scored]:
-        choose = caps.first if in_order else caps.choose
-        return choose(
+        return caps.choose(
             candidates,
             n,
             lambda scored: self.author_of(scored.author),
             rng,
             lambda scored: scored.ref.specialty,
+            in_order=in_order,
         )
 
 

@@ -28,7 +28,7 @@ from typing import Generic, TypeVar
 
 from swarmd.types import Author
 
-__all__ = ["UNKNOWN", "Author", "Quota", "choose", "first"]
+__all__ = ["UNKNOWN", "Author", "Quota", "choose"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
 
@@ -53,28 +53,17 @@ def choose(
     author_of: AuthorOf[T],
     rng: random.Random,
     kind_of: KindOf[T] | None = None,
+    *,
+    in_order: bool = False,
 ) -> list[T]:
     """Return at most `n` of the candidates, uniformly among what the caps allow.
 
     Draws from `rng` only where there is something to decide.
 
     author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
+    in_order: the candidates are in a random order already; take the first that the caps allow.
     """
-    return _fill(candidates, n, author_of, rng, kind_of, in_order=False)
-
-
-def first(
-    candidates: Sequence[T],
-    n: int,
-    author_of: AuthorOf[T],
-    rng: random.Random,
-    kind_of: KindOf[T] | None = None,
-) -> list[T]:
-    """Return what `choose` does, but the first that the caps allow.
-
-    It is for candidates that are in a random order already.
-    """
-    return _fill(candidates, n, author_of, rng, kind_of, in_order=True)
+    return _fill(candidates, n, author_of, rng, kind_of, in_order=in_order)
 
 
 class Quota(Generic[T]):
@@ -93,7 +82,7 @@ class Quota(Generic[T]):
     ) -> list[T]:
         """Return at most `n` more.
 
-        in_order: the candidates are in a random order; take the first that the caps allow (`first`).
+        in_order: as of `choose`.
         """
         chosen = _fill(
             candidates,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from p2p.types import PeerId
-from swarmd.experience.caps import first
+from swarmd.experience.caps import choose
 from swarmd.experience.pool import Pool, PoolEntry
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.types import Author, Completion, Scored
@@ -71,5 +71,6 @@ def draw(
     author_of: Callable[[PoolEntry], Author | None] = lambda _: None,
 ) -> Sequence[Scored]:
     """Draw at most `batch` rollouts, each as likely; others' under the caps of `caps`."""
-    in_order = rng.sample(kept, len(kept))
-    return [k.scored for k in first(in_order, batch, author_of, rng, lambda k: k.scored.ref.specialty)]
+    mixed = rng.sample(kept, len(kept))
+    chosen = choose(mixed, batch, author_of, rng, lambda k: k.scored.ref.specialty, in_order=True)
+    return [k.scored for k in chosen]

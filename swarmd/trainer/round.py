@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from swarmd.experience.caps import first
+from swarmd.experience.caps import choose
 from swarmd.experience.credit import useful
 from swarmd.experience.outliers import part
 from swarmd.experience.pool import heard_in, too_old
@@ -125,7 +125,9 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
     if len(new) > most:
         # Capped, or we would score nothing but a crowd's rollouts.
         newest = range(len(new) - 1, -1, -1)
-        chosen = first(newest, most, lambda i: parts.swarm.author(new[i].author), parts.batch_rng)
+        chosen = choose(
+            newest, most, lambda i: parts.swarm.author(new[i].author), parts.batch_rng, in_order=True
+        )
         new = [new[i] for i in sorted(chosen)]
     tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
     known = [

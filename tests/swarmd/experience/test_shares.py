@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler, by_weight
-from swarmd.experience.caps import Author, Quota, choose, first
+from swarmd.experience.caps import Author, Quota, choose
 from swarmd.experience.credit import useful
 from swarmd.experience.pool import Pool
 from swarmd.types import Completion, Rollout, Scored, TaskRef
@@ -74,7 +74,7 @@ def test_a_hundred_authors_in_few_groups_count_as_few() -> None:
         assert len(chosen) == 4
         tally.update(item.author.group.startswith("rack") for item in chosen)
     assert 0.20 < tally[True] / 4000 < 0.27  # three groups of thirteen
-    assert {item.author.group for item in first(racks + homes, 13, author_of, rng)} >= {
+    assert {item.author.group for item in choose(racks + homes, 13, author_of, rng, in_order=True)} >= {
         "rack 0",
         "rack 1",
         "rack 2",
@@ -163,7 +163,7 @@ def test_a_choice_is_full_without_duplicates(
     authors: list[tuple[int, str]], n: int, seed: int, ordered: bool
 ) -> None:
     items = [Item(Author(PeerId(str(a)), group), i) for i, (a, group) in enumerate(authors)]
-    chosen = (first if ordered else choose)(items, n, author_of, random.Random(seed))
+    chosen = choose(items, n, author_of, random.Random(seed), in_order=ordered)
     assert len(chosen) == len({i.n for i in chosen}) == min(n, len(items))
 
 
