@@ -56,7 +56,12 @@ class Evaluator:
         try:
             command = (*self._command, str(os.getpid()))
             done = subprocess.run(
-                command, input=request, stdout=subprocess.PIPE, timeout=START_S, check=False
+                command,
+                input=request,
+                stdout=subprocess.PIPE,
+                timeout=START_S,
+                check=False,
+                start_new_session=True,  # so Ctrl-C goes to the judge alone
             )
             reply = msgspec.json.decode(done.stdout, type=Reply)
         except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
@@ -85,6 +90,7 @@ class Evaluator:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(number,),
+                start_new_session=True,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             )
         try:

@@ -29,7 +29,7 @@ from judge.evaluation.service import JudgeService, open_service
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.store.store import Store
 from judge.store.verifications import newest
-from judge.verified.evaluator import EvaluationFailed, Evaluator
+from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
 from judge.verified.messages import AnswerRequest
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
@@ -219,6 +219,18 @@ async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path)
     request = AnswerRequest("good", None, "", ("x" * 10**6,), answers=1, seed=0, cpu=1, memory=0)
     with pytest.raises(EvaluationFailed, match="longer than 1 s"):
         await asyncio.wait_for(talks.answers(tmp_path / "weights", request), TIMEOUT_S)
+
+
+async def test_ctrl_c_reaches_the_judge_and_no_worker(tmp_path: Path) -> None:
+    """A terminal sends it to a whole process group, and a worker's traceback would bury the judge's words."""
+    told = """import os; print('{"type":"refused","error":"apart %s"}' % (os.getpgrp() == os.getpid()))"""
+    alone = Evaluator(TIMEOUT_S, (sys.executable, "-c", told))
+    with pytest.raises(VerifiedUnusable, match="apart True"):
+        alone.describe(["tiny"])
+    (tmp_path / "weights").touch()
+    request = AnswerRequest("good", None, "", (), answers=1, seed=0, cpu=1, memory=0)
+    with pytest.raises(EvaluationFailed, match="apart True"):
+        await alone.answers(tmp_path / "weights", request)
 
 
 async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: Path) -> None:
