@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import IO
 
 # The exit code where nobody reads on, as with `| head`.
@@ -65,6 +65,21 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 def hang_up() -> tuple[signal.Signals, ...]:
     """Return SIGHUP, that a closed terminal ends us in order; nothing under nohup, which has it ignored."""
     return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+
+
+async def interruptible(main: Callable[[], Awaitable[None]]) -> None:
+    """Run `main` in trio, which SIGTERM and SIGHUP of a closed terminal interrupt as Ctrl-C does."""
+    import trio  # it takes a while, and most commands do without
+
+    async def interrupt() -> None:
+        await anext(aiter(signals))
+        raise KeyboardInterrupt
+
+    with trio.open_signal_receiver(signal.SIGTERM, *hang_up()) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(interrupt)
+            await main()
+            nursery.cancel_scope.cancel()
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:

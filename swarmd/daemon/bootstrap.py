@@ -90,18 +90,21 @@ class BootstrapNode:
             "invitation": self._on_invitation,
             "stop": self._on_stop,
         }
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._watch_signals)
-            await nursery.start(self.member.run)
-            nursery.start_soon(self.member.dial_back.run)
-            if self._advertiser is not None:
-                nursery.start_soon(self._advertiser.run)
-            if self._config.swarm.mdns == "on":
-                nursery.start_soon(nearby(self.member).run)
-            await nursery.start(partial(control.serve, self._folder, handlers))
-            self._announce(self._document())
-            await self._stop.wait()
-            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as outer:
+            # Until all else has ended, as in the daemon.
+            await outer.start(self._watch_signals)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.member.run)
+                nursery.start_soon(self.member.dial_back.run)
+                if self._advertiser is not None:
+                    nursery.start_soon(self._advertiser.run)
+                if self._config.swarm.mdns == "on":
+                    nursery.start_soon(nearby(self.member).run)
+                await nursery.start(partial(control.serve, self._folder, handlers))
+                self._announce(self._document())
+                await self._stop.wait()
+                nursery.cancel_scope.cancel()
+            outer.cancel_scope.cancel()
 
     def _count(self, envelope: Envelope) -> None:
         self._roster.heard(envelope.author, time.time())

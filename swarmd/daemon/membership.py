@@ -146,11 +146,11 @@ def connection_news(before: Set[PeerId], now: Set[PeerId]) -> Iterator[str]:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run trio; of several errors raise the one that the operator can correct."""
+    """Run trio; of several errors raise the one that the operator can correct, or Ctrl-C."""
     try:
         trio.run(main)
     except BaseExceptionGroup as group:
-        error: BaseException | None = group.subgroup(OperatorError)
+        error: BaseException | None = group.subgroup((OperatorError, KeyboardInterrupt))
         if error is None:
             raise
         while isinstance(error, BaseExceptionGroup):

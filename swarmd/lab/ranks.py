@@ -16,7 +16,8 @@ import trio
 
 from swarmd.lab.leash import run_program
 from swarmd.lab.results import Results
-from swarmd.lab.runs import LAST_CHARACTERS, interrupt_on_signal, last_words
+from swarmd.lab.runs import LAST_CHARACTERS, last_words
+from swarmd.terminal import interruptible
 
 # The exit code of a rank that lost another one: the other has the last words.
 LOST_EXIT_CODE: Final = 75
@@ -40,12 +41,12 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
             if done.returncode != LOST_EXIT_CODE:
                 nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as outer:
-        await outer.start(interrupt_on_signal)
+    async def run_all() -> None:
         async with trio.open_nursery() as nursery:
             for rank in range(nodes):
                 nursery.start_soon(run_rank, rank, nursery)
-        outer.cancel_scope.cancel()
+
+    await interruptible(run_all)
     return {rank: how for rank, how in failed.items() if how[0] != LOST_EXIT_CODE} or failed
 
 

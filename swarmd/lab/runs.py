@@ -5,7 +5,6 @@ It shows the progress and estimates the time left.
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,10 +14,9 @@ from functools import partial
 
 import trio
 
-from p2p.types import Started
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
-from swarmd.terminal import hang_up
+from swarmd.terminal import interruptible
 
 # How much is kept of what a run said.
 LAST_CHARACTERS = 2000
@@ -101,7 +99,7 @@ def play_all(
         tuple(command) or (sys.executable, "-m", "swarmd.lab.play"),
     )
     try:
-        trio.run(play)
+        trio.run(interruptible, play)
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt) is not None:
             raise KeyboardInterrupt from None
@@ -136,20 +134,9 @@ async def _play(
                 failures[run] = said
             told(progress)
 
-    async with trio.open_nursery() as outer:
-        await outer.start(interrupt_on_signal)
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(jobs, len(missing))):
-                nursery.start_soon(work)
-        outer.cancel_scope.cancel()
-
-
-async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-    """Treat SIGTERM, and SIGHUP of a closed terminal, as Ctrl-C: end the runs under way before us."""
-    with trio.open_signal_receiver(signal.SIGTERM, *hang_up()) as signals:
-        task_status.started(())
-        async for _ in signals:
-            raise KeyboardInterrupt
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(jobs, len(missing))):
+            nursery.start_soon(work)
 
 
 async def _play_run(

@@ -7,6 +7,7 @@ runs, a member started for the survey alone.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
+from swarmd.terminal import interruptible
 
 # Addresses of the internet that are nobody's (RFC 5737, RFC 3849).
 # When a member for the question alone should have met another.
@@ -215,7 +217,7 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
             found.update(await survey(member, engine, config))
             nursery.cancel_scope.cancel()
 
-    run(live)
+    run(partial(interruptible, live))
     return found
 
 

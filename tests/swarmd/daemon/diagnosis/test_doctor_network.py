@@ -5,11 +5,13 @@ Behind NAT, on a public address and with a forwarded port it is tried in tests/p
 """
 
 import json
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from benchmarks.probes import ProbeProcess
 from swarmd.config.config import NodeConfig
@@ -223,6 +225,24 @@ def test_a_member_is_started_for_the_survey_alone(
         monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.COMPANY_S", 1.0)
         wrong = run("doctor", "network", "--bootstrap", other, *listen)
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_doctor_that_is_interrupted_leaves_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    """Least of all the folder with the key that it made for itself."""
+
+    async def interrupted(*_: Any) -> Any:
+        signal.raise_signal(by)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.survey", interrupted)
+    monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.COMPANY_S", 0.0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said = run("doctor", "network", "--state-dir", tmp_path / "state", "--listen", "/ip4/127.0.0.1/tcp/0")
+    assert (said.code, said.out) == (130, "") and not list(tmp_path.glob("swarmd-*"))
 
 
 def test_the_doctor_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
