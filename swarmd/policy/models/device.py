@@ -40,6 +40,11 @@ DTYPES: Final = MappingProxyType(
         "nf4": torch.bfloat16,  # of a base in 4 bits (lora.py): what it computes in
     }
 )
+# Whose activations pass float16's 65,504: no answer has a probability then (vLLM's
+# _FLOAT16_NOT_SUPPORTED_MODELS; unslothai/unsloth pull requests 4014 and 5092).
+PAST_FLOAT16: Final = frozenset(
+    ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm4")
+)
 # How much faster than float32 it must be on a CPU, before we give up its digits.
 BF16_SPEEDUP: Final = 1.5
 
@@ -99,6 +104,7 @@ def choose_dtype(
     *,
     trained_whole: bool,
     adapter: bool = False,
+    kind: str = "",
     probe: Callable[[torch.device], bool] = quick_at_bf16,
 ) -> torch.dtype:
     """Return bfloat16 where the device is quick at it, else float32, or float16 on CUDA.
@@ -106,6 +112,7 @@ def choose_dtype(
     trained_whole: a small model, all of whose weights are trained. It stays in float32: there is room, and at
         our learning rates most of an update is smaller than a bfloat16 step.
     adapter: only an adapter is trained, in float32: its base may be in float16 (learner.py scales the loss).
+    kind: the model_type of its configuration.
 
     Raises NoModel for float16 without an adapter.
     """
@@ -113,7 +120,8 @@ def choose_dtype(
         raise NoModel(
             "model.dtype 'float16' is for a model under an adapter. Set model.lora to 'on', or another dtype."
         )
-    if wanted == "nf4" and device.type == "cuda" and not probe(device):
+    narrow = device.type == "cuda" and kind not in PAST_FLOAT16
+    if wanted == "nf4" and narrow and not probe(device):
         return torch.float16
     if wanted != "auto":
         return DTYPES[wanted]
@@ -121,7 +129,7 @@ def choose_dtype(
         return torch.float32
     if probe(device):
         return torch.bfloat16
-    return torch.float16 if adapter and device.type == "cuda" else torch.float32
+    return torch.float16 if adapter and narrow else torch.float32
 
 
 def _cuda_has_bf16() -> bool:

@@ -222,7 +222,7 @@ def fit(
             work = replace(work, prompt_tokens=prompt_tokens(work.asked, lambda text: len(chat.prompt(text))))
     except NoModel as error:
         fault = str(error)
-    dtype, plan = plan_on(config, shape, device, free(device), work)
+    dtype, plan = plan_on(config, shape, device, free(device), work, architecture.model_type)
     return FittedModel(
         source=place.source,
         shape=shape,
@@ -260,9 +260,9 @@ def chat_of(config: ModelConfig, source: str, tokenizer: Any, network: Any) -> C
 
 
 def plan_on(
-    config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload
+    config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload, kind: str = ""
 ) -> tuple[torch.dtype, Plan]:
-    """Return precision and plan of a model of this shape on a device with `free` bytes."""
+    """Return precision and plan of a model of this shape, and kind, on a device with `free` bytes."""
     rank = _lora_rank(config, shape)
     if config.dtype == NF4:
         require_nf4(device, adapter=rank is not None)
@@ -273,6 +273,7 @@ def plan_on(
         device,
         trained_whole=rank is None and shape.parameters <= LORA_FROM_PARAMETERS,
         adapter=rank is not None,
+        kind=kind,
     )
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work

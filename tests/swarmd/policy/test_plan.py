@@ -520,6 +520,25 @@ def test_the_workload_comes_from_the_configuration() -> None:
     assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
 
 
+@pytest.mark.parametrize(
+    ("family", "asked", "dtype"),
+    [
+        ("qwen2", "auto", torch.float16),
+        ("gemma3", "auto", torch.float32),
+        ("gemma3", "nf4", torch.bfloat16),  # emulated: float32 would not be what was planned
+    ],
+)
+def test_a_gpu_without_bfloat16_gets_float16_only_where_the_activations_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, asked: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("swarmd.policy.models.fit.require_nf4", lambda *_, **__: None)
+    monkeypatch.setattr(device, "_cuda_has_bf16", lambda: False)
+    make_model(tmp_path, family)
+    found = fit(ModelConfig(name=str(tmp_path), lora="on", dtype=asked), Workload(), lambda _: GB)
+    assert found.dtype == dtype
+
+
 def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
     make_model(tmp_path)  # of 128 tokens
     found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Workload(), lambda _: GB)
