@@ -86,6 +86,11 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+
+    def formatter(*last: Any) -> logging.Formatter:
+        only_said = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+        return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=[only_said, *last])
+
     handlers: list[logging.Handler] = []
     if log_file is not None:
         try:
@@ -94,45 +99,23 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
             )
         except OSError as error:
             raise CannotRecord.to(log_file, error) from None
-        as_json = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         handlers[-1].setFormatter(
-            structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(as_json))
+            formatter(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
         )
     if stderr:
         handlers.append(logging.StreamHandler())
         colours = handlers[-1].stream.isatty() and not os.environ.get("NO_COLOR")  # type: ignore[attr-defined]
-        for_people = [
-            structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
-        ]
         handlers[-1].setFormatter(
-            structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(for_people))
+            formatter(
+                structlog.dev.ConsoleRenderer(
+                    colors=colours, exception_formatter=structlog.dev.plain_traceback
+                )
+            )
         )
     for library in CHATTY:
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
     logging.getLogger("trio.serve_listeners").addFilter(_no_more_files)
-    root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-        old.close()
-    for handler in handlers or [logging.NullHandler()]:
-        root.addHandler(handler)
-    root.setLevel(level)
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *stamp,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-
-
-def _without_meta(last: list[Any]) -> list[Any]:
-    import structlog
-
-    return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+    logging.basicConfig(level=level, handlers=handlers or [logging.NullHandler()], force=True)
 
 
 # What is read for the last lines.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import trio
 import trio.testing
 
@@ -235,7 +234,6 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
     for handler in root.handlers:
         handler.close()
     root.handlers, root.level = before, level
-    structlog.reset_defaults()
 
 
 def test_every_line_names_peer_engine_and_round_from_when_they_are_known(log_file: Path) -> None:
@@ -254,7 +252,7 @@ def test_the_log_is_json_with_tracebacks_and_rotates(
     log_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logging(log_file, stderr=True)
-    structlog.get_logger("p2p").info("peer connected", peer="12D3KooW")
+    logging.getLogger("p2p").info("peer connected", extra={"peer": "12D3KooW"})
     try:
         (tmp_path / "absent").stat()
     except OSError:
