@@ -168,9 +168,7 @@ def _is(file: io.BufferedRandom, etag: str) -> bool:
     else:
         return True
     file.seek(0)
-    while block := file.read(CHUNK_BYTES):
-        found.update(block)
-    return found.hexdigest() == etag
+    return hashlib.file_digest(file, lambda: found).hexdigest() == etag
 
 
 @contextmanager
