@@ -235,11 +235,9 @@ class MessageQueue:
     def __init__(self, frames: int = MAX_WAITING_FRAMES) -> None:
         self._words: deque[ToTrainer | ToDaemon] = deque()
         self._frames: deque[ToTrainer | ToDaemon] = deque(maxlen=frames)
-        self.dropped = 0
 
     def put(self, message: ToTrainer | ToDaemon) -> None:
         if isinstance(message, Publish | Hold | ReceivedBody):
-            self.dropped += len(self._frames) == self._frames.maxlen
             self._frames.append(message)
         else:
             self._words.append(message)
