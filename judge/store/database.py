@@ -28,6 +28,8 @@ _LOCK = int.from_bytes(b"swarmd", "big")
 _WRITING = _LOCK + 1
 # PostgreSQL's code of an error.
 _LOCK_NOT_AVAILABLE = "55P03"
+# The process of the server that answers.
+_PROCESS = "SELECT pg_backend_pid()"
 # A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is
 # milliseconds.
 _PATIENCE = {
@@ -203,6 +205,22 @@ def _keep_others_out(connection: Any, url: URL, *, shared: bool) -> None:
     connection.execute("RESET lock_timeout")
 
 
+def _refuse_to_be_lent(connection: Any, url: URL) -> None:
+    """Refuse a pooler that lends its connections by the transaction: a lock would keep nobody out.
+
+    PgBouncer and its kin call the process by a number of their own. Raises DatabaseUnusable.
+    """
+    process, said = connection.execute(_PROCESS).fetchone(), connection.info
+    if process == (said.backend_pid,):
+        return
+    with type(connection).connect(said.dsn, password=said.password) as other:
+        if other.execute(_PROCESS).fetchone() == process:
+            raise DatabaseUnusable(
+                f"{shown(url)} is a pooler in transaction mode, where no judge can keep others out; give"
+                " the address of PostgreSQL itself, or of the pooler's session mode, with --database"
+            )
+
+
 def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     # Seconds to wait for another writer; a busy judge leaves short gaps.
@@ -253,6 +271,7 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
                 idle = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND setting = '0'"
                 connection.execute(idle, (_IDLE, "idle_in_transaction_session_timeout"))
             if alone:
+                _refuse_to_be_lent(connection, url)
                 _keep_others_out(connection, url, shared=shared)
             connection.autocommit = False
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,20 @@ def test_a_password_is_not_shown() -> None:
     with pytest.raises(DatabaseUnusable) as refused:
         opened("postgresql://judge:secret@127.0.0.1:1/judge?connect_timeout=2")
     assert "secret" not in str(refused.value) and "judge:***@127.0.0.1:1" in str(refused.value)
+
+
+@pytest.mark.parametrize("lent", [True, False], ids=["by the transaction", "by the session"])
+def test_a_pooler_that_lends_by_the_transaction_is_refused(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, lent: bool
+) -> None:
+    """No lock would keep others out, as with Supabase's or PgBouncer's (goauthentik/authentik#23876)."""
+    address = request.getfixturevalue("postgresql")()
+    # A pooler tells the client numbers of its own.
+    process = "SELECT 7" if lent else "SELECT -pg_backend_pid()"
+    monkeypatch.setattr("judge.store.database._PROCESS", process)
+    refusal = pytest.raises(DatabaseUnusable, match=r"transaction mode.*session mode")
+    with refusal if lent else nullcontext(), closing(opened(address)):
+        pass
 
 
 def test_postgresql_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
