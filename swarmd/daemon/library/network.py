@@ -214,11 +214,14 @@ class Network(ProgramNetwork):
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.member.run)
                 await nursery.start(partial(control.serve, self._state.path, handlers))
-                nursery.start_soon(self.member.dial_back.run)
-                nursery.start_soon(self._isolation.run)
-                nursery.start_soon(self._acknowledger.run)
-                nursery.start_soon(self._gatherer.run)
-                nursery.start_soon(self._send)
+                for task in (
+                    self.member.dial_back.run,
+                    self._isolation.run,
+                    self._acknowledger.run,
+                    self._gatherer.run,
+                    self._send,
+                ):
+                    nursery.start_soon(task)
                 if self._config.swarm.mdns == "on":
                     nursery.start_soon(nearby(self.member).run)
                 self.ready.set()

@@ -216,18 +216,16 @@ def wait_until_gone(state_dir: Path, timeout: float) -> bool:
 
 
 def _receive_line(connection: socket.socket) -> bytes:
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        some = connection.recv(64 * 1024)
-        if not some:
-            raise ConnectionResetError(0, "it hung up")
-        if len(received) > MAX_REPLY_BYTES:
-            raise SwarmdError(
-                f"The node answers more than {MAX_REPLY_BYTES} bytes. It may be another version of swarmd:"
-                " restart it."
-            )
-        received += some
-    return bytes(received)
+    with connection.makefile("rb") as file:
+        line = file.readline(MAX_REPLY_BYTES + 1)
+    if len(line) > MAX_REPLY_BYTES:
+        raise SwarmdError(
+            f"The node answers more than {MAX_REPLY_BYTES} bytes. It may be another version of swarmd:"
+            " restart it."
+        )
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError(0, "it hung up")
+    return line
 
 
 def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
