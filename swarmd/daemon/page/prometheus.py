@@ -1,6 +1,6 @@
 """The status document as Prometheus metrics (text format 0.0.4). Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
@@ -31,87 +31,90 @@ def exposition(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sample]]]:
-    last, exchange = document.get("last") or {}, document.get("exchange") or {}
-    judge, trainer, model = (
-        document.get("judge") or {},
-        document.get("trainer") or {},
-        document.get("model") or {},
+def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sample]]]:
+    last, exchange, judge, trainer, model, given, download = (
+        document.get(part) or {}
+        for part in ("last", "exchange", "judge", "trainer", "model", "given", "download")
     )
     state = document.get("state")
 
     def single(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
         return name, what, [({}, value)]
 
-    yield (
-        "node",
-        "1; the labels say which node it is",
-        [
-            (
-                {
-                    "name": str(document.get("name")),
-                    "peer": str(document.get("peer_id")),
-                    "model": str(model.get("model")),
-                    "swarm": str((document.get("swarm") or {}).get("name")),
-                },
-                1,
-            )
-        ],
-    )
-    yield (
-        "state",
-        "1 for the state the node is in",
-        [({"state": name}, float(name == state)) for name in STATES],
-    )
-    yield single("start_time_seconds", "when the node started, since the epoch", document.get("started_at"))
-    yield single("round", "rounds trained", document.get("round"))
-    yield single("reward_mean", "mean reward of the last round", last.get("reward_mean"))
-    yield single("loss", "loss of the last update", last.get("loss"))
-    yield (
-        "round_seconds",
-        "seconds of the last round, by stage",
-        [({"stage": k}, v) for k, v in (last.get("seconds") or {}).items()],
-    )
-    yield (
-        "batch_rollouts",
-        "rollouts in the last batch",
-        [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
-    )
-    yield single("peers_heard", "peers whose rollouts arrive", document.get("peers"))
-    yield single("peers_connected", "peers connected", document.get("connected"))
-    yield (
-        "refused_total",
-        "what was refused, by reason",
-        [({"reason": k}, v) for k, v in (document.get("rejected") or {}).items()],
-    )
-    yield single("rollouts_fetched_total", "rollouts of others that were fetched", exchange.get("fetched"))
-    yield single("rollouts_missed_total", "rollouts that nobody had in time", exchange.get("missed"))
-    yield "exchange_bytes_total", "bytes of rollouts fetched and served", [
-        ({"direction": "in"}, exchange.get("bytes_in")), ({"direction": "out"}, exchange.get("bytes_out")),
-    ]  # fmt: skip
-    given, download = document.get("given") or {}, document.get("download") or {}
-    yield single("rollouts_given_total", "rollouts shared", given.get("rollouts"))
-    yield single(
-        "rollouts_used_total", "times that others said that they used one of them", given.get("used")
-    )
-    yield single("rollouts_users", "other nodes that said so", given.get("by"))
     total = (document.get("usage") or {}).get("total") or {}
-    for key, name, what in _USED:
-        yield single(name, what, total.get(key))
-    yield (
-        "pauses",
-        "1 for each cause of a pause that holds",
-        [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()],
-    )
-    yield (
-        "download_bytes",
-        "the model's download",
-        [({"part": part}, download.get(part)) for part in ("done", "total")],
-    )
-    yield single("judge_score", "the judge's last score", judge.get("score"))
-    yield single(
-        "trainer_restarts_total", "times that the trainer died and was started again", trainer.get("restarts")
-    )
+    return [
+        (
+            "node",
+            "1; the labels say which node it is",
+            [
+                (
+                    {
+                        "name": str(document.get("name")),
+                        "peer": str(document.get("peer_id")),
+                        "model": str(model.get("model")),
+                        "swarm": str((document.get("swarm") or {}).get("name")),
+                    },
+                    1,
+                )
+            ],
+        ),
+        (
+            "state",
+            "1 for the state the node is in",
+            [({"state": name}, float(name == state)) for name in STATES],
+        ),
+        single("start_time_seconds", "when the node started, since the epoch", document.get("started_at")),
+        single("round", "rounds trained", document.get("round")),
+        single("reward_mean", "mean reward of the last round", last.get("reward_mean")),
+        single("loss", "loss of the last update", last.get("loss")),
+        (
+            "round_seconds",
+            "seconds of the last round, by stage",
+            [({"stage": k}, v) for k, v in (last.get("seconds") or {}).items()],
+        ),
+        (
+            "batch_rollouts",
+            "rollouts in the last batch",
+            [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
+        ),
+        single("peers_heard", "peers whose rollouts arrive", document.get("peers")),
+        single("peers_connected", "peers connected", document.get("connected")),
+        (
+            "refused_total",
+            "what was refused, by reason",
+            [({"reason": k}, v) for k, v in (document.get("rejected") or {}).items()],
+        ),
+        single("rollouts_fetched_total", "rollouts of others that were fetched", exchange.get("fetched")),
+        single("rollouts_missed_total", "rollouts that nobody had in time", exchange.get("missed")),
+        (
+            "exchange_bytes_total",
+            "bytes of rollouts fetched and served",
+            [
+                ({"direction": "in"}, exchange.get("bytes_in")),
+                ({"direction": "out"}, exchange.get("bytes_out")),
+            ],
+        ),
+        single("rollouts_given_total", "rollouts shared", given.get("rollouts")),
+        single("rollouts_used_total", "times that others said that they used one of them", given.get("used")),
+        single("rollouts_users", "other nodes that said so", given.get("by")),
+        *(single(name, what, total.get(key)) for key, name, what in _USED),
+        (
+            "pauses",
+            "1 for each cause of a pause that holds",
+            [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()],
+        ),
+        (
+            "download_bytes",
+            "the model's download",
+            [({"part": part}, download.get(part)) for part in ("done", "total")],
+        ),
+        single("judge_score", "the judge's last score", judge.get("score")),
+        single(
+            "trainer_restarts_total",
+            "times that the trainer died and was started again",
+            trainer.get("restarts"),
+        ),
+    ]
 
 
 def _labels(labels: Mapping[str, str]) -> str:
