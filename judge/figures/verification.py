@@ -80,8 +80,14 @@ class Verification:
             said |= {"error": self.error, "remedy": self.remedy}
         if self.state == "done":
             score, interval = self.score, self.score.interval
-            said |= {"ended": self.ended, "score": score.share, "low": interval.low, "high": interval.high}
-            said |= {"right": self.right, "n": self.questions}
+            said |= {
+                "ended": self.ended,
+                "score": score.share,
+                "low": interval.low,
+                "high": interval.high,
+                "right": self.right,
+                "n": self.questions,
+            }
             said |= {"benchmarks": self.benchmarks} if self.benchmarks else {}
         return said
 

@@ -127,6 +127,7 @@ evaluations = Table(
     CheckConstraint(
         "(state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL)"
     ),
+    Index("evaluations_asked", "asked_at"),
     sqlite_strict=True,
 )
 
@@ -210,6 +211,7 @@ verifications = Table(
     Column("found", AnyText),  # each question and its greedy answer, as JSON
     CheckConstraint("state IN ('queued', 'running', 'done', 'refused')"),
     CheckConstraint("(state = 'done') = (receipt IS NOT NULL AND found IS NOT NULL)"),
+    Index("verifications_of_peer", "peer", "ended"),
     sqlite_strict=True,
 )
 
@@ -222,6 +224,7 @@ moderation = Table(
     Column("peer", NAME, nullable=False),
     Column("why", AnyText, nullable=False),
     CheckConstraint("act IN ('hide', 'ban', 'undo')"),
+    Index("moderation_of_peer", "peer", "number"),
     sqlite_strict=True,
 )
 
@@ -229,7 +232,6 @@ listed = peers.c.answered >= LISTED_ANSWERS
 _numbered, _open = evaluations.c.number.is_not(None), evaluations.c.state == "open"
 _all = arm_bins.c.bin == 0
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)
-Index("evaluations_asked", evaluations.c.asked_at)
 Index("evaluations_open", evaluations.c.state, sqlite_where=_open, postgresql_where=_open)
 Index(
     "evaluations_graded",
@@ -240,5 +242,3 @@ Index(
     postgresql_where=_numbered,
 )
 Index("arm_bins_models", arm_bins.c.peers.desc(), arm_bins.c.model, sqlite_where=_all, postgresql_where=_all)
-Index("verifications_of_peer", verifications.c.peer, verifications.c.ended)
-Index("moderation_of_peer", moderation.c.peer, moderation.c.number)
