@@ -78,10 +78,13 @@ class Libp2pEngine(NetworkEngine):
                     self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
                     send = partial(stack.pubsub.publish, str(self._topic))
                     nursery.start_soon(self._send_all, connections.in_mesh, send)
-                    nursery.start_soon(discovery.run)
-                    nursery.start_soon(connections.ping)
-                    nursery.start_soon(circuits.keep)
-                    nursery.start_soon(self._book_file.save_regularly)
+                    for task in (
+                        discovery.run,
+                        connections.ping,
+                        circuits.keep,
+                        self._book_file.save_regularly,
+                    ):
+                        nursery.start_soon(task)
                     try:
                         up()
                         await trio.sleep_forever()
