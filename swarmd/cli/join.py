@@ -338,17 +338,19 @@ def leave(
 
 def _show_leaving(plan: Leaving, *, running: bool) -> None:
     """Say what would happen."""
-    if running:
-        tell("the node would stop: it finishes its round and saves")
-    tell(printable(f"in {plan.folder}"))
-    tell(printable(f"would be removed: {_names(plan.removed)}"))
-    tell(printable(f"would stay: {_names(plan.stays)}"))
-    tell("downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`")
+    lines = [
+        *(["the node would stop: it finishes its round and saves"] if running else []),
+        printable(f"in {plan.folder}"),
+        printable(f"would be removed: {_names(plan.removed)}"),
+        printable(f"would stay: {_names(plan.stays)}"),
+        "downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`",
+    ]
     if any(path.name == "identity.key" for path in plan.removed):
-        tell(
+        lines.append(
             "without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want"
             " it back"
         )
+    tell("\n".join(lines))
 
 
 def _names(paths: Any) -> str:

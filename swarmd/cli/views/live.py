@@ -201,9 +201,11 @@ def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, list[Text
         ("model", [Text(model_words(document.get("model") or {}))]),
     ]
     if last:
-        facts.append(("seconds", _split(last["seconds"])))
-        facts.append(("batch", _batch(last)))
-        facts.append(("update", _update(last, document.get("kl"))))
+        facts += [
+            ("seconds", _split(last["seconds"])),
+            ("batch", _batch(last)),
+            ("update", _update(last, document.get("kl"))),
+        ]
     facts.append(("peers", [Text(peers_words(document), "bold")]))
     refused = counts(document.get("rejected") or {})
     facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))

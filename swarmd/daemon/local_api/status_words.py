@@ -196,12 +196,14 @@ def workers_words(workers: Mapping[str, Any]) -> str:
     if not workers:
         return ""
     kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
-    parts = [f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds]
     restarts = sum(there["restarts"] for _, there in kinds)
-    parts.append(f"{number(workers['tokens_per_second'])} tokens/s")
-    parts.append(f"version {workers['version']}")
-    parts.append(f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}")
-    parts += [f"restarts: {restarts}"] * bool(restarts)
+    parts = [
+        *(f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds),
+        f"{number(workers['tokens_per_second'])} tokens/s",
+        f"version {workers['version']}",
+        f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}",
+        *([f"restarts: {restarts}"] if restarts else []),
+    ]
     return printable(", ".join(parts))
 
 
