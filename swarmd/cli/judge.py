@@ -107,7 +107,7 @@ def verify(
 
 
 def _tell(found: "VerifiedOutcome", as_json: bool) -> None:
-    answer(_upload_document(found), _upload_words(found), as_json)
+    answer({"schema": 1, **msgspec.structs.asdict(found)}, _upload_words(found), as_json)
     if found.state == "refused":
         raise typer.Exit(1)
 
@@ -150,7 +150,6 @@ def _weights(
 
     Raises ConfigError and SwarmdError.
     """
-
     from swarmd.daemon.judging.weights_upload import UploadedWeights
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.trainer.snapshot import read_snapshot
@@ -197,17 +196,11 @@ def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError, KeyError, TypeError.
     """
-
     if config["lora_alpha"] != 2 * config["r"]:
         raise ConfigError(
             "the adapter's lora_alpha is not twice its rank r, as swarmd's is: the judge cannot evaluate it."
         )
     return {"lora_rank": int(config["r"])}
-
-
-def _upload_document(found: "VerifiedOutcome") -> dict[str, Any]:
-
-    return {"schema": 1, **msgspec.structs.asdict(found)}
 
 
 def _upload_words(found: "VerifiedOutcome") -> str:
@@ -304,7 +297,6 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
 
 def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> list[str]:
     """Return the judges to ask: `given`, else the running node's, else the next join's."""
-
     if given:
         return given
     try:
@@ -405,7 +397,6 @@ def _question(fields: Any, tasks: Any) -> dict[str, Any]:
 def _evaluation_lines(
     shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]"
 ) -> list[str]:
-
     lines = [
         printable(f"Node: {shown['peer']}"),
         printable(f"Question: {shown['specialty']} {shown['n']}"),

@@ -65,7 +65,6 @@ def run(
 
     Ctrl-C stops; --resume goes on, with the same results.
     """
-
     from swarmd.config.own_strategy import load_take
     from swarmd.lab.experiment import read_experiment
     from swarmd.policy.models import preflight

@@ -207,7 +207,6 @@ def chat(
 
     One question a line; an empty line begins anew, Ctrl-D ends.
     """
-
     _say_loading()
     from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
 
@@ -260,7 +259,6 @@ def serve(
 
     Runs beside the node; each request is answered by the newest checkpoint there is.
     """
-
     import trio
 
     from swarmd.config.addresses import host_and_port

@@ -82,7 +82,6 @@ def check_config(
 @config_app.command("show", epilog="Example: swarmd config show --json")
 def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show every key, its value, and where the value comes from."""
-
     from swarmd.config.sources import flatten, resolve
 
     resolved = resolve(config_file(config), os.environ, {})

@@ -318,7 +318,6 @@ def bug_report(
 
 def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     """Collect versions, settings and, where a node runs, its status, as files by name."""
-
     from swarmd.config.sources import flatten, resolve
     from swarmd.state.logs import installed_version
 
