@@ -88,14 +88,7 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     Raises Unreachable, BadJudgeUrl.
     """
     origin = judge_origin(url)
-    try:
-        status, body = exchanged("GET", origin + path, {})
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        why = str(error) or type(error).__name__
-        raise Unreachable(
-            f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try"
-            " later."
-        ) from None
+    status, body = exchanged("GET", origin, path, {})
     if status == 404:
         raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for.")
     if status != 200:
@@ -112,24 +105,26 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
 
 def exchanged(
     method: str,
-    url: str,
+    origin: str,
+    target: str,
     headers: Mapping[str, str],
     pieces: Iterable[bytes] | None = None,
     seconds: float = ANSWER_TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Send a request; returns status and body of the answer.
+    """Send a request to a judge; returns status and body of the answer.
 
-    pieces: of the request's body. No redirect is followed, no environment read. Raises httpx2.HTTPError; also
+    pieces: of the request's body. No redirect is followed, no environment read. Raises Unreachable; also
     where the answer is too large, or not whole within `seconds` of the last piece, however slowly it drips.
     """
-    return trio.run(
-        _exchanged,
-        method,
-        url,
-        {"accept-encoding": "identity", "user-agent": "swarmd", **headers},
-        pieces,
-        seconds,
-    )
+    headers = {"accept-encoding": "identity", "user-agent": "swarmd", **headers}
+    try:
+        return trio.run(_exchanged, method, origin + target, headers, pieces, seconds)
+    except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
+        why = str(error) or type(error).__name__
+        raise Unreachable(
+            f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try"
+            " later."
+        ) from None
 
 
 async def _exchanged(

@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Annotated, TypeVar
 from urllib.parse import urlencode
 
-import httpx2
 import msgspec
 
 from p2p.identity import Identity, verify
@@ -18,7 +17,7 @@ from swarmd.daemon.judging.client import (
     signed_headers,
 )
 from swarmd.daemon.judging.reader import Share, exchanged, read
-from swarmd.errors import SwarmdError, Unreachable
+from swarmd.errors import SwarmdError
 from swarmd.tasks.held_out import RECEIPT
 from swarmd.terminal import printable
 
@@ -132,7 +131,7 @@ def upload(
     for _ in range(2):
         size = {"content-length": str(len(weights.data)), "content-type": "application/octet-stream"}
         headers = size | signed_headers(identity, origin, target, sequence, weights.digest)
-        status, body = _post(origin, target, headers, pieces())
+        status, body = exchanged("POST", origin, target, headers, pieces(), PIECE_TIMEOUT_S)
         if status == 202:
             return _decoded(body, _Queued).verification
         refusal = _decoded(body, JudgeRefusal)
@@ -170,22 +169,6 @@ def _stands(found: VerifiedOutcome) -> bool:
     return signed and receipt == _Receipt(
         receipt.judge, found.verification, found.peer, found.weights, found.right, found.n
     )
-
-
-def _post(
-    origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes]
-) -> tuple[int, bytes]:
-    """Send a POST; return status and body.
-
-    Raises Unreachable.
-    """
-    try:
-        return exchanged("POST", origin + target, headers, content, PIECE_TIMEOUT_S)
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-        why = str(error) or type(error).__name__
-        raise Unreachable(
-            f"no answer from the judge at {origin}: {why}. Check its address and your network."
-        ) from None
 
 
 def _decoded(body: bytes, kind: type[K]) -> K:
