@@ -5,7 +5,7 @@ time, `nvidia` the GPU.
 """
 
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -139,19 +139,27 @@ class Probes:
             temperature=temperature(self._sensors) if when.temperature and self._sensors else None,
         )
 
-    def unknown(self, facts: MachineFacts) -> Iterable[str]:
-        """Yield the settings that have no effect on this machine, with the reason."""
+    def unknown(self, facts: MachineFacts) -> Sequence[str]:
+        """Return the settings that have no effect on this machine, with the reason."""
         when = self._when
-        if when.user and facts.idle is None:
-            yield (
+        told = (
+            (
+                when.user and facts.idle is None,
                 "when.user has no effect: the time since the last key or move cannot be told here"
-                " (docs/guest.md)"
-            )
-        if when.gpu and not self._gpus.tells_use():
-            yield "when.gpu has no effect: no NVIDIA driver tells here who uses the GPU (docs/guest.md)"
-        if when.metered == "pause" and facts.metered is None:
-            yield (
-                "when.metered has no effect: NetworkManager does not tell here whether the network is metered"
-            )
-        if when.temperature and facts.temperature is None:
-            yield "when.temperature has no effect: no sensor of the processor can be read here"
+                " (docs/guest.md)",
+            ),
+            (
+                when.gpu and not self._gpus.tells_use(),
+                "when.gpu has no effect: no NVIDIA driver tells here who uses the GPU (docs/guest.md)",
+            ),
+            (
+                when.metered == "pause" and facts.metered is None,
+                "when.metered has no effect: NetworkManager does not tell here whether the network is"
+                " metered",
+            ),
+            (
+                when.temperature and facts.temperature is None,
+                "when.temperature has no effect: no sensor of the processor can be read here",
+            ),
+        )
+        return [words for applies, words in told if applies]
