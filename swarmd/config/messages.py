@@ -13,6 +13,13 @@ from swarmd.terminal import printable
 
 # A longer value is not quoted whole.
 _MAX_QUOTED_CHARACTERS = 120
+# By kind of bound: where it has the limit, and what it says.
+_LIMITS = {
+    Ge: ("ge", "at least"),
+    Gt: ("gt", "more than"),
+    Le: ("le", "at most"),
+    Lt: ("lt", "less than"),
+}
 
 
 def expected(field: FieldInfo, *, element: bool = False) -> str:
@@ -28,17 +35,8 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
         return "true or false"
     if kind not in (int, float):
         return "a text, not empty" if any(isinstance(bound, MinLen) for bound in _bounds(field)) else "a text"
-    limits = []
-    for bound in _bounds(field):
-        match bound:
-            case Ge(ge=limit):
-                limits.append(f"at least {limit}")
-            case Gt(gt=limit):
-                limits.append(f"more than {limit}")
-            case Le(le=limit):
-                limits.append(f"at most {limit}")
-            case Lt(lt=limit):
-                limits.append(f"less than {limit}")
+    bounds = [(bound, _LIMITS[type(bound)]) for bound in _bounds(field) if type(bound) in _LIMITS]
+    limits = [f"{words} {getattr(bound, name)}" for bound, (name, words) in bounds]
     return ("a whole number, " if kind is int else "a number, ") + " and ".join(limits)
 
 
