@@ -8,7 +8,7 @@ FROM names a GGUF file: ollama reads safetensors of few models, and only with it
 (https://docs.ollama.com/import).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from swarmd.errors import ConfigError
@@ -39,18 +39,19 @@ def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> 
     return "\n".join([*_lines(chat, template, temperature, new_tokens, context), ""])
 
 
-def _lines(chat: Chat, template: str, temperature: float, new_tokens: int, context: int) -> Iterator[str]:
-    yield "# In this folder, with https://github.com/ggml-org/llama.cpp beside it:"
-    yield from (f"#     {command}" for command in COMMANDS)
-    yield "FROM ./model.gguf"
-    yield f"TEMPLATE {_QUOTES}{template}{_QUOTES}"
-    if chat.system_prompt:
-        yield f"SYSTEM {_QUOTES}{chat.system_prompt}{_QUOTES}"
+def _lines(chat: Chat, template: str, temperature: float, new_tokens: int, context: int) -> Sequence[str]:
     # From all tokens, as in training.
     drawing = {"temperature": f"{temperature:g}", "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
     limits = {"num_predict": new_tokens, "num_ctx": min(context, MAX_CONTEXT_TOKENS)}
-    yield from (f"PARAMETER {name} {value}" for name, value in (drawing | limits).items())
-    yield from (f'PARAMETER stop "{chat.tokenizer.decode([end])}"' for end in sorted(chat.ends))
+    return [
+        "# In this folder, with https://github.com/ggml-org/llama.cpp beside it:",
+        *(f"#     {command}" for command in COMMANDS),
+        "FROM ./model.gguf",
+        f"TEMPLATE {_QUOTES}{template}{_QUOTES}",
+        *([f"SYSTEM {_QUOTES}{chat.system_prompt}{_QUOTES}"] if chat.system_prompt else []),
+        *(f"PARAMETER {name} {value}" for name, value in (drawing | limits).items()),
+        *(f'PARAMETER stop "{chat.tokenizer.decode([end])}"' for end in sorted(chat.ends)),
+    ]
 
 
 def _template(chat: Chat) -> str:
