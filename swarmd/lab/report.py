@@ -11,7 +11,7 @@ from typing import Any
 
 from swarmd.config.config import NodeConfig
 from swarmd.lab.demo import figures
-from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
+from swarmd.lab.demo.figures import COLOURS, canvas, moving_mean
 from swarmd.lab.results import BadResults, Results, Run, judged
 from swarmd.lab.statistics import MU, Column, SeedInterval, baseline, columns, gain, gains, interval
 
@@ -184,14 +184,6 @@ def _figures(results: Results) -> Mapping[str, Any]:
     return made
 
 
-def _canvas(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NoMatplotlib from None
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def _colours(found: Sequence[Column]) -> Sequence[str]:
     """Return sixteen distinct colours, repeated as often as needed."""
     return [*COLOURS, *MORE_COLOURS] * (1 + len(found) // 16)
@@ -202,7 +194,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
 
     A moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds.
     """
-    axes = _canvas(9, 5).subplots()
+    axes = canvas(9, 5).subplots()
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
         mean = moving_mean(column.curve(), _window(column))
         axes.plot(
@@ -230,7 +222,7 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
     """Draw SAPO's Figure 1: a panel for each setting, a line for each node, of the first finished seed."""
     across = min(4, len(found))
     down = math.ceil(len(found) / across)
-    figure = _canvas(3.2 * across, 2.6 * down)
+    figure = canvas(3.2 * across, 2.6 * down)
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
     for column, panel in zip(found, panels, strict=False):
         seed = min(column.runs)
@@ -257,13 +249,13 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
 
 
 def _judge_figure(found: Sequence[Mapping[str, Any]]) -> Any:
-    figure = _canvas(4.2 * len(found) + 0.6, 4.4)
+    figure = canvas(4.2 * len(found) + 0.6, 4.4)
     figures.draw_comparisons(figure, found)
     return figure
 
 
 def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
-    axes = _canvas(9, 0.5 + 0.5 * len(found)).subplots()
+    axes = canvas(9, 0.5 + 0.5 * len(found)).subplots()
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
         over = gain(column, baseline(results, column, found) or column)
         axes.barh(place, over.mean, color=colour, xerr=over.half or 0.0, error_kw={"capsize": 4})
@@ -280,7 +272,7 @@ def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
 
 def _useful_figure(found: Sequence[Column]) -> Any:
     """Draw predicted against measured informative rollouts of an update: a point for each run."""
-    axes = _canvas(5, 4.6).subplots()
+    axes = canvas(5, 4.6).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         points = [(run.predicted, run.useful) for run in column.runs.values()]
         axes.scatter(*zip(*points, strict=True), color=colour, label=column.name)
@@ -292,7 +284,7 @@ def _useful_figure(found: Sequence[Column]) -> Any:
 
 def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
     """Draw gain against the baseline's share of informative groups: a point for each pair of runs."""
-    axes = _canvas(7, 4.6).subplots()
+    axes = canvas(7, 4.6).subplots()
     pairs = [
         (column, other)
         for column in found
@@ -316,7 +308,7 @@ def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
 
 def _compute_figure(found: Sequence[Column]) -> Any:
     """Draw accuracy against compute so far: up and left is better."""
-    axes = _canvas(8, 4.8).subplots()
+    axes = canvas(8, 4.8).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         runs = [run for run in column.runs.values() if run.passes]
         rounds = sorted(runs[0].passes) if runs else []
@@ -336,7 +328,7 @@ def _compute_figure(found: Sequence[Column]) -> Any:
 
 
 def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
-    axes = _canvas(8, 4.2).subplots()
+    axes = canvas(8, 4.2).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         if all(node.replay.mode == "off" for node in results.experiment.setting(column.slug).nodes):
             continue
@@ -356,7 +348,7 @@ def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
 
 def _pass_figure(found: Sequence[Column]) -> Any:
     """Draw pass@k at the end against k, mean over seeds."""
-    axes = _canvas(6, 4.2).subplots()
+    axes = canvas(6, 4.2).subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if column.pass_at(k) is not None]
         ends = [column.pass_at(k) for k in powers]

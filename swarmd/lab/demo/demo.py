@@ -20,7 +20,7 @@ from rich.table import Table
 
 from swarmd.daemon.local_api.status_words import many
 from swarmd.errors import SwarmdError
-from swarmd.lab.demo.figures import Curve, NoMatplotlib, draw_rewards
+from swarmd.lab.demo.figures import Curve, NoMatplotlib, reward_figure
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
 MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
@@ -117,9 +117,8 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     title = f"{nodes} nodes that share, and one alone that answers as many questions"
     figures: list[str] = []
     try:
-        draw_rewards(
-            [Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title
-        )
+        curves = [Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories]
+        reward_figure(curves, title).savefig(figure, dpi=120)
         figures.append(str(figure))
     except (NoMatplotlib, OSError) as error:
         talk.print(f"No picture was drawn. {error}")

@@ -6,7 +6,6 @@ They are reward curves of runs, from metrics.jsonl, and SAPO's Figure 3, from a 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -39,9 +38,13 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
 
 
-def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
-    """Write `reward_figure` as a PNG."""
-    reward_figure(curves, title).savefig(to, dpi=120)
+def canvas(width: float, height: float) -> Any:
+    """Return an empty figure. Raises NoMatplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise NoMatplotlib from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
@@ -49,12 +52,7 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
 
     Rewards are each node's moving mean; the swarm's mean stands beside the node alone.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NoMatplotlib from None
-
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    figure = canvas(9, 6.5)
     above, below = figure.subplots(2, 1, height_ratios=(3, 1.4))
     swarm = [curve for curve in curves if not curve.alone]
     rounds = min(len(curve.lines) for curve in curves)
