@@ -93,7 +93,9 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
     except RuntimeError as error:
         raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
-    c10d._set_pg_timeout(UPDATE_TIMEOUT)
+    # torch 2.14 gave it a public name.
+    set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout
+    set_timeout(UPDATE_TIMEOUT)
 
 
 def leave() -> None:

@@ -46,6 +46,17 @@ def test_there_may_be_fewer_prompts_than_ranks() -> None:
     assert [len(share) for share in deal([row(1, 3), row(1, 4)], 3)] == [2, 0, 0] and deal([], 2) == [[], []]
 
 
+def test_the_timeout_of_an_update_is_set_by_its_public_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch 2.14 has one, and warns at each trainer's start where the old one is used."""
+    told = list[object]()
+    monkeypatch.setattr(data_parallel.c10d, "set_timeout", told.append, raising=False)
+    data_parallel.join(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"))
+    data_parallel.leave()
+    assert told == [data_parallel.UPDATE_TIMEOUT]
+
+
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
     """Return batches of our own answers and others', of uneven lengths; one rollout has no gradient."""
     found = []
