@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from swarmd.policy.models.architecture import cache_argument
 from swarmd.policy.models.device import to_device
 
 # Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
@@ -37,7 +38,7 @@ class PaddedRows:
         width = max(map(len, prompts))
         self._ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
         self._mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        self._cache = DynamicCache(config=network.config)
+        self._cache, self._takes = DynamicCache(config=network.config), cache_argument(network)
 
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
@@ -63,8 +64,8 @@ class PaddedRows:
             input_ids=ids,
             attention_mask=self._mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._takes: self._cache},
             **more,
         )
         logits: Tensor = out.logits[:, -1]

@@ -45,8 +45,8 @@ PADDED: Final = frozenset(
 )  # fmt: skip
 # The recurrent ones of transformers' layer types; a convolution's state is small.
 RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}
-# The arguments of a forward pass that PaddedRows needs.
-_ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}
+# The arguments of a forward pass that PaddedRows needs, beside the cache.
+_ASKED: Final = {"attention_mask", "position_ids"}
 
 
 def read_config(place: hub.Place) -> Any:
@@ -117,6 +117,11 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
     return network
 
 
+def cache_argument(network: nn.Module) -> str:
+    """Return by which name a network takes its cache: transformers 5.24 gave it another."""
+    return "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
+
+
 class _TooMany(Exception):
     pass
 
@@ -165,7 +170,7 @@ def is_tried(network: nn.Module, source: str) -> bool:
         # transformers has no cache for these layers.
         fitting = False
     else:
-        fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED
+        fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED | {cache_argument(model)}
     if not fitting:
         raise NoModel(
             f"{source} ({kind}) keeps its states in a way that answers to one prompt cannot share, so it"

@@ -386,6 +386,23 @@ def test_an_untried_architecture_is_used_where_it_agrees_with_itself(tmp_path: P
         open_policy(folder_of(make(hf.GitConfig(**SIZES, vision_config=SEEING)), tmp_path / "git"))
 
 
+def test_a_cache_by_the_name_that_transformers_5_24_gave_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    network = make(hf.StableLmConfig(**SIZES))
+    forward = hf.StableLmForCausalLM.forward
+
+    def newer(  # type: ignore[no-untyped-def]
+        self, input_ids=None, attention_mask=None, position_ids=None, cache=None, **more: Any
+    ) -> Any:
+        return forward(self, input_ids, attention_mask, position_ids, cache, **more)
+
+    monkeypatch.setattr(hf.StableLmForCausalLM, "forward", newer)
+    (generation,) = open_policy(folder_of(network, tmp_path)).generate(["1+1?"], 2)
+    found = plain_logprobs(network, chat_of(tmp_path).prompt("1+1?"), generation.tokens.ids[0])
+    torch.testing.assert_close(torch.tensor(generation.tokens.logprobs[0]), found, atol=1e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
