@@ -272,6 +272,13 @@ class Muxer(Yamux):  # type: ignore[misc]
             await self._give_up("the peer ends none of its streams")
         return await super().accept_stream()
 
+    def _finalize_stream_locked(self, stream: Any, *, fully_closed: bool) -> None:
+        """Forget an ended stream, and wake who reads it: the library leaves that task waiting for ever."""
+        waited_for = self.stream_events.get(stream.stream_id)
+        super()._finalize_stream_locked(stream, fully_closed=fully_closed)
+        if waited_for is not None and stream.stream_id not in self.stream_events:
+            waited_for.set()
+
     async def ping(self) -> None:
         """Make the other side send something. Waits for no rate, and for no answer."""
         await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, 0))

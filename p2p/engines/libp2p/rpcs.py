@@ -303,6 +303,9 @@ class Queues(dict[Any, Any]):
     def __setitem__(self, peer: Any, queue: Any) -> None:
         queue.max_message_size = MAX_RPC_BYTES
         queue._queue = ForwardQueue(self._me)
+        if (before := self.get(peer)) is not None:
+            # Two streams were opened at once. The first one's task would wait for this queue for ever.
+            before.close()
         super().__setitem__(peer, queue)
 
 

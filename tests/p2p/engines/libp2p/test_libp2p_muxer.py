@@ -288,3 +288,22 @@ async def test_a_peer_that_ends_none_of_its_streams_is_cut_off(nursery: trio.Nur
     assert closed >= MAX_HALF_CLOSED_STREAMS - 10  # and those that wait to be accepted
     with pytest.raises(trio.BrokenResourceError):
         await theirs.send_all(b"x")
+
+
+async def test_who_reads_a_stream_that_we_reset_does_not_wait_for_ever(nursery: trio.Nursery) -> None:
+    """A connection that we end resets all of its streams: each left a task and all it holds."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    muxer, _ = await opened(nursery, ours, theirs, initiator=True)
+    stream, ended = await muxer.open_stream(), trio.Event()
+
+    async def read() -> None:
+        with pytest.raises(MuxedStreamError):
+            await stream.read(1)
+        ended.set()
+
+    nursery.start_soon(read)
+    await trio.testing.wait_all_tasks_blocked()
+    await stream.reset()
+    await trio.testing.wait_all_tasks_blocked()
+    assert ended.is_set()
+    nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import pytest
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 from libp2p.peer.id import ID
+from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -16,9 +17,11 @@ from p2p.engines.libp2p.rpcs import (
     FINISH_S,
     MAX_RPC_BYTES,
     CheckQueue,
+    Queues,
     RpcStream,
     UnfinishedRpcs,
 )
+from swarmd.testing import TIMEOUT_S
 
 
 class Incoming:
@@ -149,3 +152,13 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     assert await rpc(stream) == b"more" and checked["c0"] == 3 * CHECKS_BURST / 20
     # Trio begins the tasks in any order, so c0 may have had a few turns more or less at once.
     assert trio.current_time() - since > 1.5 * CHECKS_BURST / CHECKS_PER_S
+
+
+async def test_a_second_queue_for_a_neighbour_ends_the_task_of_the_first() -> None:
+    """The library makes two where two connections to a peer begin at once."""
+    queues, first, second = Queues(b"me"), RpcQueue(), RpcQueue()
+    queues["peer"] = first
+    queues["peer"] = second
+    with trio.fail_after(TIMEOUT_S):
+        assert await first.pop() is None
+    assert queues["peer"] is second and not second._closed
