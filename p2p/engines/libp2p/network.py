@@ -1,9 +1,7 @@
 """py-libp2p's network with limits: who may connect, what a stream may hold, how a connection ends."""
 
 import contextlib
-import ipaddress
 import logging
-import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -29,10 +27,10 @@ from libp2p.stream_muxer.yamux.yamux import (
     YamuxStream,
 )
 from libp2p.transport.exceptions import MuxerUpgradeFailure
-from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
+from p2p.engines.libp2p.streams import CountedSocket
 from p2p.engines.traffic import Traffic
 from p2p.identity import public_key_of
 from p2p.netgroup import LOCAL, group_of, group_of_host, machine_of_host
@@ -62,62 +60,6 @@ GROUP_FACTOR = 4.0
 CLOSE_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
-
-
-class CountedSocket:
-    """A TCP stream of the library that counts its bytes, and reads no faster than the limit."""
-
-    def __init__(self, stream: Any, traffic: Traffic) -> None:
-        self._stream, self._traffic = stream, traffic
-        self._remote: tuple[str, int] | None = None
-        # When its last bytes came; infinite while we read none because of our own limit.
-        self.heard_at = trio.current_time()
-
-    async def read(self, n: int | None = None) -> bytes:
-        data = bytes(await self._stream.read(n))
-        self._traffic.count(down=len(data))
-        self.heard_at = math.inf
-        await self._traffic.reading.wait(len(data))
-        self.heard_at = trio.current_time()
-        return data
-
-    async def write(self, data: bytes) -> None:
-        self._traffic.count(up=len(data))
-        await self._stream.write(data)
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """Return host and port of the other end. The library knows only those of IPv4."""
-        if self._remote is None:
-            self._remote = self._stream.get_remote_address()
-        if self._remote is None:
-            with contextlib.suppress(OSError):
-                # The connection is closed already.
-                host, port = self._stream.stream.socket.getpeername()[:2]
-                # A listener at :: alone takes IPv4 too.
-                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
-                self._remote = str(inner or host), port
-        return self._remote
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
-    """Dials with `CountedSocket`s; `LimitedNetwork` makes those of incoming connections."""
-
-    def __init__(self, traffic: Traffic) -> None:
-        super().__init__()
-        self._traffic = traffic
-
-    async def dial(self, *args: Any, **options: Any) -> Any:
-        return self._counted(await super().dial(*args, **options))
-
-    async def dial_with_source(self, *args: Any) -> Any:
-        return self._counted(await super().dial_with_source(*args))
-
-    def _counted(self, connection: Any) -> Any:
-        connection.stream = CountedSocket(connection.stream, self._traffic)
-        return connection
 
 
 class Circuit(RawConnection):  # type: ignore[misc]

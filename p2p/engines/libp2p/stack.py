@@ -41,9 +41,9 @@ from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
 from p2p.engines.libp2p.metering import Negotiation, message_limits
-from p2p.engines.libp2p.network import MUXERS, CountedTcp, LimitedNetwork, MuxerChoice, circuit
+from p2p.engines.libp2p.network import MUXERS, LimitedNetwork, MuxerChoice, circuit
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub
-from p2p.engines.libp2p.streams import end
+from p2p.engines.libp2p.streams import CountedTcp, end
 from p2p.engines.traffic import Traffic
 from p2p.errors import CannotListen
 from p2p.identity import Identity

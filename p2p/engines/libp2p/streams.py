@@ -1,7 +1,9 @@
-"""py-libp2p's streams: metered ones, and those of requests (`p2p.engines.libp2p.request_response`)."""
+"""py-libp2p's streams: TCP's, metered ones, and of requests (`p2p.engines.libp2p.request_response`)."""
 
 import contextlib
+import ipaddress
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,8 +11,10 @@ import trio
 from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
+from libp2p.transport.tcp.tcp import TCP
 
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
+from p2p.engines.traffic import Traffic
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -24,6 +28,62 @@ GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\
 READ_BYTES = 65536
 
 log = logging.getLogger(__name__)
+
+
+class CountedSocket:
+    """A TCP stream of the library that counts its bytes, and reads no faster than the limit."""
+
+    def __init__(self, stream: Any, traffic: Traffic) -> None:
+        self._stream, self._traffic = stream, traffic
+        self._remote: tuple[str, int] | None = None
+        # When its last bytes came; infinite while we read none because of our own limit.
+        self.heard_at = trio.current_time()
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = bytes(await self._stream.read(n))
+        self._traffic.count(down=len(data))
+        self.heard_at = math.inf
+        await self._traffic.reading.wait(len(data))
+        self.heard_at = trio.current_time()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self._traffic.count(up=len(data))
+        await self._stream.write(data)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Return host and port of the other end. The library knows only those of IPv4."""
+        if self._remote is None:
+            self._remote = self._stream.get_remote_address()
+        if self._remote is None:
+            with contextlib.suppress(OSError):
+                # The connection is closed already.
+                host, port = self._stream.stream.socket.getpeername()[:2]
+                # A listener at :: alone takes IPv4 too.
+                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
+                self._remote = str(inner or host), port
+        return self._remote
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
+    """Dials with `CountedSocket`s; `LimitedNetwork` makes those of incoming connections."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self._traffic = traffic
+
+    async def dial(self, *args: Any, **options: Any) -> Any:
+        return self._counted(await super().dial(*args, **options))
+
+    async def dial_with_source(self, *args: Any) -> Any:
+        return self._counted(await super().dial_with_source(*args))
+
+    def _counted(self, connection: Any) -> Any:
+        connection.stream = CountedSocket(connection.stream, self._traffic)
+        return connection
 
 
 class MeteredStream:
