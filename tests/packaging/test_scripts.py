@@ -363,6 +363,7 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
 UNSEEN = {"hivemind", "bitsandbytes", "ray", "python-dateutil"}
 BY_HAND = {"schemathesis", "requests"}  # of benchmarks/judge_schema.py, which says what to install
 RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist"}  # and not imported
+NEWER = {"compression"}  # of the standard library from 3.14 on
 OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm", "swarmd_engine_hivemind"}
 
 
@@ -383,7 +384,7 @@ def imported(folders: str) -> set[str]:
                 found |= {name.name.split(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").split(".")[0])
-    return {canonical(known.get(name, [name])[0]) for name in found - sys.stdlib_module_names - OURS}
+    return {canonical(known.get(name, [name])[0]) for name in found - sys.stdlib_module_names - NEWER - OURS}
 
 
 @pytest.mark.parametrize(
