@@ -133,7 +133,7 @@ class RoundDone(_Message, frozen=True):
     shared: int = 0  # own rollouts that were shared
     # Author and specialty of each of others' rollouts that was trained on for the first time.
     used: tuple[tuple[str, str], ...] = ()
-    lead: Lead = Lead()  # others' lead over us, by which the daemon chooses offers
+    lead: Lead = Lead()  # what the daemon chooses offers by
 
 
 class Note(_Message, frozen=True):

@@ -119,7 +119,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """By how much others' mean reward is above our own, by our own verifier.
+    """By how much others' mean reward is above our own, by our own verifier, and whose text passes our gate.
 
     It is below 0 where we are ahead. The trainer finds it and tells the daemon, which chooses from offers by
     it: whether an answer is right is not known before it is here.
@@ -128,6 +128,8 @@ class Lead:
     by: Mapping[str, float] = field(default_factory=dict)  # specialty -> -1 to 1
     # The lead, above 0, where too little of others was scored lately.
     elsewhere: float = 0.0
+    # The share of an author's rollouts that pass (`experience.outliers.Gate`), where it is below 1.
+    pass_rates: Mapping[PeerId, float] = field(default_factory=dict)
 
     def of(self, specialty: str) -> float:
         return self.by.get(specialty, self.elsewhere)

@@ -7,7 +7,9 @@ own: their length, and how unlikely our policy finds them: on average, over the 
 the least likely token (a few poisoned tokens hide in an average). One odd right answer costs the rollout; odd
 wrong ones are left out of it. docs/gate.md has the limits and what they cost.
 
-No author is penalised: an honest but different model writes such text, too.
+No author is blamed: an honest but different model writes such text, too. But whose text hardly passes is
+hardly drawn: it would only leave places in the batch empty, and what passes of it would teach our own policy,
+and so the gate, to find it ordinary.
 """
 
 from collections import Counter, deque
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from p2p.latest import Latest
+from p2p.types import PeerId
 from swarmd.types import Completion, Scored, Tokens
 
 # The newest own completions, from which the limits are computed.
@@ -25,6 +29,12 @@ WARM_UP_COMPLETIONS = 64
 # A limit is this quantile of our own completions, times a margin.
 QUANTILE = 0.99
 STRETCH_TOKENS = 4
+# An author's share of rollouts that pass moves by so much of the way with each that is looked at.
+ONE_LOOK = 1 / 8
+# No author's share is below this, so its rollouts are looked at now and then.
+MIN_PASS_RATE = 1 / 8
+# Authors whose share is remembered.
+MAX_AUTHORS = 1024
 # No larger model was tried, so there the gate only reports, unless it is told to act.
 MEASURED_PARAMETERS = 100_000_000
 
@@ -51,6 +61,7 @@ class GateState:
 
     round: int = 0  # the last round that was learnt from
     own: tuple[Traits, ...] = ()  # oldest first
+    pass_rates: tuple[tuple[PeerId, float], ...] = ()  # the author looked at least recently first
 
 
 @dataclass
@@ -63,6 +74,8 @@ class Gate:
     acts: bool = True  # False: odd rollouts are counted, but trained on
     # Rollouts refused (or only flagged), by trait, since `take_refused`.
     refused: Counter[str] = field(default_factory=Counter)
+    # The share of an author's rollouts that pass, the newest counting most, where it is below 1.
+    pass_rates: Latest[PeerId, float] = field(default_factory=lambda: Latest(MAX_AUTHORS))
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT_COMPLETIONS))
     _round: int = 0
     _limits: Traits | None = None
@@ -85,6 +98,13 @@ class Gate:
                 *(max(floor, self.margin * own) for floor, own in zip(FLOORS, highest, strict=True))
             )
         return self._limits
+
+    def saw(self, author: PeerId, *, passed: bool) -> None:
+        """Take in whether a rollout of this author passed."""
+        known = self.pass_rates.get(author, 1.0)
+        known += ONE_LOOK * (passed - known)
+        if known < 1:
+            self.pass_rates[author] = max(MIN_PASS_RATE, known)
 
     def oddity(self, traits: Traits) -> str | None:
         """Return the first trait that is over its limit, or None."""
@@ -151,13 +171,14 @@ class Gate:
 
     @property
     def state(self) -> GateState:
-        return GateState(self._round, tuple(self._own))
+        return GateState(self._round, tuple(self._own), tuple(self.pass_rates.items()))
 
     @state.setter
     def state(self, state: GateState) -> None:
         self._own.clear()
         self._own.extend(Traits(*own) for own in state.own)
         self._round, self._limits = state.round, None
+        self.pass_rates = Latest(MAX_AUTHORS, state.pass_rates)
 
 
 @dataclass
@@ -178,7 +199,10 @@ class Gated:
             self._admitted([self.gate.cut(replace(scored, tokens=None)) for scored in theirs])
             return theirs
         cut: Sequence[Scored] = [self.gate.cut(scored) for scored in theirs]
-        return self._admitted(self.remember(cut) if self.remember is not None else cut)
+        admitted = self._admitted(self.remember(cut) if self.remember is not None else cut)
+        for scored, kept in zip(theirs, admitted, strict=True):
+            self.gate.saw(scored.author, passed=kept is not None)
+        return admitted
 
     def _admitted(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if self.gate.limits is None:

@@ -54,6 +54,7 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     best = sorted(local, key=lambda s: not s.informative)[: parts.questions] if parts.resample else local
     if parts.gate is not None:
         parts.gate.learn(best)
+        parts.sharing.lead = replace(parts.sharing.lead, pass_rates=dict(parts.gate.pass_rates))
     steps = [_step(parts, watch, best) for _ in range(parts.schedule.updates if parts.trains else 0)]
     whole = merged([step.update for step in steps])
     parts.schedule.observe(whole.clip_fraction, whole.drift)

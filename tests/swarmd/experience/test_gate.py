@@ -15,7 +15,10 @@ from swarmd.experience.batch import MAX_DRAWS, BatchBuilder, SharingSampler
 from swarmd.experience.outliers import (
     FLOORS,
     KEPT_COMPLETIONS,
+    MAX_AUTHORS,
+    MIN_PASS_RATE,
     NAMES,
+    ONE_LOOK,
     WARM_UP_COMPLETIONS,
     Gate,
     Gated,
@@ -170,6 +173,26 @@ def test_the_gate_leaves_ordinary_rollouts_unchanged() -> None:
     assert asked.texts == ["fine", "wrong"] * 4, "not what was not chosen, nor our own"
 
 
+def test_how_often_an_authors_rollouts_pass_is_remembered_the_newest_counting_most() -> None:
+    gate = warm()
+    gated(stocked(["odd"] * 4), Asked(), gate)([own(2)], random.Random(0))
+    refused = (1 - ONE_LOOK) ** 4
+    assert gate.pass_rates == {OTHER: pytest.approx(refused)}
+    gated(stocked(["fine"] * 4), Asked(), gate)([own(2)], random.Random(0))
+    assert gate.pass_rates == {OTHER: pytest.approx(1 - (1 - refused) * refused)}
+    gated(stocked(["fine"] * 4), Asked(), fresh := warm())([own(2)], random.Random(0))
+    assert fresh.pass_rates == {}, "only who was refused"
+    for _ in range(99):
+        gate.saw(OTHER, passed=False)
+    assert gate.pass_rates == {OTHER: MIN_PASS_RATE}
+    again = warm()
+    again.state = gate.state
+    assert again.pass_rates == gate.pass_rates
+    for n in range(MAX_AUTHORS):
+        gate.saw(PeerId(f"{n}"), passed=False)
+    assert OTHER not in gate.pass_rates and len(gate.pass_rates) == MAX_AUTHORS
+
+
 def test_our_own_rollouts_are_not_judged() -> None:
     """Replay draws it from the pool like others'."""
     pool = Pool(32, 16, PoolLimits(ME, 32))
@@ -279,6 +302,7 @@ def test_a_gate_that_does_not_act_reports() -> None:
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked, gate)([own(2)], random.Random(5)) == plain
     assert len(pool) == 4 and gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8
+    assert gate.pass_rates == {}
 
 
 def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from p2p.types import PeerId
 from swarmd.experience.advantages import WEIGHS
-from swarmd.experience.batch import SharingSampler
+from swarmd.experience.batch import OfferChoice, SharingSampler
 from swarmd.experience.strategies import (
     ENOUGH_COMPLETIONS,
     LATELY_ROUNDS,
@@ -16,7 +17,7 @@ from swarmd.experience.strategies import (
     SharingSettings,
     Success,
 )
-from swarmd.types import Lead
+from swarmd.types import Author, Lead, Scored
 from tests.swarmd.experience.conftest import scored
 
 POOL = [
@@ -54,6 +55,19 @@ def test_each_take_strategy_weighs_its_preference() -> None:
         and weights("unfiltered") == [1] * 5
         and weights("right") == [1, 1, 0, 1, 1]
     )
+
+
+def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_or_fetched() -> None:
+    # Fixed seed: 2 of 8, half of them the odd author's.
+    candidates = [scored(n, 0, 1, author="odd" if n % 2 else f"author {n}") for n in range(8)]
+    lead = Lead(pass_rates={PeerId("odd"): 1 / 8})
+    sharing, choice = Sharing(lead=lead), OfferChoice[Scored]("uniform", 2, lambda each: Author(each.author))
+    for draw in (
+        lambda rng: SharingSampler(sharing, n_external=2)([], candidates, rng),
+        lambda rng: (choice.begin(lead), choice(candidates, 2, rng))[1],
+    ):
+        drawn = [each.author for seed in range(500) for each in draw(random.Random(seed))]
+        assert 0 < drawn.count(PeerId("odd")) < 0.05 * len(drawn) == 50
 
 
 def test_need_goes_by_how_far_others_are_ahead_and_ahead_takes_nothing_else() -> None:

@@ -364,6 +364,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     checkpoints.save(run_state(2, 1, node), policy.files())
     reports = play(node, other, (3, 4), prefix)
     assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
+    assert set(node.sharing.lead.pass_rates) == ({other.identity.peer_id} if prefix else set())
 
     (again, again_policy, _), (_, _, other) = swarm_of(verifier, settings, settings)
     assert resume(checkpoints, again, again_policy, 1) == (2, ["resumed after round 2"])
