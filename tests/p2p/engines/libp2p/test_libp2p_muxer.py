@@ -19,6 +19,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     YAMUX_HEADER_FORMAT,
 )
 
+import p2p.engines.libp2p.stack  # noqa: F401  sets the levels of the library's loggers
 from p2p.engines.libp2p.network import (
     MAX_BUFFERED_BYTES,
     MAX_HALF_CLOSED_STREAMS,
