@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import trio
 import trio.testing
@@ -39,7 +38,7 @@ from swarmd.daemon.judging.client import (
 )
 from swarmd.daemon.judging.judging import Judging, ReceiptFile
 from swarmd.daemon.judging.reader import exchanged
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, Unreachable
 from swarmd.tasks.curriculum import CURRICULA, TINY_9
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
@@ -474,9 +473,9 @@ async def test_a_slow_judge_and_one_that_pours_are_given_up(handle: Handler, why
         unasked = await silent(lambda: client(url, timeouts=timeouts).ask(1, "tiny"))
         await silent(lambda: client(url, timeouts=timeouts).answer(OPEN, Completion("2", True)))
         assert (f"more than {MAX_RESPONSE_BYTES:,} bytes" in unasked.cause) == (handle is pours)
-        with pytest.raises(httpx2.HTTPError, match=why):
+        with pytest.raises(Unreachable, match=why):
             await trio.to_thread.run_sync(
-                exchanged, "POST", url, {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole
+                exchanged, "POST", url, "/", {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole
             )
 
 
