@@ -97,12 +97,14 @@ def trained(
             self.swarm = joined
             super()._share(inputs, out, groups)
 
-    for task in other.tasks.draw(4):
+    tasks = other.tasks.draw(4)
+    for task in tasks:
         right = f"<answer>{other.tasks.truth(task)}</answer>"
         other.share(
             task, [right, "a wrong one<|endoftext|>", "no answer, and it is cut" * 9, right, "one too many"]
         )
-    wait_until(lambda: len(swarm._parts.pool) >= 4)
+    # Groups of the run before may still be there.
+    wait_until(lambda: {task.ref for task in tasks} <= {group.ref for group in swarm._parts.pool})
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     if end:
         ids = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(end)]
