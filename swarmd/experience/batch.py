@@ -37,7 +37,8 @@ class Capped(Protocol[C]):
 def weights_of(candidates: Sequence[Candidate], take: Take, lead: Lead) -> Sequence[float]:
     """Return the weight of each in the draw: by `take`, times the square of its author's `Lead.pass_rates`.
 
-    Without the square four poisoners of ten peers still won in one seed of three (docs/experiments.md).
+    Without the square four poisoners of ten peers still taught their word in one seed of three
+    (docs/experiments.md).
     """
     weights = take.weights(candidates, lead)
     return [w * lead.pass_rates.get(c.author, 1.0) ** 2 for c, w in zip(candidates, weights, strict=True)]
