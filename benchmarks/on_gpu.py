@@ -14,12 +14,13 @@ Exit code 1: a part failed.
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,7 +34,7 @@ PARTS: Final = MappingProxyType(
         "adapter": "-m benchmarks.adapter_bfloat16 --device DEVICE",
         "half-billion": f"{HALF_BILLION} MEMORY",
         "trl": "-m benchmarks.round --peer trl --device DEVICE --size 360m --tokens 256 --pairs 2",
-        "join": "-m swarmd join --model tiny --device DEVICE --rounds 50 --state-dir OUT/node",
+        "join": "-m swarmd join --model tiny --device DEVICE --rounds 50 --state-dir STATE",
         "mu": "-m swarmd plan replay --model tiny-latent --device DEVICE",
         "small-card": f"{HALF_BILLION} 5.6",
         "all-weights": f"{HALF_BILLION} MEMORY --lora off",
@@ -68,7 +69,6 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
-    shutil.rmtree(out / "node", ignore_errors=True)  # it would go on
     out.mkdir(parents=True, exist_ok=True)
     found = described(arguments.device)
     if found is None:
@@ -77,11 +77,12 @@ def main() -> None:
     print(about, flush=True)
     lines, failed, until = [], False, time.monotonic() + 60 * arguments.minutes
     for name in arguments.only:
-        words = PARTS[name].replace("DEVICE", arguments.device).replace("OUT", str(out))
-        words = words.replace("MEMORY", f"{found['GB free']:.0f}")
+        words = PARTS[name].replace("DEVICE", arguments.device).replace("MEMORY", f"{found['GB free']:.0f}")
         print(f"\n== {name}: python {words}", flush=True)
         begun = time.monotonic()
-        end = play([sys.executable, *words.split()], out / f"{name}.txt", max(0.0, until - begun))
+        with tempfile.TemporaryDirectory() as state:
+            command = [sys.executable, *(state if word == "STATE" else word for word in words.split())]
+            end = play(command, out / f"{name}.txt", max(0.0, until - begun))
         failed |= end != "0"
         lines.append(f"| {name} | {end} | {time.monotonic() - begun:.0f} | `python {words}` |")
         table = "\n".join(["| part | exit code | s | command |", "|---|---|---|---|", *lines])
@@ -112,7 +113,8 @@ def play(command: Sequence[str], said: Path, limit_s: float) -> str:
         return str(part.wait(limit_s))
     except subprocess.TimeoutExpired:
         os.killpg(part.pid, signal.SIGTERM)
-        part.wait(GRACE_S)
+        with suppress(subprocess.TimeoutExpired):  # it is killed below
+            part.wait(GRACE_S)
         return "not done in time"
     finally:
         if part.poll() is None:

@@ -58,7 +58,7 @@ def test_each_take_strategy_weighs_its_preference() -> None:
 
 
 def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_or_fetched() -> None:
-    # Fixed seed: 2 of 8, half of them the odd author's.
+    # Half of them are the odd author's.
     candidates = [scored(n, 0, 1, author="odd" if n % 2 else f"author {n}") for n in range(8)]
     lead = Lead(pass_rates={PeerId("odd"): 1 / 8})
     sharing, choice = Sharing(lead=lead), OfferChoice[Scored]("uniform", 2, lambda each: Author(each.author))
