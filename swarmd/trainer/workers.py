@@ -8,7 +8,6 @@ The trainer stays what it was: it owns the link, the verifier, the pool, checkpo
     trainers     compute shares of every update (policy/parallel/data_parallel.py)
 """
 
-import os
 import random
 import shutil
 from collections import deque
@@ -25,6 +24,7 @@ from swarmd.errors import ConfigError
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import count_devices, device_of, environment, free_memory
+from swarmd.policy.models.preflight import cores
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.generator_pool import Generators
 from swarmd.policy.parallel.messages import Begin
@@ -73,12 +73,12 @@ def check_workers(config: NodeConfig) -> None:
             f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are"
             f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
         )
-    processes, cores = workers.generators + workers.trainers, os.cpu_count() or 1
-    if device == "cpu" and processes > PROCESSES_PER_CORE * cores:
+    processes, available = workers.generators + workers.trainers, max(1, int(cores(logical=True)))
+    if device == "cpu" and processes > PROCESSES_PER_CORE * available:
         raise ConfigError(
             f"workers: {workers.generators} generators and {workers.trainers} trainers are"
-            f" {processes} processes on {cores} cores. Set the two to {cores} together, or to"
-            f" {PROCESSES_PER_CORE * cores} at the very most."
+            f" {processes} processes on {available} cores. Set the two to {available} together, or to"
+            f" {PROCESSES_PER_CORE * available} at the very most."
         )
 
 

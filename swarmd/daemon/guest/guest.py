@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-import psutil
 import trio
 
 from p2p import durable
@@ -36,6 +35,7 @@ from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes
 from swarmd.errors import SwarmdError
+from swarmd.policy.models.preflight import cores
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Guest:
 
     def _adopt(self, limits: LimitsConfig) -> None:
         share = percent(limits.cpu)
-        self._share = CpuShare(share * (psutil.cpu_count() or 1), self._clock()) if share < 1 else None
+        self._share = CpuShare(share * cores(logical=True), self._clock()) if share < 1 else None
         self._budget = size(limits.month) if limits.month else None
 
     def begin(self) -> None:

@@ -19,7 +19,7 @@ from swarmd.config.amounts import percent
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models.hub import first_line
-from swarmd.policy.models.preflight import driver_there, no_device
+from swarmd.policy.models.preflight import CGROUPS, OWN_CGROUP, cgroups, cores, driver_there, no_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # Larger models get an adapter unless the configuration says otherwise, and all cores.
@@ -208,37 +208,17 @@ def _main_memory() -> int:
     return max(0, min([int(psutil.virtual_memory().available), *cgroup_rooms()]))
 
 
-OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-
-
 def cgroup_rooms(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[int]:
     """Yield what each group with a limit has left of its memory, but for page cache.
 
     It is the limit of a container or of a service, whose processes the kernel kills beyond it.
     """
-    for group in _cgroups(own, root):
+    for group in cgroups(own, root):
         # There is no such group, or no limit, which is the word "max".
         with contextlib.suppress(OSError, ValueError, TypeError):
             limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
             cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
             yield limit - used + int(cached[1])  # type: ignore[index]
-
-
-def cgroup_cores(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[int]:
-    """Yield of how many whole cores each group with a quota has the time; it may run on any of them all."""
-    for group in _cgroups(own, root):
-        with contextlib.suppress(OSError, ValueError):
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-            yield quota // period
-
-
-def _cgroups(own: Path, root: Path) -> Sequence[Path]:
-    """Return the folders of the control groups (version 2) around this process."""
-    found = None
-    with contextlib.suppress(OSError):  # not on Linux
-        found = re.search(r"^0::/(.*)$", own.read_text(), re.MULTILINE)
-    folder = root / found[1] if found else root
-    return folder, *folder.parents
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -270,13 +250,9 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
         return config.model.threads
     if parameters <= LORA_FROM_PARAMETERS:
         return 1
-    cores = psutil.cpu_count(logical=False) or 1
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        cores = min(cores, len(os.sched_getaffinity(0)))
-    cores = min([cores, *cgroup_cores()])
     processes = config.workers.generators + config.workers.trainers
     apart = config.workers.apart == "on" or processes > 2
-    return max(1, int(cores * percent(config.limits.cpu)) // (processes if apart else 1))
+    return max(1, int(cores(logical=False) * percent(config.limits.cpu)) // (processes if apart else 1))
 
 
 def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the configured model and device, without torch and without a download.
+"""Checks of the configured model and device, and the cores to use, without torch and without a download.
 
 `swarmd join` makes them before it makes anything, and reports a mistake within a second. What cannot be told
 so soon is the trainer's to find.
@@ -8,14 +8,18 @@ attention from the hub that it names. So it is validated before transformers rea
 settings that are ours are removed.
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from swarmd.config.config import ModelConfig
 from swarmd.config.messages import key_name, shown
@@ -93,6 +97,37 @@ def driver_there(
             continue
         return True
     return False
+
+
+OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def cores(*, logical: bool) -> float:
+    """Return how many cores' time this process may take: of those that it may run on, within its quotas.
+
+    logical: count each thread of a core.
+    """
+    found = psutil.cpu_count(logical=logical) or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        found = min(found, len(os.sched_getaffinity(0)))
+    return min([found, *cgroup_cores()])
+
+
+def cgroup_cores(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[float]:
+    """Yield of how many cores each group with a quota has the time; it may run on any of them all."""
+    for group in cgroups(own, root):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            yield quota / period
+
+
+def cgroups(own: Path, root: Path) -> Sequence[Path]:
+    """Return the folders of the control groups (version 2) around this process."""
+    found = None
+    with contextlib.suppress(OSError):  # not on Linux
+        found = re.search(r"^0::/(.*)$", own.read_text(), re.MULTILINE)
+    folder = root / found[1] if found else root
+    return folder, *folder.parents
 
 
 MAX_BYTES: Final = 2**22

@@ -26,7 +26,6 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.export import export
 from swarmd.policy.models.device import (
-    cgroup_cores,
     cgroup_rooms,
     choose_device,
     choose_dtype,
@@ -42,6 +41,7 @@ from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import WORKSPACE_BYTES
+from swarmd.policy.models.preflight import cgroup_cores
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
 from swarmd.testing import TIMEOUT_S
@@ -344,7 +344,7 @@ def test_a_containers_limits_bound_memory_and_threads(
     (inner.parent / "cpu.max").write_text("250000 100000\n")
     own.write_text("0::/outer/inner\n")
     assert list(cgroup_rooms(own, tmp_path / "groups")) == [5000]
-    assert list(cgroup_cores(own, tmp_path / "groups")) == [2]
+    assert list(cgroup_cores(own, tmp_path / "groups")) == [2.5]
     # As it is seen inside a container
     own.write_text("1:name=systemd:/x\n0::/\n")
     assert list(cgroup_rooms(own, inner.parent)) == [5000]
@@ -355,8 +355,8 @@ def test_a_containers_limits_bound_memory_and_threads(
         assert free_memory(CPU) == free
     monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
-    for cores, threads in (([], 64), ([2, 40], 2), ([0], 1)):
-        monkeypatch.setattr("swarmd.policy.models.device.cgroup_cores", lambda cores=cores: cores)
+    for cores, threads in (([], 64), ([2.5, 40], 2), ([0.5], 1)):
+        monkeypatch.setattr("swarmd.policy.models.preflight.cgroup_cores", lambda cores=cores: cores)
         assert threads_for(NodeConfig(), 10**9) == threads
 
 

@@ -294,6 +294,19 @@ def test_limits_are_changed_one_by_one_and_a_rate_only_where_it_can_be_kept() ->
             changed(before, {way: "10 kB/s"}, rates=False)
 
 
+@pytest.mark.parametrize(("quotas", "rests"), [([], False), ([2.0], True)])
+def test_the_cpu_share_is_of_a_containers_quota(
+    quotas: list[float], rests: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(64), raising=False)
+    monkeypatch.setattr("swarmd.policy.models.preflight.cgroup_cores", lambda: quotas)
+    node = Played(tmp_path, limits={"cpu": "25 %"})
+    node.clock.now, node.meter.spent = node.clock.now + 10, 10.0
+    node.guest.count()
+    assert (node.told == [link.Pause(brief=True)]) is rests
+
+
 def test_what_others_used_is_counted_over_restarts(tmp_path: Path) -> None:
     for used in (5, 2):  # of each run
         node = Played(tmp_path)

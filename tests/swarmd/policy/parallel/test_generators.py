@@ -189,6 +189,15 @@ def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
     check_workers(config(workers={"generators": 2, "trainers": 2}))
 
 
+def test_a_container_gets_no_more_processes_than_its_quota_has_the_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarmd.policy.models.preflight.cgroup_cores", lambda: [0.5])
+    check_workers(config(workers={"generators": 3, "trainers": 1}))
+    with pytest.raises(ConfigError, match="5 processes on 1 cores"):
+        check_workers(config(workers={"generators": 4, "trainers": 1}))
+
+
 def test_processes_are_dealt_to_devices_in_turn() -> None:
     assert [processes_on(place, 5, 2) for place in range(5)] == [3, 2, 3, 2, 3]
     assert [processes_on(place, 2, 8) for place in range(2)] == [1, 1]
