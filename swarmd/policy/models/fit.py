@@ -337,9 +337,8 @@ def _alternatives(fit: Fit) -> Iterator[str]:
         its_work = replace(
             work, micro_batch_tokens=0, new_tokens=NEW_TOKENS_TINY if name in TINY else work.new_tokens
         )
+        rank = _lora_rank(ModelConfig(lora_rank=rank_there), shape)
         smaller = shape.parameters < fit.shape.parameters
-        if (
-            smaller
-            and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits
-        ):
-            yield f"--model {name}"
+        if smaller and make_plan(shape, plan.dtype, rank, plan.free, its_work).fits:
+            # Where a larger model has no adapter, the configuration wants none.
+            yield f"--model {name}" + (" with model.lora = 'on'" if rank and not plan.lora_rank else "")

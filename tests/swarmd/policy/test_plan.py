@@ -465,6 +465,9 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
     for free, answer in answers.items():
         with pytest.raises(NoModel, match=answer):
             fit(config, Workload(), lambda _, free=free: free * GB).require()
+    whole = config.model_copy(update={"lora": "off"})
+    with pytest.raises(NoModel, match=r"--model qwen3-1\.7b with model\.lora = 'on'\.$"):
+        fit(whole, Workload(), lambda _: 6 * GB).require()
 
 
 # Tokens that Qwen2.5's tokenizer makes of the longest of 400 questions (the vocabulary as dashscope 2.0.2 has
