@@ -265,8 +265,9 @@ class Marker:
             self._replace()
 
     def _replace(self) -> None:
-        self.worker.end()
-        self.worker = self._started()
+        # The old one ends last, and so once: where no other starts, `serve` ends it.
+        old, self.worker = self.worker, self._started()
+        old.end()
 
 
 def serve(requests: int, replies: int, work: Work) -> None:

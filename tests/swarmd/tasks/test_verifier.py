@@ -283,6 +283,19 @@ def test_a_verifier_that_never_runs_is_an_error_with_a_remedy(command: tuple[str
         assert broken.restarts == 3
 
 
+def test_a_worker_that_cannot_be_replaced_is_the_cause_that_is_told() -> None:
+    program = (
+        "import os; from swarmd.tasks.sandbox.worker import Work, run\n"
+        "forks = [os.fork]; os.fork = lambda: forks.pop()()\n"
+        "run(lambda: Work(lambda *_: os._exit(1)))"
+    )
+    with (
+        Verifier("tiny-9", (sys.executable, "-c", program)) as broken,
+        pytest.raises(VerifierFailed, match="pop from empty list"),
+    ):
+        broken.score(questions(1, 0))
+
+
 def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "START_TIMEOUT_S", 0.02)
     begun = time.monotonic()
