@@ -1,6 +1,6 @@
-"""Downloads from the Hugging Face hub into its own cache, with progress; weights resume after a break.
+"""Downloads from the Hugging Face hub into its own cache, with progress; files resume after a break.
 
-huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So weights are
+huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So files are
 fetched here, with its own `http_get`, as `<cache>/blobs/<etag>.swarmd-part`. Once whole they take the cache's
 name for them, and `snapshot_download` finds them.
 """
@@ -18,11 +18,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
-from huggingface_hub import DryRunFileInfo, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
+from huggingface_hub import (
+    DryRunFileInfo,
+    constants,
+    get_hf_file_metadata,
+    get_session,
+    hf_hub_url,
+    snapshot_download,
+)
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
     HFValidationError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -41,48 +49,48 @@ constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
 constants.HF_HUB_DISABLE_XET = True
 
 
-def fetch(repository: str, revision: str | None, patterns: Sequence[str], choices: str) -> Path:
-    """Download the top-level files of a repository that match; the returned folder is named by the commit.
-
-    choices: what to use instead, in words.
-    """
-    with _explained(repository, revision, choices):
-        return Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]
-            )
-        )
+def _bound(request: httpx2.Request) -> None:
+    """Give a request of the library a time: it waits without end for a hub that says nothing."""
+    asked = request.extensions["timeout"]
+    request.extensions["timeout"] = {
+        step: seconds or constants.HF_HUB_ETAG_TIMEOUT for step, seconds in asked.items()
+    }
 
 
-def fetch_weights(
+get_session().event_hooks["request"].append(_bound)
+
+
+def fetch(
     repository: str,
-    commit: str,
-    folder: Path,
+    revision: str | None,
     patterns: Sequence[str],
     choices: str,
-    report: Callable[[Download], None],
+    report: Callable[[Download], None] = lambda _: None,
 ) -> Path:
-    """Download the weights, whose small files `fetch` has put into `folder`; return their folder."""
-    blobs = folder.parents[1] / "blobs"
-    with _explained(repository, commit, choices):
-        missing = _missing(repository, commit, patterns)
-        total = sum(file.file_size or 0 for file in missing)
-        _require_room(repository, total, blobs)
-        progress = Progress(repository, total, report)
-        for file in missing:
-            _fetch_one(repository, commit, file, blobs, progress)
-    return fetch(repository, commit, patterns, choices)
+    """Download the top-level files of a repository that match; the returned folder is named by the commit.
 
-
-def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryRunFileInfo]:
-    try:
-        files: Any = snapshot_download(
-            repository, revision=commit, allow_patterns=list(patterns), ignore_patterns=["*/*"], dry_run=True
-        )
-    except DryRunError:
-        # The hub cannot be reached; what is in the cache will have to do.
-        return []
-    return [file for file in files if file.will_download]
+    choices: what to use instead, in words. report: gets the progress.
+    """
+    files: Any = []
+    unreached: BaseException | None = None
+    what: Any = {"revision": revision, "allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
+    with _explained(repository, revision, choices):
+        try:
+            files = snapshot_download(repository, **what, dry_run=True)
+        except DryRunError as error:
+            # The hub cannot be reached; what is in the cache will have to do.
+            unreached = error.__cause__
+        if missing := [file for file in files if file.will_download]:
+            blobs = Path(missing[0].local_path).parents[2] / "blobs"
+            total = sum(file.file_size or 0 for file in missing)
+            _require_room(repository, total, blobs)
+            progress = Progress(repository, total, report)
+            for file in missing:
+                _fetch_one(repository, file, blobs, progress)
+        try:
+            return Path(snapshot_download(repository, **what, local_files_only=unreached is not None))
+        except LocalEntryNotFoundError as absent:
+            raise unreached or absent from None
 
 
 def _require_room(repository: str, total: int, blobs: Path) -> None:
@@ -99,9 +107,9 @@ def _require_room(repository: str, total: int, blobs: Path) -> None:
         )
 
 
-def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, progress: Progress) -> None:
+def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Progress) -> None:
     """Download one file into `blobs`, from where an earlier run left off."""
-    url = hf_hub_url(repository, file.filename, revision=commit)
+    url = hf_hub_url(repository, file.filename, revision=file.commit_hash)
     found = get_hf_file_metadata(url)
     if found.etag is None or not re.fullmatch(r"[0-9A-Za-z-]{8,128}", found.etag):
         # The cache has no name for it: huggingface_hub will say why.

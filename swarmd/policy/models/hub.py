@@ -136,9 +136,7 @@ def with_weights(place: Place, report: Callable[[Download], None] = lambda _: No
     if place.repository is not None and place.revision is not None:
         from swarmd.policy.models import download
 
-        folder = download.fetch_weights(
-            place.repository, place.revision, folder, WEIGHT_FILES, _choices(), report
-        )
+        folder = download.fetch(place.repository, place.revision, WEIGHT_FILES, _choices(), report)
     require_weights(folder, place.source)
     return folder
 

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -52,7 +53,8 @@ class Hub(Handler):
     ranges: list[str]
     cut: list[int]  # for each an answer that has a byte less than was said
     broken: list[int]  # for each an answer with weights in which a byte is another
-    held: list[int]  # bytes after which the sending of larger weights stops, once, until `go_on`
+    holds = ".safetensors"
+    held: list[int]  # bytes after which the sending of a larger file it `holds` stops, once, until `go_on`
     go_on: threading.Event
 
     def get(self) -> None:
@@ -107,7 +109,7 @@ class Hub(Handler):
                 self.broken.pop()
                 body = body[:-1] + bytes([body[-1] ^ 1])
             with contextlib.suppress(OSError):  # who fetched it was killed
-                if path.suffix == ".safetensors" and self.held and len(body) > self.held[-1]:
+                if path.name.endswith(self.holds) and self.held and len(body) > self.held[-1]:
                     first = self.held.pop()
                     self.wfile.write(body[:first])
                     self.wfile.flush()
@@ -233,6 +235,17 @@ def test_an_unreachable_hub_is_reported(environment: dict[str, str], tmp_path: P
     assert "HF_HUB_OFFLINE" in str(answer["error"]) and answer["exit"] == 4
 
 
+def test_a_hub_that_says_nothing_is_not_waited_for(hub: type[Hub], tmp_path: Path) -> None:
+    find(hub, tmp_path, "owner/small")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silence = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "HF_HUB_ETAG_TIMEOUT": "1",
+        }
+        assert find(None, tmp_path, "owner/small", **silence)["revision"] == COMMIT
+        assert find(None, tmp_path, "owner/other", **silence)["exit"] == 4
+
+
 def parts(home: Path) -> list[Path]:
     return [path for path in home.rglob("blobs/*") if path.suffix in (".swarmd-part", ".incomplete")]
 
@@ -264,6 +277,20 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: type[Hub],
     assert hub.ranges == [f"bytes={left}-"]
     (whole,) = tmp_path.rglob("snapshots/*/model-2.safetensors")
     assert whole.read_bytes() == random.Random(0).randbytes(LARGE)
+    assert not parts(tmp_path)
+
+
+def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
+    hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "holds", "tokenizer.json")
+    hub.go_on.clear()
+    hub.held.append(10)
+    command = [sys.executable, "-c", FIND, "owner/small", ""]
+    with killed_after(subprocess.Popen(command, env=surroundings(hub, tmp_path))):
+        wait_until(lambda: not hub.held and parts(tmp_path))
+    hub.go_on.set()
+    assert "tokenizer.json" in find(hub, tmp_path, "owner/small")["files"]  # type: ignore[operator]
     assert not parts(tmp_path)
 
 
