@@ -322,10 +322,9 @@ def _alternatives(fit: Fit) -> Iterator[str]:
         ((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer))
     )
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
-    dtypes = dict.fromkeys((plan.dtype, "bfloat16", NF4))
+    # In nf4 there is always an adapter: with one in bfloat16, which is tried before, all weights cost more.
+    dtypes = dict.fromkeys((plan.dtype, "bfloat16", *[NF4] * (fit.device.type != "mps")))
     for dtype, length, (rank, kind) in product(dtypes, lengths, ways):
-        if dtype == NF4 and (rank is None or fit.device.type == "mps"):
-            continue
         changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
         if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
             changes = [f"train.optimizer = '{kind}'"] * (kind != work.optimizer)

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, RoundConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling, groups
@@ -30,7 +30,15 @@ from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.doctor import document, examine, explain
-from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, work_of
+from swarmd.policy.models.fit import (
+    estimated_tokens,
+    fit,
+    longest_questions,
+    measures_start,
+    plan_on,
+    prompt_tokens,
+    work_of,
+)
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.memory_plan import MAX_TOKENS, Plan, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
@@ -231,6 +239,7 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert not make_plan(HALF, "float32", None, 8 * GB, Workload()).fits
     roomy = make_plan(HALF, "bfloat16", 16, 80 * GB, Workload())
     assert (roomy.checkpointing, roomy.micro_batch_tokens, roomy.context) == (False, MAX_TOKENS, 32_768)
+    assert roomy.cache_tokens == 2**31 // (24 * 2 * 128 * 2) > less.cache_tokens >= 8 * Workload().row
 
 
 TRAINED = 494_032_768  # all weights of it
@@ -300,9 +309,14 @@ def test_the_start_is_kept_where_there_is_room_for_it() -> None:
     roomy, tight = (make_plan(HALF, "float32", None, free * GB, wanted) for free in (16, 10))
     assert roomy.fits and roomy.start_copy and tight.fits and not tight.start_copy
     assert next(item.bytes for item in roomy.items if "start" in item.name) == 4 * TRAINED
-    assert not make_plan(HALF, "bfloat16", 16, 80 * GB, wanted).start_copy, (
-        "under an adapter the base is there anyway"
-    )
+    adapter = make_plan(HALF, "bfloat16", 16, 80 * GB, wanted)
+    assert not adapter.start_copy, "under an adapter the base is there anyway"
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [measures_start(plan, cpu) for plan in (roomy, tight, adapter)] == [True, False, True]
+    assert measures_start(tight, cuda), "the copy is in main memory"
+    config = ModelConfig(lora="off", dtype="float32")
+    copies = [plan_on(config, HALF, place, 16 * GB, wanted)[1].start_copy for place in (cpu, cuda)]
+    assert copies == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -427,28 +441,36 @@ def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
     assert any("too many" in line for line in explain(examine(config, lambda _: 4 * GB)))
 
 
+WHOLE_FLOAT32 = {"lora": "off", "dtype": "float32"}
+
+
 @pytest.mark.parametrize(
-    "free, settings, remedy",
+    ("gigabytes", "settings", "remedy"),
     [
-        (6 * GB, {"lora": "off", "dtype": "float32"}, r"this model with model\.lora = 'on' \(rank 16\)\."),
-        (
-            int(3 * GB),
-            {"dtype": "float32"},
-            r"this model with .*(max_new_tokens = \d+|model\.dtype = 'bfloat16')",
-        ),
-        (GB, {}, r"--model tiny"),
-        (1000, {}, r"nothing that we know would fit"),
+        (6, WHOLE_FLOAT32, "this model with model.lora = 'on' (rank 16)."),
+        (4, WHOLE_FLOAT32, "model.lora = 'on' (rank 16) and generate.max_new_tokens = 128."),
+        (2.6, WHOLE_FLOAT32, "(rank 16) and generate.max_new_tokens = 128 and model.dtype = 'bfloat16'."),
+        (6, {"lora": "off"}, "this model with train.optimizer = 'adamw8bit'."),
+        (2.15, {}, "this model with train.optimizer = 'adamw8bit' and generate.max_new_tokens = 128."),
+        (1.95, {}, "this model with generate.max_new_tokens = 128 and model.dtype = 'nf4'."),
+        (2.3, {"lora_rank": 64}, "this model with generate.max_new_tokens = 128 and model.dtype = 'nf4'."),
+        (1, {}, "fit: --model tiny."),
+        (1, {"lora": "off"}, "fit: --model tiny."),
+        (1e-6, {}, "nothing that we know would fit."),
     ],
 )
 def test_what_cannot_fit_is_told_with_the_largest_that_would(
-    tmp_path: Path, free: int, settings: dict[str, Any], remedy: str
+    tmp_path: Path, gigabytes: float, settings: dict[str, Any], remedy: str
 ) -> None:
     config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
-    found = fit(config, Workload(), lambda _: free)
-    with pytest.raises(NoModel, match=remedy) as caught:
+    found = fit(config, Workload(new_tokens=4096), lambda _: int(gigabytes * GB))
+    with pytest.raises(NoModel) as caught:
         found.require()
-    assert f"cpu has {f'{free / GB:.2f} GB' if free >= GB else '0.00 MB'} free" in str(caught.value)
-    assert "Close other programs" in str(caught.value)
+    assert str(caught.value).endswith(remedy)
+    assert f"cpu has {f'{gigabytes:.2f} GB' if gigabytes >= 1 else '0.00 MB'} free" in str(caught.value)
+    method = "all weights" if "lora" in settings else f"a LoRA adapter of rank {config.lora_rank}"
+    assert f"training {method} in" in str(caught.value) and "Close other programs" in str(caught.value)
+    assert "nf4" not in (replace(found, device=torch.device("mps")).refusal or ""), "it does not run there"
 
 
 def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) -> None:
@@ -461,7 +483,11 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
         num_key_value_heads=8,
     )
     config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16")
-    answers = {12: r"this model with model\.dtype = 'nf4'", 6: "--model qwen3-1.7b", 3: "--model qwen"}
+    answers = {
+        12: r"this model with model\.dtype = 'nf4'",
+        6: r"fit: --model qwen3-1\.7b\.$",
+        3: "--model qwen",
+    }
     for free, answer in answers.items():
         with pytest.raises(NoModel, match=answer):
             fit(config, Workload(), lambda _, free=free: free * GB).require()
@@ -493,7 +519,7 @@ def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> Non
     work = work_of(config)
     assert (
         523 + 32 <= work.prompt_tokens <= 523 + 32 + 2 * 64
-        and work.mean_prompt_tokens < work.prompt_tokens / 2
+        and work.mean_prompt_tokens == 32 + 3 + sum(map(estimated_tokens, longest.values())) // 9
     )
     found = fit(config.model, work, lambda _: 40 * GB)  # of a tokenizer with a token a byte
     counted = max(
@@ -518,6 +544,8 @@ def test_the_plan_is_the_same_before_and_after_the_tokenizer_is_there() -> None:
 
 def test_the_workload_comes_from_the_configuration() -> None:
     assert work_of(NodeConfig()) == Workload(4, 8, 16, start_copy=True)
+    others = NodeConfig(round=RoundConfig(local=0), train=TrainConfig(kl_every=0))
+    assert work_of(others) == Workload(1, 8, 16)
     config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
     assert work_of(config).new_tokens == 99
     assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
