@@ -483,13 +483,15 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
     assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
 
 
-def short_of_memory(times: int) -> Callable[[], int]:
+def short_of_memory(
+    times: int, said: str = "DefaultCPUAllocator: not enough memory: you tried to allocate"
+) -> Callable[[], int]:
     """Refuse as an allocator does, so many times: the refusal is made up; what follows is not."""
     refusals = iter(range(times))
 
     def between() -> int:
         if next(refusals, None) is not None:
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+            raise RuntimeError(said)
         return 0
 
     return between
@@ -529,6 +531,11 @@ def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path])
         match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens",
     ):
         engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    once = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1))
+    assert once.generate(PROMPTS[:1], 2, sampling(0.0), seeded(CPU, 0)), "others may have left memory since"
+    broken = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1, "no memory of it"))
+    with pytest.raises(RuntimeError, match="no memory of it"):
+        broken.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
 
 
 # What decoding promises, whatever is shared, padded and left out on the way.

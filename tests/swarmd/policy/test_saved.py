@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training import optimizer
 from swarmd.policy.training.policy_files import CheckpointUnfit, tensor_file
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import UpdateReport
@@ -93,11 +94,18 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
         *((kind, 1) for kind in KINDS if kind != "8 bits"),
         pytest.param("8 bits", 1, marks=BITSANDBYTES),
         ("whole", 0),
+        ("whole in bfloat16", 0),
     ],
 )
 def test_restored_policy_goes_on_as_if_never_stopped(
-    kind: str, rounds: int, folders: dict[str, Path], tmp_path: Path
+    kind: str,
+    rounds: int,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(optimizer, "PIECE_NUMBERS", 5000)
     changes = {"train": {"learning_rate": 1e-2}, **KINDS[kind]}
     policy = open_policy(folders["qwen3"], seed=5, **changes)
     for number in range(rounds):
@@ -105,6 +113,7 @@ def test_restored_policy_goes_on_as_if_never_stopped(
     saved = save(policy, tmp_path / "saved")
     again = open_policy(folders["qwen3"], seed=6, **changes)
     again.restore(saved)
+    assert caplog.text == ""
     assert one_round(again, 2) == one_round(policy, 2) and one_round(again, 3) == one_round(policy, 3)
 
 
@@ -123,10 +132,16 @@ def test_whole_model_of_another_name_is_refused_and_changes_nothing(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     saved = save(open_policy(folders["qwen2"]), tmp_path / "saved")
+    identity = json.loads((saved / "policy.json").read_text())["base"]
     folder = make_model(tmp_path / "other", "qwen2", seed=1)
     one, other = open_policy(folder, seed=1), open_policy(folder, seed=1)
-    with pytest.raises(CheckpointUnfit, match=r"another base model.*model\.name.*--state-dir"):
-        one.restore(saved)
+    for at, more in {"": "", " at abc": ", model.revision = 'abc'"}.items():
+        edit_json(saved / "policy.json", base=identity | {"revision": at.removeprefix(" at ") or None})
+        said = (
+            rf"from \S*{at}, this is \S*: another base model\. Set model\.name = '\S*'{more}, or give .*dir"
+        )
+        with pytest.raises(CheckpointUnfit, match=said):
+            one.restore(saved)
     assert one_round(one, 1) == one_round(other, 1)
 
 
@@ -184,9 +199,38 @@ def test_checkpoint_files_that_do_not_match_are_refused(folders: dict[str, Path]
     other = open_policy(folders["llama"])
     one_round(other, 1)
     elsewhere = save(other, tmp_path / "other")
-    (saved / "training.safetensors").write_bytes((elsewhere / "training.safetensors").read_bytes())
-    with pytest.raises(CheckpointUnfit, match="optimizer"):
-        policy.restore(saved)
+    training = safetensors.torch.load_file(saved / "training.safetensors")
+    random = training.pop("random")
+    for other_state in (
+        (elsewhere / "training.safetensors").read_bytes(),
+        safetensors.torch.save(training),
+        safetensors.torch.save({**training, "random": random[:-1]}),
+    ):
+        (saved / "training.safetensors").write_bytes(other_state)
+        with pytest.raises(CheckpointUnfit, match="optimizer"):
+            policy.restore(saved)
+
+
+@pytest.mark.parametrize(("precision", "kept"), [("master", "master/"), ("stochastic", "rounding")])
+def test_another_optimizer_starts_its_moments_anew_and_says_so(
+    precision: str, kept: str, folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the weights lost to 16 bits is kept."""
+    changes = {"dtype": "bfloat16", "train": {"precision": precision}}
+    policy = open_policy(folders["qwen2"], **changes)
+    one_round(policy, 1)
+    saved = save(policy, tmp_path / "saved")
+    edit_json(saved / "policy.json", optimizer="adamw8bit")
+    again = open_policy(folders["qwen2"], **changes)
+    again.restore(saved)
+    assert "optimizer was adamw8bit, this run's is adamw: the optimizer's moments start" in caplog.text
+    before, after = (
+        safetensors.torch.load_file(folder / "training.safetensors")
+        for folder in (saved, save(again, tmp_path / "again"))
+    )
+    assert len(before) > len(after) > 1
+    assert set(after) == {name for name in before if name.startswith((kept, "random"))}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
 
 
 def test_another_device_starts_new_random_numbers_and_says_so(
@@ -196,8 +240,13 @@ def test_another_device_starts_new_random_numbers_and_says_so(
     saved = save(policy, tmp_path / "saved")
     document = json.loads((saved / "policy.json").read_text())
     document["base"] |= {"device": "cuda", "dtype": "bfloat16"}
-    (saved / "policy.json").write_text(json.dumps(document))
-    open_policy(folders["qwen2"]).restore(saved)
+    (saved / "policy.json").write_text(json.dumps(document | {"updates": 3}))
+    training = safetensors.torch.load_file(saved / "training.safetensors")
+    random = {"random": torch.zeros(16, dtype=torch.uint8)}  # CUDA's is of another size
+    (saved / "training.safetensors").write_bytes(safetensors.torch.save(training | random))
+    restored = open_policy(folders["qwen2"])
+    restored.restore(saved)
+    assert restored.generate(["1+1?"], 4) != open_policy(folders["qwen2"]).generate(["1+1?"], 4)
     assert "random numbers start anew" in caplog.text and "made in bfloat16" in caplog.text
 
 
