@@ -25,7 +25,7 @@ import argparse
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -217,7 +217,7 @@ def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float
     return dict(zip(rows, found.tolist(), strict=True))
 
 
-def gains(found: dict[Row, Sequence[float]], before: dict[Row, Sequence[float]]) -> Tensor:
+def gains(found: Mapping[Row, Sequence[float]], before: Mapping[Row, Sequence[float]]) -> Tensor:
     """Return for each completion the mean over its tokens of A (log p − log p before)."""
     return torch.stack(
         [row.advantage * (torch.tensor(p) - torch.tensor(before[row])).mean() for row, p in found.items()]

@@ -59,15 +59,16 @@ def seconds_until(node: LocalNode, holds: Callable[[Document], Any]) -> tuple[An
 
 
 def trouble(words: str) -> Callable[[Document], str | None]:
-    def found(status: Document) -> str | None:
-        cause = (status["trouble"] or {}).get("cause", "")
-        return cause if words in cause else None
+    return lambda status: cause_with(words, status["trouble"] or {})
 
-    return found
+
+def cause_with(words: str, said: Document) -> str | None:
+    cause = str(said.get("cause", ""))
+    return cause if words in cause else None
 
 
 def trains(status: Document) -> bool:
-    return status["state"] == "training" and status["round"] > 0
+    return bool(status["state"] == "training" and status["round"] > 0)
 
 
 def behind(node: LocalNode, program: str) -> None:
@@ -166,9 +167,7 @@ def other_judge(nodes: Nodes, folder: Path) -> Result:
     with local_judge(folder, "sapo-9") as url:
         nodes[0].command = [*nodes[0].command, "--judge", url]
         nodes[0].start()
-        return timed(
-            nodes[0], lambda status: "asks sapo-9" in status["judge"]["cause"] and status["judge"]["cause"]
-        )
+        return timed(nodes[0], lambda status: cause_with("asks sapo-9", status["judge"]))
 
 
 def paused(nodes: Nodes, _folder: Path) -> Result:

@@ -20,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlparse
@@ -91,6 +93,10 @@ class WeightServer(BaseHTTPRequestHandler):
         pass
 
 
+def reached(spans: Sequence[Sequence[int]], moment: int) -> bool:
+    return bool(spans) and spans[-1][1] >= moment
+
+
 def measure(size: int, kills: int, seed: int, rate: float) -> tuple[list[list[int]], bool]:
     """Return the spans that were sent, in order, and whether the whole file arrived unchanged."""
     rng = random.Random(seed)
@@ -114,9 +120,7 @@ def measure(size: int, kills: int, seed: int, rate: float) -> tuple[list[list[in
             with subprocess.Popen([sys.executable, "-c", FETCH], env=environment) as process:
                 if moment is not None:
                     with WeightServer.sent:
-                        WeightServer.sent.wait_for(
-                            lambda moment=moment: bool(spans) and spans[-1][1] >= moment, 300
-                        )
+                        WeightServer.sent.wait_for(partial(reached, spans, moment), 300)
                     process.kill()
         (whole,) = Path(home).rglob(f"snapshots/*/{NAME}")
         same = whole.read_bytes() == files[NAME]

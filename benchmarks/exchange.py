@@ -28,6 +28,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,12 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
         upkeep, chatter = (_cpu(nodes) - idle) / seconds, (received_so_far() - told) / seconds
         for n in range(WARM_UP):
             _play(nodes, n, arguments)
-        received, cpu, since = received_so_far(), _cpu(nodes), time.monotonic()
+        begun, busy, since = received_so_far(), _cpu(nodes), time.monotonic()
         rounds = [_play(nodes, WARM_UP + n, arguments) for n in range(arguments.rounds)]
         time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
         seconds = time.monotonic() - since
-        received, cpu = received_so_far() - received - chatter * seconds, _cpu(nodes) - cpu - upkeep * seconds
+        received = received_so_far() - begun - chatter * seconds
+        cpu = _cpu(nodes) - busy - upkeep * seconds
         content = sum(
             held["bytes"] for node in nodes for held in node.said("held") if held["held"] >= WARM_UP
         )
@@ -199,7 +201,7 @@ def _play(nodes: Sequence[ProbeProcess], number: int, arguments: argparse.Namesp
     found = []
     for node in nodes:
         try:
-            held = node.wait(lambda node=node: _held(node, number), max(0.1, until - time.monotonic()))
+            held = node.wait(partial(told, node, "held", number), max(0.1, until - time.monotonic()))
         except TimeoutError:
             sys.stderr.write(f"round {number}: a node did not get what it chose in {ROUND_LIMIT:.0f} s\n")
             continue
@@ -208,8 +210,9 @@ def _play(nodes: Sequence[ProbeProcess], number: int, arguments: argparse.Namesp
     return found
 
 
-def _held(node: ProbeProcess, number: int) -> dict[str, Any] | None:
-    return next((held for held in node.said("held") if held["held"] == number), None)
+def told(node: ProbeProcess, key: str, value: object) -> dict[str, Any] | None:
+    """Return the line in which a node has said this value."""
+    return next((said for said in node.said(key) if said[key] == value), None)
 
 
 def _cpu(nodes: Sequence[ProbeProcess]) -> float:

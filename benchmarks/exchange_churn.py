@@ -18,10 +18,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exchange import WANTED
+from benchmarks.exchange import WANTED, told
 from benchmarks.probes import ProbeProcess
 
 ROLLOUT = 4 * 1024  # bytes
@@ -76,12 +77,7 @@ class Swarm:
         for node in self.nodes.values():
             node.order(list=mark)
         for n, node in self.nodes.items():
-            listed = node.wait(
-                lambda node=node: next(
-                    (said for said in node.said("listed") if said["listed"] == mark), None
-                ),
-                PATIENCE,
-            )
+            listed = node.wait(partial(told, node, "listed", mark), PATIENCE)
             for name, size in listed["blobs"].items():
                 found.setdefault(name, (size, set()))[1].add(n)
         return found
@@ -173,13 +169,7 @@ def _ask(
     for asker, names in orders.items():
         node = swarm.nodes[asker]
         for name in names:
-            said = node.wait(
-                lambda node=node, name=name: next(
-                    (s for s in node.said("fetched") if s["fetched"] == name), None
-                ),
-                PATIENCE,
-            )
-            missing += not said["found"]
+            missing += not node.wait(partial(told, node, "fetched", name), PATIENCE)["found"]
     return missing, sum(map(len, orders.values()))
 
 

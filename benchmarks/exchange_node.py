@@ -23,8 +23,8 @@ import contextlib
 import itertools
 import json
 import random
-import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from p2p.blobs.fetch import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope, ReceivedBody
+from p2p.types import Envelope, PeerId, ReceivedBody
 from swarmd.config.config import RoundConfig
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -46,6 +46,12 @@ from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 COMPLETIONS = 8
 DOCUMENTS = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+
+
+class SharingMember(Member):
+    def received(self) -> Sequence[ReceivedBody]:
+        """Return nothing: the gatherer gets what comes."""
+        return ()
 
 
 class Node:
@@ -57,7 +63,7 @@ class Node:
         self._numbers = itertools.count(self._rng.randrange(10**8))  # of tasks
         self._got, self._bytes, self._round, self._at = 0, 0, 0, 0.0
         self._up, self._heard = 0.0, False
-        self.member = Member(
+        self.member = SharingMember(
             self._identity,
             Topic(arguments.swarm, arguments.digest),
             partial(build_engine, arguments, self._identity),
@@ -131,7 +137,7 @@ class Node:
             say(held=self._round, after=time.time() - self._at, bytes=self._bytes)
 
     async def _tell(self) -> None:
-        peers: list[str] = []
+        peers: list[PeerId] = []
         me = psutil.Process()
         for turn in itertools.count():
             if turn % 10 == 0:  # it reads the whole process table
@@ -157,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -37,7 +37,7 @@ def reward(results: Results, run: Run, places: Sequence[int]) -> float:
 def passed(results: Results, run: Run, places: Sequence[int]) -> float:
     """Return pass@1 at the end, the mean over `places`."""
     look = [line["evaluation"] for line in results.lines(run) if "evaluation" in line][-1]
-    return fmean(fmean(look["right"][place]) for place in places) / look["answers"]
+    return fmean(fmean(look["right"][place]) for place in places) / int(look["answers"])
 
 
 def refused(results: Results, run: Run, places: Sequence[int]) -> tuple[float, float]:

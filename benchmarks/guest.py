@@ -23,6 +23,7 @@ import psutil
 import trio
 
 from p2p.engines.traffic import Traffic
+from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts
@@ -33,7 +34,12 @@ from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 
 
-class NoSwarm:
+class NoSwarm(Member):
+    """A member without a network."""
+
+    def __init__(self) -> None:
+        pass
+
     def leave(self) -> None:
         pass
 

@@ -104,7 +104,7 @@ class Loop:
 
     def run(self, seconds: float) -> tuple[float, float, float]:
         """Return a step's median by the clock and its CPU time in this thread; the other threads' share."""
-        times, thread, program = [], time.thread_time(), time.process_time()
+        times, thread, program = list[float](), time.thread_time(), time.process_time()
         while sum(times) < seconds:
             begun = time.monotonic()
             self.step()
@@ -165,8 +165,9 @@ def measure(name: str, seconds: float, join: Join) -> dict[str, Any]:
         with ExitStack() as hostile:
             if name in FLOODS:
                 module, options = FLOODS[name]
-                digest, of = report["swarm"]["digest"], {"swarm": "loop", "seconds": 3600.0} | options
-                attacker(hostile, Path(folder), module, [address], digest, **of).wait_for("ready", 1, 300.0)
+                of: dict[str, str | float] = {"swarm": "loop", "seconds": 3600.0, **options}
+                flood = attacker(hostile, Path(folder), module, [address], report["swarm"]["digest"], **of)
+                flood.wait_for("ready", 1, 300.0)
             elif name in MEMBERS:
                 hostile.enter_context(other_member(name, Path(folder) / name, address))
                 while swarm.report()["connected"] < 2:

@@ -100,7 +100,7 @@ def send(url: str, number: int, upload: HostileUpload) -> tuple[int, Any]:
     message = f"POST\n{url}\n{target}\n{peer.sequence}\n{said['sha256']}"
     headers["swarmd-signature"] = peer.identity.sign(b"swarmd judge request v1", message.encode()).hex()
     if upload.slow:
-        return _drip(url, target, headers, body, int(said["bytes"]))
+        return _drip(url, target, headers, body, int(upload.said.get("bytes", len(body))))
     with httpx2.Client(trust_env=False, timeout=120) as client:
         content = iter([body]) if "transfer-encoding" in headers else body
         answer = client.post(url + target, headers=headers, content=content)
@@ -191,27 +191,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         good = evaluated(url, weights)
     quick = [cost for cost in costs if cost.kind != "slow"]
     loaded = sum(cost.status < 400 for cost in costs) + rows + files + processes
+    worst_seconds = max(cost.seconds for cost in quick)
+    worst_cpu, worst_memory = (max(getattr(cost, name) for cost in costs) for name in ("cpu", "memory"))
     figures = {
         "uploads": len(costs),
         "refused": sum(400 <= cost.status < 500 for cost in costs),
         "loaded": loaded,
-        "worst_seconds": max(cost.seconds for cost in quick),
-        "worst_cpu": max(cost.cpu for cost in costs),
+        "worst_seconds": worst_seconds,
+        "worst_cpu": worst_cpu,
         "patience_with_slow_ones": max(cost.seconds for cost in costs if cost.kind == "slow"),
-        "worst_memory": max(cost.memory for cost in costs),
+        "worst_memory": worst_memory,
         "good": {name: good.get(name) for name in ("state", "score", "n", "error")},
     }
-    held = (
-        loaded == 0
-        and figures["worst_cpu"] < MOST_S
-        and figures["worst_memory"] < MOST_MEMORY
-        and good["state"] == "done"
-    )
+    held = loaded == 0 and worst_cpu < MOST_S and worst_memory < MOST_MEMORY and good["state"] == "done"
     print(table(costs))
-    print(
-        f"\nloaded {loaded}, worst {figures['worst_seconds']:.3f} s,"
-        f" {figures['worst_memory'] / 2**20:.1f} MiB"
-    )
+    print(f"\nloaded {loaded}, worst {worst_seconds:.3f} s, {worst_memory / 2**20:.1f} MiB")
     print(f"slow ones are ended after {config.VERIFIED_STALL_S:g} s; then good weights: {figures['good']}")
     if given.json:
         print(json.dumps({"schema": 1, "work": {"seed": given.seed}, "figures": figures, "held": held}))

@@ -84,8 +84,6 @@ def history(
         "sharing": "swarm" if swarm else "solo",
         "strategy": "uniform positive",
         "version": "0.2.0",
-    }
-    said |= {
         "hardware": rng.choice(("cpu", "cuda", "mps")),
         "local": 4 if swarm else 8,
         "external": 4 if swarm else 0,
@@ -138,7 +136,7 @@ def history(
     }
     seen = {
         "first_seen": rows[0]["asked_at"],
-        "last_seen": rows[-1]["asked_at"] + 1,
+        "last_seen": begun + pace * round_number + 1,
         "sequence": many,
         "window_asked": 0,
     }

@@ -34,6 +34,7 @@ def play(url: str, cases: int, seed: int) -> tuple[dict[str, Counter[int]], list
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
+    from hypothesis.strategies import SearchStrategy
     from schemathesis.generation.modes import GenerationMode
 
     rng, peers, failed = (
@@ -88,7 +89,8 @@ def play(url: str, cases: int, seed: int) -> tuple[dict[str, Counter[int]], list
                     suppress_health_check=list(HealthCheck),
                 )
                 try:
-                    seeded(seed + sent())(quiet(given(operation.as_strategy(generation_mode=mode))(send)))()
+                    cases_of: SearchStrategy[Any] = operation.as_strategy(generation_mode=mode)
+                    seeded(seed + sent())(quiet(given(cases_of)(send)))()
                 except Exception as error:
                     # Else there is nothing wrong to be sent
                     if type(error).__name__ not in ("Unsatisfiable", "InvalidArgument"):

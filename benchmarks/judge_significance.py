@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist, median
 
-from judge.figures.comparison import LEVEL, BinSums, RoundTest, compare, stays_from, tested
-from judge.figures.intervals import paired_test
+from judge.figures.comparison import BinSums, RoundTest, compare, stays_from, tested
+from judge.figures.intervals import LEVEL, paired_test
 from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock

@@ -58,15 +58,15 @@ def main() -> None:
         address = call(nodes[0].folder, "ui")["address"]
         watched = {"page": lambda: _shown(address), "metrics": lambda: _scraped(port)}
         measured = _measure(nodes[0], arguments.pairs, arguments.seconds, watched)
-    document = {
-        name: {"median": statistics.median(values), "values": values} for name, values in measured.items()
-    }
     if arguments.json:
+        document = {
+            name: {"median": statistics.median(values), "values": values} for name, values in measured.items()
+        }
         print(json.dumps({"schema": 1, **document}))
         return
-    for name, found in document.items():
-        values = " ".join(f"{value:.2%}" for value in found["values"])
-        print(f"{name:8} {found['median']:7.2%} of a core   ({values})")
+    for name, values in measured.items():
+        each = " ".join(f"{value:.2%}" for value in values)
+        print(f"{name:8} {statistics.median(values):7.2%} of a core   ({each})")
 
 
 def _measure(
@@ -94,7 +94,8 @@ def _share(process: psutil.Process, seconds: float) -> float:
     before, begun = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
     after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / (time.monotonic() - begun)
+    taken = float(after.user + after.system - before.user - before.system)
+    return taken / (time.monotonic() - begun)
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
     figure = Figure(figsize=(12.6, 4.4), layout="constrained")
     shown = []
     for away, title, verdict, p, begins in AWAY:
-        found = {
+        found: dict[str, object] = {
             "model": title,
             "fewest_peers": 6,
             "significant_from": {"holm": begins},
@@ -165,10 +165,9 @@ def figure_3(to: Path, _scratch: Path) -> None:
         }
         for arm in ("swarm", "solo"):
             mine = [row for row in rows if (row["away"], row["arm"]) == (away, arm)]
-            found[arm] = {
+            found[arm] = {"peers": [NODES] * len(mine)} | {
                 name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")
             }
-            found[arm]["peers"] = [NODES] * len(mine)
         shown.append(found)
     figures.draw_comparisons(figure, shown)
     figure.savefig(to, dpi=120)

@@ -224,7 +224,8 @@ def main() -> None:
     python = environment_of("trl", default_environment("trl"))
     runs = [(arm, seed) for seed in wanted.seeds for arm in wanted.arms]
     with ThreadPoolExecutor(wanted.at_once) as pool:
-        found = dict(zip(runs, pool.map(lambda run: played(*run, wanted.round, python), runs), strict=True))
+        curves_of = pool.map(lambda run: played(run[0], run[1], wanted.round, python), runs)
+        found = dict(zip(runs, curves_of, strict=True))
     curves = {arm: [found[arm, seed] for seed in wanted.seeds] for arm in wanted.arms}
     report(curves)
     if wanted.out:

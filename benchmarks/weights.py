@@ -97,7 +97,15 @@ def without_wheels(version: str, folder: Path) -> Iterator[str]:
     lines = (ROOT / "overrides.txt").read_text(encoding="utf-8")
     while True:
         overrides.write_text(lines, encoding="utf-8")
-        words = ["--python-version", version, "--only-binary=:all:", *pure, "--overrides", overrides, project]
+        words = [
+            "--python-version",
+            version,
+            "--only-binary=:all:",
+            *pure,
+            "--overrides",
+            str(overrides),
+            str(project),
+        ]
         done = subprocess.run(
             [shutil.which("uv") or Path(sys.executable).with_name("uv"), "pip", "compile", *words],
             capture_output=True,

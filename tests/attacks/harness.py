@@ -29,7 +29,7 @@ class Attack:
 
     def figures(self, name: str, argv: Sequence[str]) -> Mapping[str, Any]:
         """Play it with these options."""
-        summary = (inspect.getmodule(self.play).__doc__ or "").partition("\n\n")[0]  # type: ignore[union-attr]
+        summary = (inspect.getmodule(self.play).__doc__ or "").partition("\n\n")[0]
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.attack {name}", description=summary)
         taken = list(inspect.signature(self.play).parameters.values())[1:]
         declare(parser, {option.name: option.default for option in taken}, self.choices, self.about)
