@@ -11,7 +11,9 @@ import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
@@ -130,8 +132,23 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             await self.send_window_update(increment)
 
 
+class EndingStream(NetStream):  # type: ignore[misc]
+    """A stream whose end is not cancelled: it would stay open, in one of its connection's 256 places.
+
+    The library ends the streams of a lookup that is cut off where it is cancelled already.
+    """
+
+    async def close(self) -> None:
+        with trio.CancelScope(shield=True):
+            await super().close()
+
+    async def reset(self) -> None:
+        with trio.CancelScope(shield=True):
+            await super().reset()
+
+
 # Replaced in the library, which makes its streams itself.
-yamux.YamuxStream = WindowedStream
+yamux.YamuxStream, swarm_connection.NetStream = WindowedStream, EndingStream
 
 
 class Muxer(Yamux):  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """The DHT of the libp2p engine: what one peer may have of it. Real hosts over loopback."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,14 @@ from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
 from p2p.engines.libp2p import network
+from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_ID_BYTES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from swarmd.testing import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.hostile import hostile_peer
-from tests.p2p.real import SECONDS
+from tests.p2p.real import SECONDS, TOPIC
 
 pytestmark = pytest.mark.net
 KEY = b"\x12\x20" + bytes(32)
@@ -289,6 +291,31 @@ async def test_a_stream_is_not_served_for_ever(
         stream = await stack.host.new_stream(target, [PROTOCOL_ID])
         with trio.fail_after(SECONDS), pytest.raises((StreamEOF, StreamReset)):
             await stream.read(1)
+
+
+async def test_a_lookup_that_is_cut_off_leaves_no_stream_open(nursery: trio.Nursery) -> None:
+    """A connection has 256 places for streams, and the other side may end none."""
+    _, engine, address = await started(nursery, 1)
+    ended = trio.Event()
+    async with hostile_peer(address) as (silent, _):
+
+        async def say_nothing(stream: Any) -> None:
+            await stream.read(1)  # the question has come
+            scope.cancel()
+            silent.host.set_stream_handler(PROTOCOL_ID, unused)
+            try:
+                while await stream.read(1 << 16):
+                    pass
+            finally:
+                ended.set()
+
+        connections = Libp2pConnections(stack_of(engine), [TOPIC], time.time, lambda *_: None)
+        silent.host.set_stream_handler(PROTOCOL_ID, say_nothing)
+        with trio.CancelScope() as scope:
+            await connections.providers(TOPIC)
+        assert scope.cancelled_caught
+        with trio.fail_after(SECONDS):
+            await ended.wait()
 
 
 async def test_a_peer_that_asks_without_end_is_cut_off(nursery: trio.Nursery) -> None:
