@@ -451,3 +451,6 @@ async def close_socket(connection: Any) -> None:
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
     async def maybe_connect(self) -> None:
         """Do nothing: the library's connector dials all in its peer store, up to half the high watermark."""
+
+    def record_disconnect(self, peer_id: Any) -> None:
+        """Do nothing: the library notes each peer that ever left, and forgets them where it would dial."""

@@ -325,6 +325,17 @@ async def test_a_connection_that_ended_leaves_its_place(
         await until(lambda: bool(network.get_connections()) and places() in ((1, 1), (0, 0)))
 
 
+async def test_peers_that_left_fill_no_memory(nursery: trio.Nursery) -> None:
+    _, engine, address = await started(nursery, 1)
+    network = stack_of(engine).host.get_network()
+    for n in (66, 67):
+        async with hostile_peer(address, n):
+            pass
+        await until(lambda: not network.get_connections())
+    # Of the first at least the library has noted whatever it notes.
+    assert not network.auto_connector._recent_disconnects
+
+
 async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
     """Return whether the other end hangs up at once, instead of answering."""
     with trio.move_on_after(SECONDS):
