@@ -46,6 +46,22 @@ def joined(config: Path | None, folder: Path, flags: Mapping[str, object]) -> "N
     return recalled(resolve(config_file(config), os.environ, flags), folder)[0]
 
 
+def with_origins(config: Path | None, folder: Path) -> dict[str, dict[str, object]]:
+    """Return by key the value that `swarmd join` would have in this state folder, and where it comes from."""
+    from swarmd.config.sources import flatten, resolve
+    from swarmd.daemon.choices import recalled
+
+    resolved = resolve(config_file(config), os.environ, {})
+    configured, joined = flatten(resolved.config), flatten(recalled(resolved, folder)[0])
+    return {
+        key: {
+            "value": value,
+            "origin": resolved.origins[key] if value == configured[key] else f"remembered in {folder}",
+        }
+        for key, value in joined.items()
+    }
+
+
 @config_app.command("check", epilog="Example: swarmd config check node.toml")
 def check_config(
     file: Annotated[
@@ -80,29 +96,16 @@ def check_config(
 
 
 @config_app.command("show", epilog="Example: swarmd config show --json")
-def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Show every key, its value, and where the value comes from."""
-    from swarmd.config.sources import flatten, resolve
-
-    resolved = resolve(config_file(config), os.environ, {})
-    values = flatten(resolved.config)
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "keys": {
-                    key: {"value": value, "origin": resolved.origins[key]} for key, value in values.items()
-                },
-            }
-        )
-        return
-    lines = {
-        key: f"{key} = {'(none)' if value is None else json.dumps(value, ensure_ascii=False)}"
-        for key, value in values.items()
-    }
-    width = max(map(len, lines.values()))
-    for key, line in lines.items():
-        print(f"{line:<{width}}  # {resolved.origins[key]}")
+def show_config(config: ConfigFile = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show every key, the value that `swarmd join` would use, and where the value comes from."""
+    keys = with_origins(config, as_state_dir(state_dir))
+    lines = [
+        f"{key} = {'(none)' if told['value'] is None else json.dumps(told['value'], ensure_ascii=False)}"
+        for key, told in keys.items()
+    ]
+    width = max(map(len, lines))
+    rows = (f"{line:<{width}}  # {told['origin']}" for line, told in zip(lines, keys.values(), strict=True))
+    answer({"schema": 1, "keys": keys}, "\n".join(rows), as_json)
 
 
 @config_app.command("path", epilog="Example: $EDITOR $(swarmd config path)")

@@ -24,7 +24,7 @@ from swarmd.cli.options import (
     confirm,
     print_json,
 )
-from swarmd.cli.settings import config_file
+from swarmd.cli.settings import with_origins
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.state.folder import LOG_FILE
 from swarmd.terminal import printable, tell
@@ -318,7 +318,6 @@ def bug_report(
 
 def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     """Collect versions, settings and, where a node runs, its status, as files by name."""
-    from swarmd.config.sources import flatten, resolve
     from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")
@@ -327,12 +326,7 @@ def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     }
     found = {"versions.json": json.dumps(versions, indent=1)}
     try:
-        resolved = resolve(config_file(config), os.environ, {})
-        values = {
-            key: {"value": value, "origin": resolved.origins[key]}
-            for key, value in flatten(resolved.config).items()
-        }
-        found["settings.json"] = json.dumps(values, indent=1)
+        found["settings.json"] = json.dumps(with_origins(config, folder), indent=1)
     except SwarmdError as error:
         found["settings.json"] = str(error)
     for operation in ("status", "peers"):

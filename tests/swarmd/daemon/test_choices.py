@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_the_model_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     config, notes = recalled(resolve(None, {}, {"model": "qwen2.5-0.5b"}), tmp_path)
     assert config.model.name == "qwen2.5-0.5b" and not notes
     assert recalled(resolve(None, {}, {}), tmp_path / "fresh") == (resolve(None, {}, {}).config, [])
+
+
+def test_config_show_and_a_bug_report_have_what_is_remembered(run: Run, tmp_path: Path) -> None:
+    folder, report = trained(tmp_path / "state", "tiny-latent"), tmp_path / "report.zip"
+    remember(resolve(None, {}, {"swarm": "friends"}), folder)
+    keys = json.loads(run("config", "show", "--json", "--state-dir", folder).out)["keys"]
+    remembered = f"remembered in {folder}"
+    assert keys["swarm.name"] == {"value": "friends", "origin": remembered}
+    assert keys["model.name"] == {"value": "tiny-latent", "origin": remembered}
+    assert keys["round.local"] == {"value": 4, "origin": "default"}
+    run("bug-report", "--yes", "--out", report, "--state-dir", folder)
+    with zipfile.ZipFile(report) as archive:
+        assert '"friends"' in archive.read("settings.json").decode()
 
 
 def test_another_model_is_refused_before_anything_is_loaded(
