@@ -126,13 +126,13 @@ def _uploaded(
         if sys.stderr.isatty() and not quiet:
             print(
                 f"\rsending {sent / 1e6:.1f} of {len(weights.data) / 1e6:.1f} MB",
-                end="",
+                end="\n" * (sent == len(weights.data)),
                 file=sys.stderr,
                 flush=True,
             )
 
     id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
-    say(f"\n{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
+    say(f"{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
     found = weights_upload.outcome(node.judge.url, id)
     while wait and not found.over:
         before = found.state, found.place
@@ -213,7 +213,7 @@ def _upload_words(found: "VerifiedOutcome") -> str:
     return (
         f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}),"
         f" {found.right:g} of {found.n} questions\n"
-        f"weights {found.weights}\nreceipt {printable(found.receipt)}\nsignature {found.signature}"
+        f"weights {found.weights}\n--json also prints the receipt, which the state folder of the upload keeps"
     )
 
 
