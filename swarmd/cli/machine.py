@@ -139,6 +139,7 @@ def export(
     from swarmd.policy.export import FILES, base_of, loss_of, upload
     from swarmd.policy.export import export as write
     from swarmd.policy.inference.modelfile import COMMANDS
+    from swarmd.policy.models.tiny import WEIGHTS as TINY
     from swarmd.trainer.snapshot import metrics_behind, read_snapshot
 
     if to is not None and out is not None:
@@ -168,7 +169,11 @@ def export(
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     if ollama:
         commands = "\n".join(f"    {command}" for command in COMMANDS)
-        tell(f"for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n{commands}")
+        tell(
+            f"for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n{commands}"
+            + f"\nbut llama.cpp does not know the tokenizer of {made.origin.base}, and makes no GGUF file of it"
+            * (made.origin.base in TINY)
+        )
     if not as_json:
         tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)

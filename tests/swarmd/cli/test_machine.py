@@ -87,6 +87,7 @@ def test_the_card_names_the_curriculum_that_was_joined(
 def test_an_export_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
     said = run("export", "--state-dir", trained, "--out", tmp_path / "out", "--ollama")
     assert said.code == 0 and "convert_hf_to_gguf.py . --outfile model.gguf" in said.err
+    assert "llama.cpp does not know the tokenizer of tiny" in said.err
     lines = (tmp_path / "out" / "Modelfile").read_text().splitlines()
     assert "FROM ./model.gguf" in lines and 'PARAMETER stop "<|endoftext|>"' in lines
     refused = run("export", "--state-dir", trained, "--out", tmp_path / "other", "--ollama", "--adapter")
