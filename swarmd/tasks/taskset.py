@@ -43,7 +43,7 @@ def open_taskset(source: str) -> OpenedTaskset:
         there = distribution(name).version
     except (ModuleNotFoundError, PackageNotFoundError):
         raise PluginRefused(
-            f"verifiers or {name} is not installed: run `pip install 'swarmd[verifiers]'`, and install"
+            f"verifiers or {name} is not installed: run `{command_for('verifiers')}`, and install"
             f" {name} {version} from its index or repository"
         ) from None
     if there != version:

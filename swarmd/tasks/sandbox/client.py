@@ -255,7 +255,7 @@ def describe(
         return child.ready().plugin
     except _Failed as failure:
         raise ConfigError(
-            f"{trouble}: {failure}. Mend the file, or name another (docs/own-tasks.md)."
+            f"{trouble}: {failure}. Mend that, or name other tasks (docs/own-tasks.md)."
         ) from None
     finally:
         if child is not None:

@@ -276,7 +276,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
 def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"none\.py: No such file or directory\. Mend the file, or name another \(docs",
+        match=r"none\.py: No such file or directory\. Mend that, or name other tasks \(docs",
     ):
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\? There"):
