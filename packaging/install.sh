@@ -28,7 +28,7 @@ find_uv() {
         exit 1
     fi
     uv="$HOME/.local/bin/uv"
-    [ -x "$uv" ] || { say "uv could not be installed: see above"; exit 1; }
+    [ -x "$uv" ] || { say "uv could not be installed: see above. Install it in another way (docs.astral.sh/uv), and run this again"; exit 1; }
 }
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)

@@ -153,7 +153,7 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
     assert running.wait(TIMEOUT_S) == 0 and running.stderr is not None
     said = running.stderr.read().splitlines()
     assert not any("Traceback" in line for line in said)
-    # On a busy machine "loading the network, for 4 s" comes before it.
+    # On a busy machine "loading the network and the questions, for 4 s" comes before it.
     first = next(line for line in said if line.startswith("starting: loading PyTorch"))
     assert (
         first

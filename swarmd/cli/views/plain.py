@@ -121,7 +121,9 @@ class StartView:
 
     def _wait(self) -> None:
         while not self._over.wait(self._every):
-            self._view.talk(f"starting: loading the network, for {time.monotonic() - self._begun:.0f} s")
+            self._view.talk(
+                f"starting: loading the network and the questions, for {time.monotonic() - self._begun:.0f} s"
+            )
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._over.set()

@@ -483,7 +483,9 @@ def test_imports_before_the_first_status_are_no_blind_wait() -> None:
     view.status(document())
     view.close()
     lines = [
-        line for line in out.getvalue().splitlines() if line.startswith("starting: loading the network, for ")
+        line
+        for line in out.getvalue().splitlines()
+        if line.startswith("starting: loading the network and the questions")
     ]
     assert lines and out.getvalue().splitlines()[-1] == "training"
 
