@@ -171,7 +171,7 @@ def export(
         commands = "\n".join(f"    {command}" for command in COMMANDS)
         tell(
             f"for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n{commands}"
-            + f"\nbut llama.cpp does not know the tokenizer of {made.origin.base}, and makes no GGUF file of it"
+            + f"\nbut llama.cpp does not know the tokenizer of {made.origin.base}, and makes no GGUF of it"
             * (made.origin.base in TINY)
         )
     if not as_json:
