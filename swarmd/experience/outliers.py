@@ -201,7 +201,9 @@ class Gated:
         cut: Sequence[Scored] = [self.gate.cut(scored) for scored in theirs]
         admitted = self._admitted(self.remember(cut) if self.remember is not None else cut)
         for scored, kept in zip(theirs, admitted, strict=True):
-            self.gate.saw(scored.author, passed=kept is not None)
+            if scored.tokens is None:
+                # What passed and is replayed counts once, as what was refused does.
+                self.gate.saw(scored.author, passed=kept is not None)
         return admitted
 
     def _admitted(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:

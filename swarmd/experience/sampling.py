@@ -1,21 +1,23 @@
 """Sampling batches from the replay pool: uniformly, none twice in a batch. Pure.
 
-The replay paper found no clear difference to other ways. `swarmd.experience.strategies` has the batches
-without replay.
+The replay paper found no clear difference to other ways. Only of authors whose text hardly passes the gate
+less is drawn. `swarmd.experience.strategies` has the batches without replay.
 """
 
 import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 from p2p.types import PeerId
+from swarmd.experience.batch import by_weight, weights_of
 from swarmd.experience.caps import choose
 from swarmd.experience.pool import Pool, PoolEntry
 from swarmd.experience.replay_schedule import ReplaySchedule
-from swarmd.types import Author, Completion, Scored
+from swarmd.experience.strategies import TAKES, Sharing
+from swarmd.types import Author, Completion, Lead, Scored
 
 
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
@@ -49,18 +51,19 @@ class Replay:
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int
     author_of: Callable[[PeerId], Author] = Author
+    sharing: Sharing = field(default_factory=Sharing)
 
     def __call__(
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
         if not self.schedule.resting:
-            return draw(self.pool.kept(), self.batch, rng, self._author)
+            return draw(self.pool.kept(), self.batch, rng, self.sharing.lead, self._author)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
 
-    def _author(self, kept: PoolEntry) -> Author | None:
-        author, limits = kept.scored.rollout.author, self.pool.limits
+    def _author(self, scored: Scored) -> Author | None:
+        author, limits = scored.author, self.pool.limits
         return None if limits is not None and author == limits.own else self.author_of(author)
 
 
@@ -68,9 +71,14 @@ def draw(
     kept: Sequence[PoolEntry],
     batch: int,
     rng: random.Random,
-    author_of: Callable[[PoolEntry], Author | None] = lambda _: None,
+    lead: Lead,
+    author_of: Callable[[Scored], Author | None] = lambda _: None,
 ) -> Sequence[Scored]:
-    """Draw at most `batch` rollouts, each as likely; others' under the caps of `caps`."""
-    mixed = rng.sample(kept, len(kept))
-    chosen = choose(mixed, batch, author_of, rng, lambda k: k.scored.ref.specialty, in_order=True)
-    return [k.scored for k in chosen]
+    """Draw at most `batch` rollouts, by `Lead.pass_rates`; others' under the caps of `caps`."""
+
+    def capped(candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool) -> list[Scored]:
+        mixed = candidates if in_order else rng.sample(candidates, len(candidates))
+        return choose(mixed, n, author_of, rng, lambda scored: scored.ref.specialty, in_order=True)
+
+    all_of_them = [each.scored for each in kept]
+    return by_weight(all_of_them, weights_of(all_of_them, TAKES["uniform"], lead), batch, capped, rng)

@@ -72,6 +72,7 @@ def build(
             sampler,
             config.round.max_age,
             swarm.author,
+            sharing,
         )
     fitting = Fitting(policy.unfit) if isinstance(policy, SelectivePolicy) else None
     gate = _gate(config.gate, remembering.parameters) if remembering and config.gate.mode != "off" else None

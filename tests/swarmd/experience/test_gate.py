@@ -6,6 +6,7 @@ No policy here: its log-probabilities are given.
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -191,6 +192,16 @@ def test_how_often_an_authors_rollouts_pass_is_remembered_the_newest_counting_mo
     for n in range(MAX_AUTHORS):
         gate.saw(PeerId(f"{n}"), passed=False)
     assert OTHER not in gate.pass_rates and len(gate.pass_rates) == MAX_AUTHORS
+
+
+def test_a_rollout_that_is_replayed_counts_once_for_its_author() -> None:
+    pool, asked, gate = Pool(32, 16, PoolLimits(ME, 32)), Asked(), warm()
+    pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(["odd", "fine"]))
+    filters = [Gated(gate, asked, partial(pool.remember, logprobs=asked))]
+    builder = BatchBuilder(SharingSampler(), pool, ME, filters)
+    for seed in range(9):
+        assert len(builder([], random.Random(seed))) == 1
+    assert gate.pass_rates[OTHER] <= 1 - ONE_LOOK * (1 - ONE_LOOK)
 
 
 def test_our_own_rollouts_are_not_judged() -> None:

@@ -15,7 +15,8 @@ from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST_ROUNDS, GuardState, ReplaySchedule
 from swarmd.experience.sampling import Replay, draw
-from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
+from swarmd.experience.strategies import Sharing
+from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef, Tokens
 
 ME = PeerId("me")
 REWARDS = ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
@@ -153,7 +154,7 @@ def test_a_pool_comes_back_as_it_was() -> None:
 )
 def test_a_batch_holds_none_twice_and_as_many_as_there_are(uses: list[int], batch: int, seed: int) -> None:
     kept = [PoolEntry(scored(n), u, u) for n, u in enumerate(uses)]
-    drawn = [s.rollout.ref.n for s in draw(kept, batch, random.Random(seed))]
+    drawn = [s.rollout.ref.n for s in draw(kept, batch, random.Random(seed), Lead())]
     assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
 
 
@@ -180,6 +181,15 @@ def test_one_loud_author_fills_no_more_than_an_even_share_of_a_batch() -> None:
     sample = Replay(pool, ReplaySchedule(4), 8, SharingSampler(), fresh=2)
     drawn = [sample([], pool.snapshot(), random.Random(seed)) for seed in range(20)]
     assert max(sum(s.rollout.author == "a" for s in batch) for batch in drawn) == 3
+
+
+def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_again() -> None:
+    pool = Pool(9, 40, PoolLimits(ME, 9))
+    fill(pool, [*(scored(n) for n in range(8)), *(scored(8 + n, author="ab"[n % 2]) for n in range(8))])
+    sharing = Sharing(lead=Lead(pass_rates={PeerId("a"): 1 / 8}))
+    sample = Replay(pool, ReplaySchedule(4), 4, SharingSampler(), 2, Author, sharing)
+    drawn = [s.author for seed in range(500) for s in sample([], pool.snapshot(), random.Random(seed))]
+    assert 0 < drawn.count(PeerId("a")) < 0.1 * drawn.count(PeerId("b"))
 
 
 def test_while_it_rests_the_batch_is_the_papers() -> None:
