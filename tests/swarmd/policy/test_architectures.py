@@ -24,6 +24,7 @@ from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.attention import COVERED, adopt, covers
 from swarmd.policy.export import export
 from swarmd.policy.inference.decode import Sampling, decode
+from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models.architecture import PADDED
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.doctor import examine
@@ -384,6 +385,20 @@ def test_an_untried_architecture_is_used_where_it_agrees_with_itself(tmp_path: P
         match=r"\(git\) does not compute the same token by token, in a batch, as in one pass.*Choose another",
     ):
         open_policy(folder_of(make(hf.GitConfig(**SIZES, vision_config=SEEING)), tmp_path / "git"))
+
+
+def test_a_network_that_takes_no_batches_does_not_agree_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make(hf.StableLmConfig(**SIZES))
+    assert agrees_with_itself(network)
+    forward = hf.StableLmForCausalLM.forward
+
+    def of_one(self, input_ids=None, past_key_values=None, **more: Any) -> Any:  # type: ignore[no-untyped-def]
+        if len(input_ids) > 1:
+            raise RuntimeError("one sequence alone")
+        return forward(self, input_ids, past_key_values=past_key_values, **more)
+
+    monkeypatch.setattr(hf.StableLmForCausalLM, "forward", of_one)
+    assert not agrees_with_itself(network)
 
 
 def test_a_cache_by_the_name_that_transformers_5_24_gave_it(

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import processors
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.inference.modelfile import modelfile
-from swarmd.policy.models.chat import MAX_MARKS, SYSTEM_PROMPT, Chat
+from swarmd.policy.models.chat import MAX_MARKS, SYSTEM_PROMPT, Chat, TemplateFails
 from swarmd.policy.models.fit import chat_of
 from swarmd.types import Completion
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
@@ -40,10 +41,47 @@ def test_a_model_thinks_where_it_is_configured_to() -> None:
     assert [prompt.endswith("<think>") for prompt in prompts] == [False, True]
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{# nothing #}"])
-def test_a_template_that_fails_is_refused(template: str) -> None:
-    with pytest.raises(NoModel, match="chat template"):
-        Chat(make_tokenizer(template), "be good", ours=True)
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('for two') }}", "for two"),
+        ("{{ raise_exception('') }}", "TemplateError"),
+        ("{% if %}", "Expected an expression, .*"),
+        ("{# nothing #}", "it leaves the question out"),
+        ("{{ 'x' * 2 ** 20 }}" + CHAT, "it makes more than 1,048,576 characters of a question"),
+        ({"rag": CHAT, "tool_use": CHAT}, ".*multiple chat templates.*"),
+    ],
+)
+def test_a_template_that_fails_is_refused(template: str | dict[str, str], why: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(NoModel, match=rf"chat template cannot render a question \({why}\)\. Choose"):
+        Chat(tokenizer, "", ours=True)
+
+
+def test_a_strangers_template_is_tried_in_the_contained_process() -> None:
+    """In this one there would be memory enough."""
+    tokenizer = make_tokenizer("{{ ('x' * 400_000_000) | length }}" + CHAT)
+    with pytest.raises(NoModel, match=r"template cannot render a question \(.*[Mm]emory"):
+        Chat(tokenizer, "")
+
+
+def test_no_token_is_put_before_a_text_but_by_the_template() -> None:
+    """Llama's tokenizer begins every text with one, which its template brings along."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|system|> $A", special_tokens=[("<|system|>", 3)]
+    )
+    assert tokenizer("").input_ids == [3]
+    chat = Chat(tokenizer, "", frozenset({3}), ours=True)
+    assert tokenizer.decode(chat.prompt("1+1?")) == "<|user|>1+1?<|assistant|>"
+    assert tokenizer.decode(chat.encode(Completion("2", ended=True), 9)) == "2<|endoftext|>"
+
+
+def test_no_messages_are_no_conversation(chat: Chat) -> None:
+    for messages in ([], [{"role": "system", "content": "be good"}]):
+        with pytest.raises(TemplateFails, match="there is no question in it"):
+            chat.conversation(messages)
 
 
 @pytest.fixture
@@ -62,6 +100,7 @@ def test_a_letter_has_few_accents(chat: Chat) -> None:
     """Sorting them takes the square of their number, and a peer may send 65,536."""
     assert chat.has_tokens_for(f"a{chr(0x300) * MAX_MARKS}b{chr(0x316) * MAX_MARKS}")
     assert not chat.has_tokens_for("a" + chr(0x300) * MAX_MARKS + chr(0x316))
+    assert chat.has_tokens_for("ü" * 2 * MAX_MARKS), "a word may have many letters"
 
 
 def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:

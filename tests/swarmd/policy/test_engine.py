@@ -27,6 +27,7 @@ from swarmd.policy.inference.engine import (
     EngineFailed,
     EngineOptions,
     NoEngine,
+    checked,
     draw_seed,
     open_plugin,
 )
@@ -390,6 +391,36 @@ def test_answers_of_a_foreign_engine_are_checked(change: Any, said: str, folders
         policy.generate(["a"], 2)
 
 
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (Sample((7, 99, 0), (-1.0, 0.0005, -1.0), True), ""),
+        (Sample((7, 99), (-1.0, -1.0), False), ""),
+        (Sample((), (), False), ""),
+        (Sample((), (), True), "an end where none was drawn"),
+        (Sample((7,) * 4, (-1.0,) * 4, False), "more than 3 tokens"),
+        (Sample((7, 0, 7), (-1.0,) * 3, False), "tokens behind the end"),
+        (Sample((100,), (-1.0,), False), "tokens that the model does not have"),
+        (Sample((-1,), (-1.0,), False), "tokens that the model does not have"),
+        (Sample((7,), (float("-inf"),), False), "log-probabilities that are none"),
+    ],
+)
+def test_answers_are_checked_to_the_end_of_the_context_and_of_the_vocabulary(
+    sample: Sample, said: str
+) -> None:
+    def found(prompt: int) -> object:
+        return checked([[sample]], [[1] * prompt], 1, sampling(limit=12, context=128), 100)
+
+    if said:
+        with pytest.raises(EngineFailed, match=said):
+            found(125)
+    else:
+        assert found(125) == [[sample]]
+    if sample.ids:
+        with pytest.raises(EngineFailed, match="more than 0 tokens"):
+            found(200)
+
+
 # How an engine is found.
 
 
@@ -424,6 +455,12 @@ def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules
             "engine_odd",
             "def build(asked): raise TypeError('odd')",
             r"cannot be loaded \(TypeError: odd\). Install",
+        ),
+        (
+            "other",
+            "engine_with_words_of_its_own",
+            "from swarmd.policy.inference.engine import NoEngine\ndef build(asked): raise NoEngine('buy')",
+            r"^buy$",
         ),
         (
             "other",

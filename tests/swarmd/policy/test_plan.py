@@ -228,6 +228,16 @@ def test_checkpointing_where_memory_is_short() -> None:
     assert deeper.items[-2].bytes / deeper.micro_batch_tokens - of_token[1] == 4 * HALF.width
 
 
+@pytest.mark.parametrize("tokens", [0, 1000])
+def test_a_base_in_four_bits_is_always_computed_again(tokens: int) -> None:
+    """Else the backward pass would hold every layer as it is computed with."""
+    plan = make_plan(HALF, "nf4", 16, 80 * GB, Workload(micro_batch_tokens=tokens))
+    assert plan.checkpointing and plan.micro_batch_tokens == (tokens or MAX_TOKENS)
+    held = {item.name: item.bytes for item in plan.items}
+    assert held["embeddings, head and norms"] == 2 * (HALF.parameters - HALF.adapted_weights)
+    assert held["one layer's weights, unpacked"] == 2 * HALF.adapted_weights // 24
+
+
 def test_half_a_billion_on_eight_gigabytes() -> None:
     assert (HALF.parameters, HALF.adapted_inputs + HALF.adapted_outputs) == (494_032_768, 549_888)
     plan = make_plan(HALF, "bfloat16", 16, 8 * GB, Workload())
@@ -411,6 +421,15 @@ def test_a_fitting_plan_stays_within_usable_memory(
         for phase in ("always", "answering", "training")
     }
     assert plan.peak == by_phase["always"] + max(by_phase["answering"], by_phase["training"])
+
+
+@pytest.mark.parametrize("work", [Workload(), Workload(completions=64, new_tokens=1024)])
+def test_the_least_is_what_a_plan_without_room_needs(work: Workload) -> None:
+    """Training asks for the most of the first workload, answering of the second."""
+    plan = make_plan(HALF, "bfloat16", 16, 1000, work)
+    assert plan.least == plan.peak and not plan.fits
+    sums = [sum(i.bytes for i in plan.items if i.phase == phase) for phase in ("training", "answering")]
+    assert (sums[0] > sums[1]) is (work == Workload())
 
 
 def test_every_formula_is_its_figure() -> None:
