@@ -198,7 +198,7 @@ def stop(
     folder = as_state_dir(state_dir)
     ask(folder, "stop")
     if not as_json:
-        tell("finishing the current round, then stopping …")
+        tell("stopping; a round that has begun is finished and saved first …")
     if not wait_until_gone(folder, timeout):
         raise Unreachable(
             f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"

@@ -158,7 +158,11 @@ class BootstrapNode:
         return peers_document(self._roster, self.member.peers(), time.time())
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await survey(self.member, self._engine, self._config) | {"trouble": self._trouble()}
+        return {
+            **await survey(self.member, self._engine, self._config),
+            "curriculum": " or ".join(self._curricula),
+            "trouble": self._trouble(),
+        }
 
     def _trouble(self) -> Mapping[str, str] | None:
         earlier = self.member.earlier_twin()

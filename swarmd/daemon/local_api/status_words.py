@@ -154,7 +154,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
-    return [f"{name:<{NAME_COLUMNS}} {text}" for name, text in facts if text]
+    return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in facts if text]
 
 
 def peer_lines(document: Mapping[str, Any]) -> list[str]:
@@ -167,7 +167,7 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     if len(rows) == 1:
-        return ["no peers: the node trains alone until it meets some"]
+        return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
     lines = list[str]()
     for place, (*cells, address) in enumerate(rows):
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))

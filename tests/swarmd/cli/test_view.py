@@ -368,7 +368,9 @@ def test_peers_as_lines() -> None:
         "rejected": 0,
     }
     near = peer | {"address": f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", "direction": "inbound"}
-    assert peer_lines({"schema": 1, "peers": []}) == ["no peers: the node trains alone until it meets some"]
+    assert peer_lines({"schema": 1, "peers": []}) == [
+        "no peers yet; `swarmd doctor network` says whether others can reach this node"
+    ]
     far = near | {
         "name": "extraordinary-woodpecker",
         "address": f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}",

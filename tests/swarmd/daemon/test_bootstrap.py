@@ -81,7 +81,10 @@ def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
             and "round" not in status.out
         )
         assert run("pause", *state).code == 2
-        assert run("doctor", "network", *state).code == 0
+        network = run("doctor", "network", "--json", *state)
+        assert network.code == 0 and all(
+            name in json.loads(network.out)["survey"]["curriculum"] for name in CURRICULA
+        )
         assert run("bootstrap", *state).code == 5  # it owns the folder
         assert run("stop", *state).code == 0
         assert process.wait(TIMEOUT_S) == 0
