@@ -14,10 +14,10 @@ from operator import itemgetter
 from p2p.types import PeerId
 from swarmd.experience.batch import by_weight, weights_of
 from swarmd.experience.caps import choose
-from swarmd.experience.pool import Pool, PoolEntry
+from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.strategies import TAKES, Sharing
-from swarmd.types import Author, Completion, Lead, Scored
+from swarmd.types import Author, Completion, Scored
 
 
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
@@ -57,28 +57,18 @@ class Replay:
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
         if not self.schedule.resting:
-            return draw(self.pool.kept(), self.batch, rng, self.sharing.lead, self._author)
+            weights = weights_of(pool, TAKES["uniform"], self.sharing.lead)
+            return by_weight(pool, weights, self.batch, self._capped, rng)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
 
+    def _capped(
+        self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool
+    ) -> list[Scored]:
+        mixed = candidates if in_order else rng.sample(candidates, len(candidates))
+        return choose(mixed, n, self._author, rng, lambda scored: scored.ref.specialty, in_order=True)
+
     def _author(self, scored: Scored) -> Author | None:
         author, limits = scored.author, self.pool.limits
         return None if limits is not None and author == limits.own else self.author_of(author)
-
-
-def draw(
-    kept: Sequence[PoolEntry],
-    batch: int,
-    rng: random.Random,
-    lead: Lead,
-    author_of: Callable[[Scored], Author | None] = lambda _: None,
-) -> Sequence[Scored]:
-    """Draw at most `batch` rollouts, by `Lead.pass_rates`; others' under the caps of `caps`."""
-
-    def capped(candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool) -> list[Scored]:
-        mixed = candidates if in_order else rng.sample(candidates, len(candidates))
-        return choose(mixed, n, author_of, rng, lambda scored: scored.ref.specialty, in_order=True)
-
-    all_of_them = [each.scored for each in kept]
-    return by_weight(all_of_them, weights_of(all_of_them, TAKES["uniform"], lead), batch, capped, rng)

@@ -142,10 +142,6 @@ class EndingStream(NetStream):  # type: ignore[misc]
         with trio.CancelScope(shield=True):
             await super().close()
 
-    async def reset(self) -> None:
-        with trio.CancelScope(shield=True):
-            await super().reset()
-
 
 # Replaced in the library, which makes its streams itself.
 yamux.YamuxStream, swarm_connection.NetStream = WindowedStream, EndingStream

@@ -71,15 +71,13 @@ def fetch(
 
     choices: what to use instead, in words. report: gets the progress.
     """
-    files: Any = []
-    unreached: BaseException | None = None
     what: Any = {"revision": revision, "allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
     with _explained(repository, revision, choices):
         try:
-            files = snapshot_download(repository, **what, dry_run=True)
+            files, unreached = snapshot_download(repository, **what, dry_run=True), None
         except DryRunError as error:
             # The hub cannot be reached; what is in the cache will have to do.
-            unreached = error.__cause__
+            files, unreached = [], error.__cause__
         if missing := [file for file in files if file.will_download]:
             blobs = Path(missing[0].local_path).parents[2] / "blobs"
             total = sum(file.file_size or 0 for file in missing)

@@ -14,7 +14,7 @@ from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST_ROUNDS, GuardState, ReplaySchedule
-from swarmd.experience.sampling import Replay, draw
+from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef, Tokens
 
@@ -154,7 +154,10 @@ def test_a_pool_comes_back_as_it_was() -> None:
 )
 def test_a_batch_holds_none_twice_and_as_many_as_there_are(uses: list[int], batch: int, seed: int) -> None:
     kept = [PoolEntry(scored(n), u, u) for n, u in enumerate(uses)]
-    drawn = [s.rollout.ref.n for s in draw(kept, batch, random.Random(seed), Lead())]
+    pool = Pool(9, 99, PoolLimits(ME, 9))
+    pool.restore(kept, 0, ())
+    sample = Replay(pool, ReplaySchedule(4), batch, SharingSampler(), fresh=2)
+    drawn = [s.rollout.ref.n for s in sample([], pool.snapshot(), random.Random(seed))]
     assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
 
 
