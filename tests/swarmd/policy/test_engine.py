@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,12 @@ def test_a_full_context_ends_answers_and_little_memory_changes_none(
     assert [{len(s.ids) for s in samples} for samples in small] == [{longest - len(p)} for p in PROMPTS]
     assert small[2] == [Sample((), (), ended=False)] * 2
     check_logprobs(network_of(folders["qwen2"]), small, **exact(engine))
+    uneven = [[7] * 90, [8]]
+    roomy, small = (
+        ENGINES[engine](network, tokens).generate(uneven, 2, sampling(0.0, limit=30), seeded(CPU, 0))
+        for tokens in (MANY, 1)
+    )
+    assert [[s.ids for s in samples] for samples in roomy] == [[s.ids for s in samples] for samples in small]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +225,44 @@ def test_continuous_refuses_networks_it_was_not_compared_on(family: str, folders
         NoEngine, match=rf"not found to compute what {family}\w* models do .*Set generate.engine"
     ):
         ContinuousEngine(network_of(folders[family]), MANY)
+
+
+def test_continuous_batching_that_fails_is_told_with_the_cause(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, failed = network_of(folders["qwen2"]), SimpleNamespace(error="no blocks left")
+    for outputs, why in (({}, "0 of 8 answers came back"), (dict.fromkeys("abcdefgh", failed), failed.error)):
+        monkeypatch.setattr(network, "generate_batch", lambda *_, outputs=outputs, **__: outputs)
+        with pytest.raises(EngineFailed, match=rf"batching failed \({why}\)\. Set generate\.engine"):
+            ContinuousEngine(network, MANY).generate(PROMPTS, 2, sampling(), seeded(CPU, 0))
+
+
+def test_continuous_batching_keeps_to_the_tokens_of_the_plan(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the longest row, with one page in hand for each row and one for all."""
+    network, held = network_of(folders["qwen2"]), list[int]()
+    monkeypatch.setattr(
+        network,
+        "generate_batch",
+        lambda prompts, settings, batching, **_: held.append(batching.num_blocks * batching.page_size) or {},
+    )
+    for tokens in (1, 10 * 32, MANY):
+        with pytest.raises(EngineFailed):
+            ContinuousEngine(network, tokens).generate([[7] * 90, [8]], 2, sampling(limit=30), seeded(CPU, 0))
+    longest, shortest = 4 + 1, 1 + 1
+    assert held == [32 * (pages + 1) for pages in (longest, 10, 2 * (longest + shortest))]
+
+
+def test_continuous_batching_rests_once_a_pass_each_time(folders: dict[str, Path]) -> None:
+    rests = []
+    engine = ContinuousEngine(network_of(folders["qwen2"]), MANY, lambda: rests.append(1))
+    counts = []
+    for _ in range(2):
+        rests.clear()
+        engine.generate(PROMPTS[:1], 1, sampling(0.0, limit=3), seeded(CPU, 0))
+        counts.append(len(rests))
+    assert counts == [3, 3]
 
 
 def test_a_policy_can_answer_by_continuous_batching(folders: dict[str, Path]) -> None:

@@ -281,6 +281,10 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\? There"):
         find_curriculum("tiny9")
+    with pytest.raises(ConfigError, match="auto stands for the curriculum of a node's model; name one: "):
+        find_curriculum("auto")
+    with pytest.raises(ConfigError, match=r"^tasks\.reward: .*none\.py: No such file or directory\. Name a"):
+        find_curriculum("tiny-9", str(tmp_path / "none.py"))
 
 
 def test_the_digest_is_of_what_is_in_the_file_not_of_its_name(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from tests.swarmd.tasks.watched import descendants
 pytestmark = pytest.mark.net
 
 TASKS = tasks_of("tiny-9")
+REF = TaskRef("binary_matrix", 7)
 
 
 def questions(count: int, seed: int) -> list[tuple[TaskRef, list[Completion]]]:
@@ -267,11 +268,22 @@ def test_a_worker_is_replaced_before_it_grows_old(verifier: Verifier) -> None:
     assert [p.pid for p in descendants(verifier.pid)] != [worker.pid]
 
 
+def impostor(*sent: str) -> tuple[str, ...]:
+    """Return a command that writes these messages, reads a little, and waits."""
+    program = f"from swarmd.tasks.sandbox.pipe import *\nfor said in ({','.join(sent)},): send(1, said)\n"
+    return (sys.executable, "-c", program + "os.read(0, 8192); time.sleep(600)")
+
+
 @pytest.mark.parametrize(
     "command, cause",
     [
         ((sys.executable, "-c", "raise SystemExit('no room')"), "no room"),
         ((sys.executable, "-c", "print('hello there, I am no verifier')"), "ended|something else"),
+        ((sys.executable, "-c", r"print('\0\0\0\1x', end='')"), "it sent something else than an answer"),
+        (impostor("VerifierReady(True)", "VerifierReady(True)"), "it answered out of turn"),
+        (impostor("VerifierReady(True)", "Judgements(())"), "it sent 0 answers to 2 questions"),
+        (impostor("VerifierReady(True)", "VerifierRefused('no')"), r"it refused the request \(no\)"),
+        (impostor("VerifierRefused('no')"), "in a row: no"),
         (("/no/such/python",), "cannot be started"),
     ],
 )
@@ -296,6 +308,17 @@ def test_a_worker_that_cannot_be_replaced_is_the_cause_that_is_told() -> None:
         broken.score(questions(1, 0))
 
 
+def test_a_verifier_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ITEM_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_module, "ATTEMPTS", 1)
+    many = [Completion(f"<answer>{'1' * 90}</answer>", True)] * 1000  # more than a pipe holds
+    with (
+        Verifier("tiny-9", impostor("VerifierReady(True)")) as stuck,
+        pytest.raises(VerifierFailed, match="did not answer in time"),
+    ):
+        stuck.score([(REF, many)])
+
+
 def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "START_TIMEOUT_S", 0.02)
     begun = time.monotonic()
@@ -317,8 +340,6 @@ def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
 
 
 # What the rest of swarmd and the judge see: rewards and reasons.
-
-REF = TaskRef("binary_matrix", 7)
 
 
 @pytest.fixture(scope="module")
@@ -373,5 +394,11 @@ def test_an_unused_or_closed_verifier_is_no_process() -> None:
     idle = Verifier("tiny-9")
     assert (idle.pid, idle.seccomp) == (None, None)
     idle.close()
+    with idle as entered:
+        pid = entered.pid
+        assert psutil.pid_exists(pid), "it starts while its first question is drawn"
+        with idle as again:
+            assert again.pid == pid
+    assert idle.pid is None and not psutil.pid_exists(pid)
     with pytest.raises(ConfigError):
         Verifier("no such")
