@@ -423,7 +423,7 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
         "Expected before it was run": experiment.expects,
         "Played": (
             f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings,"
-            f" {experiment.seeds} seeds, {experiment.rounds} rounds,"
+            f" {experiment.seeds} seed{'s' * (experiment.seeds != 1)}, {experiment.rounds} rounds,"
             f" {len(experiment.settings[0].nodes)} nodes"
         ),
         "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),

@@ -48,7 +48,7 @@ def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "killed with SIGKILL" in " ".join(done.stderr.split()) and "is back" in done.stderr
     first, *lines = [line for line in done.stderr.splitlines() if str(tmp_path) not in line]
     assert first.startswith(f"This takes about {duration(ROUNDS)}") and max(map(len, lines)) <= 80
-    assert "3 nodes: trains" in done.stderr  # it says each step of the start
+    assert "3 nodes: training" in done.stderr  # it says each step of the start
 
     assert main(command) == 2 and "--out" in capsys.readouterr().err, "an earlier demo is not written over"
 

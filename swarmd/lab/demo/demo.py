@@ -30,7 +30,7 @@ MIN_ROUND_S = 0.8
 CHECKPOINT_S = 5.0
 # The demo gives up when no node has finished a round for so long.
 STALL_S = 300.0
-TRAINS = "trains"
+TRAINS = "training"
 REFRESH_S = 0.25
 # When all nodes have finished a round, on two cores.
 START_S = 30.0
