@@ -9,6 +9,7 @@ import os
 import stat
 from hashlib import sha256
 from pathlib import Path
+from shlex import quote
 
 import base58
 from cryptography.exceptions import InvalidSignature
@@ -93,7 +94,8 @@ class Identity:
         if status.st_mode & 0o077:
             raise KeyFileUnusable(
                 f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run"
-                f" `chmod 600 {path}`, and if someone may have read it, move it away and start with a new key"
+                f" `chmod 600 {quote(str(path))}`, and if someone may have read it, move it away and start"
+                " with a new key"
             )
         seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
         if len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file:

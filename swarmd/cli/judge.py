@@ -118,10 +118,6 @@ def _uploaded(
     from p2p.identity import Identity
     from swarmd.daemon.judging import weights_upload
 
-    def say(text: str) -> None:
-        if not quiet:
-            tell(text)
-
     def told(sent: int) -> None:
         if sys.stderr.isatty() and not quiet:
             print(
@@ -131,6 +127,7 @@ def _uploaded(
                 flush=True,
             )
 
+    say = (lambda _: None) if quiet else tell
     id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
     say(f"{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
     found = weights_upload.outcome(node.judge.url, id)
@@ -251,9 +248,11 @@ def leaderboard(
                 "errors": silent,
             }
         )
-    else:
-        lines = "\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found)
-        tell(lines, sys.stdout)
+    elif found:
+        tell(
+            "\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found),
+            sys.stdout,
+        )
     if silent:
         raise Unreachable("\n".join(f"swarmd: {line}" for line in silent) if len(silent) > 1 else silent[0])
 

@@ -182,15 +182,13 @@ def restore(
 
     with StateFolder.open(as_state_dir(state_dir), restoring=True) as state:
         found = put_back(state, file.expanduser().absolute(), require_whole)
-    document = {
-        "schema": 1,
-        "peer_id": found.peer_id,
-        "round": found.round,
-        "kept": [str(path) for path in found.kept],
-    }
     what = "its key" if found.round is None else f"its key and its training, {found.round} rounds"
     lines = [
         f"restored {nickname(found.peer_id)} {found.peer_id}: {what}",
         *(f"the old file is {path}" for path in found.kept),
     ]
-    answer(document, "\n".join(lines), as_json)
+    answer(
+        {"schema": 1, "peer_id": found.peer_id, "round": found.round, "kept": [*map(str, found.kept)]},
+        "\n".join(lines),
+        as_json,
+    )

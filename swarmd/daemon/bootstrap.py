@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import trio
@@ -209,7 +210,8 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
         f"engine {document['engine']['name']}: {document['engine']['why']}",
         f"relays for nodes behind NAT: {relay['why']}",
         *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),
-        f"ask for it with --state-dir {document['state_dir']}: swarmd status, peers, stop, doctor network",
+        f"ask for it with --state-dir {quote(document['state_dir'])}:"
+        " swarmd status, peers, stop, doctor network",
     ]
     places = {entry["from"] for entry in addresses}
     if "internet" not in places:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Annotated, Any, Final
 
@@ -74,8 +75,8 @@ class StateFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_mode & stat.S_IWOTH:
                 raise ConfigError(
-                    f"{path}: everybody can write to this state folder. Run `chmod o-w {path}` or choose"
-                    " another with --state-dir."
+                    f"{path}: everybody can write to this state folder. Run `chmod o-w {quote(str(path))}` or"
+                    " choose another with --state-dir."
                 )
             lock = _open_lock(path, os.O_CREAT)
         except UnicodeEncodeError:
@@ -94,7 +95,7 @@ class StateFolder:
             os.close(lock)
             raise StateFolderInUse(
                 f"{path}: another node{owner} owns this state folder. Stop it with `swarmd stop --state-dir"
-                f" {path}`, or give this one another folder with --state-dir."
+                f" {quote(str(path))}`, or give this one another folder with --state-dir."
             )
         if (path / RESTORING).exists() and not restoring:
             os.close(lock)

@@ -35,10 +35,11 @@ def test_a_new_folder_is_private(tmp_path: Path) -> None:
 
 
 def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
-    with StateFolder.open(tmp_path), pytest.raises(StateFolderInUse, match=f"pid {os.getpid()}") as refused:
-        StateFolder.open(tmp_path)
-    assert "swarmd stop" in str(refused.value) and refused.value.exit_code == 5
-    StateFolder.open(tmp_path).close()
+    folder = tmp_path / "Application Support"
+    with StateFolder.open(folder), pytest.raises(StateFolderInUse, match=f"pid {os.getpid()}") as refused:
+        StateFolder.open(folder)
+    assert f"`swarmd stop --state-dir '{folder}'`" in str(refused.value) and refused.value.exit_code == 5
+    StateFolder.open(folder).close()
 
 
 def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
