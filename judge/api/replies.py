@@ -365,14 +365,10 @@ class VerifiableReply(Document):
     questions: Annotated[int, Field(description="of each specialty", examples=[20])]
 
 
-class VerifiedQuestionReply(BaseModel):
+class VerifiedQuestionReply(FurtherReply):
     specialty: Specialty
     n: Annotated[int, Field(examples=[1_000_000_123])]
-    reward: Reward
     correct: Annotated[int, Field(examples=[1])]
-    reason: Reason
-    text: Annotated[str, Field(examples=["<answer>1</answer>"])]
-    ended: bool
 
 
 class VerificationReply(VerifiedScore, Document):

@@ -174,6 +174,12 @@ class WorkersConfig(_Section):
     # on: the generator is a process of its own even where there is one of each.
     apart: Literal["auto", "on"] = "auto"
 
+    @property
+    def processes(self) -> int:
+        """How many processes compute; 1 where the trainer does everything."""
+        many = self.generators + self.trainers
+        return many if self.apart == "on" or many > 2 else 1
+
 
 class CheckpointConfig(_Section):
     every: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # seconds: what kill -9 loses at most

@@ -48,7 +48,6 @@ from swarmd.trainer.workers import (
     check_workers,
     for_trainer,
     free_for_trainer,
-    is_apart,
     open_workers,
 )
 from swarmd.types import RoundReport
@@ -366,7 +365,9 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         )
         draw = partial(parts.tasks.draw, rng=parts.task_rng)
         apart: AbstractContextManager[WorkerGroup | None] = (
-            open_workers(config, policy, start.seed, state_dir, draw) if is_apart(config) else nullcontext()
+            open_workers(config, policy, start.seed, state_dir, draw)
+            if config.workers.processes > 1
+            else nullcontext()
         )
         with apart as workers:
             if workers is not None:
@@ -381,7 +382,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
 def _open_policy(
     config: NodeConfig, seed: int, report: Callable[[Download], None], rest: Callable[[], object]
 ) -> LanguagePolicy:
-    if not is_apart(config):
+    if config.workers.processes == 1:
         return LanguagePolicy.open(config, seed, report=report, rest=rest)
     check_workers(config)
     return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report, rest)

@@ -45,11 +45,6 @@ RATE_ROUNDS: Final = 32
 PROCESSES_PER_CORE: Final = 4
 
 
-def is_apart(config: NodeConfig) -> bool:
-    workers = config.workers
-    return workers.apart == "on" or workers.generators > 1 or workers.trainers > 1
-
-
 def check_workers(config: NodeConfig) -> None:
     """Raise ConfigError where these workers make no sense here; it says which would."""
     workers, device = config.workers, device_of(config.model)
@@ -73,7 +68,7 @@ def check_workers(config: NodeConfig) -> None:
             f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are"
             f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
         )
-    processes, available = workers.generators + workers.trainers, max(1, int(cores(logical=True)))
+    processes, available = workers.processes, max(1, int(cores(logical=True)))
     if device == "cpu" and processes > PROCESSES_PER_CORE * available:
         raise ConfigError(
             f"workers: {workers.generators} generators and {workers.trainers} trainers are"
@@ -247,4 +242,4 @@ def free_for_trainer(config: NodeConfig) -> Callable[[Any], int]:
 def _sharing(config: NodeConfig, place: int) -> int:
     """Count the processes of this run on the device of this place."""
     devices = count_devices() if device_of(config.model) == "cuda" else 1
-    return processes_on(place, config.workers.generators + config.workers.trainers, devices)
+    return processes_on(place, config.workers.processes, devices)

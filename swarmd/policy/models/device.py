@@ -173,9 +173,7 @@ SLOW_AT_BF16: Final = {
 def limit_memory(config: NodeConfig, device: torch.device) -> None:
     """Keep torch in this process to its part of `limits.gpu_memory`, which a device's processes share."""
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
-        workers = config.workers
-        apart = workers.apart == "on" or workers.generators + workers.trainers > 2
-        processes = -(-(workers.generators + workers.trainers) // count_devices()) if apart else 1
+        processes = -(-config.workers.processes // count_devices())
         torch.cuda.set_per_process_memory_fraction(share / processes, device.index)
     elif device.type == "mps":
         # Of what Metal recommends. torch takes 1.7 times that, so the machine would swap before a refusal.
@@ -250,9 +248,7 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
         return config.model.threads
     if parameters <= LORA_FROM_PARAMETERS:
         return 1
-    processes = config.workers.generators + config.workers.trainers
-    apart = config.workers.apart == "on" or processes > 2
-    return max(1, int(cores(logical=False) * percent(config.limits.cpu)) // (processes if apart else 1))
+    return max(1, int(cores(logical=False) * percent(config.limits.cpu)) // config.workers.processes)
 
 
 def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:
