@@ -57,7 +57,11 @@ def dataset(swarm: JoinedSwarm, size: int = 1000, system_prompt: str = SYSTEM_PR
     """
     head = [{"role": "system", "content": system_prompt}] if system_prompt else []
     rows = [
-        {"prompt": [*head, {"role": "user", "content": task.question}], **_columns(task.ref)}
+        {
+            "prompt": [*head, {"role": "user", "content": task.question}],
+            "specialty": task.ref.specialty,
+            "n": task.ref.n,
+        }
         for task in swarm.tasks.draw(size)
     ]
     return Dataset.from_list(rows)
@@ -241,14 +245,9 @@ def _write(ids: Any, mask: Any, row: int, at: int, values: Sequence[int], pad: i
     mask[row, at : at + len(values)] = 1
 
 
-def _columns(ref: TaskRef) -> dict[str, Any]:
-    return {"specialty": ref.specialty, "n": ref.n}
-
-
 def _text(completion: Any) -> str:
     """Return the text of a completion, which TRL gives as messages or as it is."""
-    found = completion if isinstance(completion, str) else completion[-1]["content"]
-    return str(found)
+    return str(completion if isinstance(completion, str) else completion[-1]["content"])
 
 
 def _refuse(args: Any, train_dataset: Any, options: dict[str, Any]) -> None:

@@ -54,8 +54,7 @@ async def models(request: Request) -> Response:
 @_post("/v1/verified", openapi_extra={**signing_headers(), "requestBody": _WEIGHTS})
 async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
     """Upload weights: the body is a safetensors file."""
-    service = service_of(request)
-    tier = _tier(service)
+    tier = _tier(service_of(request))
     signed = signer_of(request, declared.sha256)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))

@@ -152,9 +152,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
 @readable(router, "/leaderboard.csv", kind=CsvResponse)
 async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
     """Return the leaderboard as CSV; the header `link` names the next part."""
-    service = service_of(request)
-    found = await board_of(request, asked.view(service.now()))
-    text, after = views.csv_of(found)
+    text, after = views.csv_of(await board_of(request, asked.view(service_of(request).now())))
     headers = (
         {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'}
         if after is not None
@@ -388,5 +386,5 @@ def _code(text: str) -> Markup | None:
         code = segno.make(text, error="m", micro=False)
     except (ImportError, ValueError):
         return None
-    drawn = code.svg_inline(scale=4, dark="#000", light="#fff", omitsize=True)
-    return Markup(drawn)  # noqa: S704 - of modules alone
+    # It is of modules alone.
+    return Markup(code.svg_inline(scale=4, dark="#000", light="#fff", omitsize=True))  # noqa: S704

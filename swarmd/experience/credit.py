@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from p2p.latest import Latest
 from p2p.types import PeerId
-from swarmd.types import Rollout, Scored, TaskRef
+from swarmd.types import Scored, TaskRef
 
 # What one body holds. An honest node shares only rollouts that have an advantage.
 USELESS_IN_A_ROW = 64
@@ -56,13 +56,10 @@ def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]
     def adds_to(scored: Scored) -> bool:
         author = scored.rollout.author
         return author in {
-            said.setdefault((scored.rollout.ref, text), author) for text in _texts(scored.rollout)
+            said.setdefault((scored.rollout.ref, completion.text.strip()), author)
+            for completion in scored.rollout.completions
         }
 
     for scored in known:
         adds_to(scored)
     return Counter(scored.rollout.author for scored in theirs if adds_to(scored) and scored.informative)
-
-
-def _texts(rollout: Rollout) -> set[str]:
-    return {completion.text.strip() for completion in rollout.completions}

@@ -178,8 +178,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _tail(file: IO[str], count: int) -> list[str]:
-    size = os.fstat(file.fileno()).st_size
-    file.seek(max(0, size - _TAIL_BYTES))
+    file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
     lines = file.read().splitlines()
     return lines[-count:] if count else []
 

@@ -155,8 +155,7 @@ def take_in(
     # How others do is told by what they sent alone: a single answer's group has ours in it.
     parts.sharing.saw(local, heard, t)
     parts.pool.forget(t)
-    earned = useful(theirs, [*parts.pool, *local])
-    parts.swarm.charge(parts.useless.charge(theirs, earned))
+    parts.swarm.charge(parts.useless.charge(theirs, useful(theirs, [*parts.pool, *local])))
     return theirs, parts.pool.add(theirs)
 
 

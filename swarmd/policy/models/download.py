@@ -51,9 +51,9 @@ constants.HF_HUB_DISABLE_XET = True
 
 def _bound(request: httpx2.Request) -> None:
     """Give a request of the library a time: it waits without end for a hub that says nothing."""
-    asked = request.extensions["timeout"]
     request.extensions["timeout"] = {
-        step: seconds or constants.HF_HUB_ETAG_TIMEOUT for step, seconds in asked.items()
+        step: seconds or constants.HF_HUB_ETAG_TIMEOUT
+        for step, seconds in request.extensions["timeout"].items()
     }
 
 
