@@ -380,15 +380,13 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
 def _scored(
     prepared: Prepared | None, fault: TaskFault | None, answer: str
 ) -> tuple[ScoredAnswer, TaskFault | None]:
-    if fault is None and prepared is None:
-        return ScoredAnswer.of(GradeReason.NO_TASK), None
-    if fault is None and prepared is not None:
+    if prepared is None:
+        return ScoredAnswer.of(GradeReason.FAULT if fault else GradeReason.NO_TASK), fault
+    try:
         with marking():
-            try:
-                return ScoredAnswer.of(prepared.mark(answer)), None
-            except TaskFault as error:
-                fault = error
-    return ScoredAnswer.of(GradeReason.FAULT), fault
+            return ScoredAnswer.of(prepared.mark(answer)), None
+    except TaskFault as error:
+        return ScoredAnswer.of(GradeReason.FAULT), error
 
 
 def run(load: Callable[[], Work]) -> None:

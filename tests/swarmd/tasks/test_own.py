@@ -173,11 +173,16 @@ def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
 def test_a_question_that_fails_is_skipped(
     unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    unruly.make(TaskRef("fine", 10))
+    (worker,) = descendants(unruly.pid)
     with caplog.at_level(logging.WARNING):
         made = unruly.make(TaskRef(how, 10))
     assert made.question is None and made.fault.startswith("generate")
     assert f"the tasks unruly: {how} n = 10: generate" in caplog.text
-    assert unruly.score([(TaskRef(how, 10), said("good"))]) == [(0.0,)]
+    ((score,),) = unruly.judge([(TaskRef(how, 10), said("good"))])
+    ends = {"hangs": GradeReason.TIMEOUT, "dies": GradeReason.CRASHED}
+    assert score == ScoredAnswer.of(ends.get(how, GradeReason.FAULT))
+    assert (descendants(unruly.pid) == [worker]) is (how not in ("hangs", "dies", "eats"))
     assert unruly.make(TaskRef("fine", 10)).question.startswith("fine 10 of ") and unruly.restarts == 0
 
 
