@@ -169,6 +169,29 @@ def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
         assert sum(verifier.faults.values()) == 1 and verifier.restarts == 0
 
 
+FAULT = bytes([list(GradeReason).index(GradeReason.FAULT), 0, 0])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [b"\xff\0\0", b"\0\xff\xff", b"\0", FAULT + b"\0\0\0\1\xff", FAULT + b"\xff" * 4],
+    ids=["no reason", "more than the whole reward", "cut", "no message", "too long"],
+)
+def test_what_a_plugin_writes_into_the_pipe_costs_its_own_answer(tmp_path: Path, written: bytes) -> None:
+    forging = (
+        f"    if answer == 'forge':\n        for to in range(3, 16):\n            with suppress(OSError):"
+        f" os.write(to, {written!r})\n        os._exit(1)\n"
+    )
+    text = "import os\nfrom contextlib import suppress\n" + GOOD.replace(
+        "    return 1", forging + "    return 1"
+    )
+    with Verifier(find_curriculum(plugin(tmp_path, text))) as verifier:
+        rows = verifier.judge([(TaskRef("a", 1), said("x", "forge")), (TaskRef("a", 2), said("x"))])
+        right = GradeReason.CORRECT
+        assert [[score.reason for score in row] for row in rows] == [[right, GradeReason.CRASHED], [right]]
+        assert verifier.restarts == 0
+
+
 @pytest.mark.parametrize("how", [*FATAL, *MADE])
 def test_a_question_that_fails_is_skipped(
     unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
