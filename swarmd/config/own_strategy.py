@@ -1,7 +1,7 @@
 """A strategy of one's own for `sharing.take`: a Python file, on one's own node or in an experiment.
 
-def weights(candidates, lead):            # of the pool, and of what is on offer
-    return [lead.of(each.ref.specialty) + 0.1 for each in candidates]
+def weights(candidates, lead):            # of the pool, and of what is on offer: a number from 0 for each
+    return [max(0.0, lead.of(each.ref.specialty)) + 0.1 for each in candidates]
 
 def keeps(scored):                        # optional: which of the pool may be drawn, its rewards known
     return any(scored.rewards)

@@ -20,9 +20,12 @@ import psutil
 import pytest
 from pyarrow import parquet
 
+from p2p.types import PeerId
 from swarmd.cli.app import main
+from swarmd.config import own_strategy
 from swarmd.config.own_strategy import load_take
 from swarmd.errors import ConfigError
+from swarmd.experience.strategies import TAKES
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import facts, markdown, pictures_of, write_report
@@ -33,6 +36,7 @@ from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import wait_until
+from swarmd.types import Lead, Rollout, Scored, TaskRef
 from tests import ROOT
 from tests.p2p.real import SECONDS
 from tests.processes import ended, killed_after
@@ -159,6 +163,17 @@ def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None,
         file.write_text(content)
     with pytest.raises(ConfigError, match=f"sharing.take: .*mine.py is no strategy: .*{said}"):
         load_take(str(file))
+
+
+def test_the_example_of_a_strategy_may_be_copied(tmp_path: Path) -> None:
+    example = str(own_strategy.__doc__).partition("\n\n")[2]
+    (tmp_path / "mine.py").write_text(example)
+    load_take(mine := str(tmp_path / "mine.py"))
+    candidates = [
+        Scored(Rollout(TaskRef(name, 1), (), PeerId("other")), "", (), 1) for name in ("ahead", "behind")
+    ]
+    assert TAKES[mine].weights(candidates, Lead({"ahead": 0.5, "behind": -0.5})) == [0.6, 0.1]
+    assert not TAKES[mine].keeps(candidates[0])
 
 
 def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
