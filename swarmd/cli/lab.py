@@ -4,13 +4,14 @@ import contextlib
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swarmd.cli.options import AsJson, print_json
-from swarmd.errors import SwarmdError
+from swarmd.errors import ConfigError, SwarmdError, command_for
 from swarmd.lab import EXPERIMENTS
 from swarmd.terminal import tell
 
@@ -80,6 +81,8 @@ def run(
             "not with --executor ray: there as many runs are played as the cluster has cores",
             param_hint="--jobs",
         )
+    if executor == "ray" and find_spec("ray") is None:
+        raise ConfigError(f"Ray is not installed here. Run `{command_for('ray')}`, or leave --executor out.")
     if judge and (engine, executor) != ("memory", "local"):
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))

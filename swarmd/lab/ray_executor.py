@@ -8,31 +8,19 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from swarmd.errors import SwarmdError, command_for
 from swarmd.lab.experiment import Experiment
 from swarmd.lab.play import lines_of
 from swarmd.lab.results import Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress
 
 
-class NoRay(SwarmdError):
-    """Ray is not installed here."""
-
-    exit_code = 2
-
-
 def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluster: Any) -> None:
-    """Play the missing runs, as many at a time as the cluster has cores. Raises NoRay, RunsFailed.
+    """Play the missing runs, as many at a time as the cluster has cores. Raises RunsFailed.
 
     cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
     on this machine. The rest is as in `runs.play_all`.
     """
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError:
-        raise NoRay(
-            f"Ray is not installed here. Run `{command_for('ray')}`, or leave --executor out."
-        ) from None
+    ray = importlib.import_module("ray")
     missing = results.missing
     progress = RunsProgress(
         len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)

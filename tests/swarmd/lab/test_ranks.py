@@ -15,7 +15,7 @@ import pytest
 from swarmd.cli.app import main
 from swarmd.lab.experiment import parse_experiment
 from swarmd.lab.play import lines_of
-from swarmd.lab.ray_executor import NoRay, play_on_ray
+from swarmd.lab.ray_executor import play_on_ray
 from swarmd.lab.report import markdown
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
@@ -89,9 +89,11 @@ THERE = importlib.util.find_spec("ray") is not None
 
 
 @pytest.mark.skipif(THERE, reason="Ray is installed")
-def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(NoRay, match=r"pip install 'swarmd\[ray\]'"):
-        play_on_ray(Results.create(tmp_path / "out", parse_experiment(SHORT, "x.toml")), lambda _: None)
+def test_without_ray_it_says_what_to_install_and_begins_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "run", "churn", "--executor", "ray", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'swarmd[ray]'" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_jobs_with_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
