@@ -277,17 +277,22 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
 
     One that fails is reported once and not started again: the figures are in metrics.jsonl.
     """
-    command = [sys.executable, "-m", "swarmd.state.tracking", str(folder), peer, name]
     try:
         with (folder / LOG_FILE).open("ab") as output:
             process = await trio.lowlevel.open_process(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [sys.executable, "-m", "swarmd.state.tracking", str(folder), peer, name],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
     except OSError as error:
         talk(f"{name} gets no figures: its process cannot be started: {error}")
         return
     try:
-        await process.wait()
+        while process.returncode is None:
+            _keep_short(folder / LOG_FILE)
+            with trio.move_on_after(CHECK_EVERY_S):
+                await process.wait()
         talk(
             f"{name} gets no more figures: its process ended with status {process.returncode}; see"
             f" {folder / LOG_FILE}"

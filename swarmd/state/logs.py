@@ -179,8 +179,7 @@ def _opened(path: Path) -> IO[str]:
 
 def _tail(file: IO[str], count: int) -> list[str]:
     file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-    lines = file.read().splitlines()
-    return lines[-count:] if count else []
+    return file.read().splitlines()[-count:] if count else []
 
 
 def _is_another(path: Path, file: IO[str]) -> bool:

@@ -179,8 +179,7 @@ class Turns:
 
     def pop(self) -> tuple[Any, int]:
         """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
-        key = next(iter(self._parts)) if not self._waiting else None
-        return self._remove(key, Turns.pop)
+        return self._remove(None if self._waiting else next(iter(self._parts)), Turns.pop)
 
     def drop(self) -> tuple[Any, int]:
         """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""

@@ -10,12 +10,14 @@ from typing import Any
 
 import psutil
 import pytest
+import trio
 
 from swarmd.daemon.trainer_process import run_tracker
 from swarmd.errors import ConfigError
+from swarmd.state.logs import LOG_BYTES
 from swarmd.state.metrics import MetricsFile
 from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
-from swarmd.testing import wait_until
+from swarmd.testing import until, wait_until
 from tests.processes import ended, killed_after
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -118,16 +120,29 @@ async def test_a_tracker_without_a_log_is_told_and_the_node_goes_on(tmp_path: Pa
     assert len(said) == 1 and "cannot be started" in said[0]
 
 
+def play_tracker(folder: Path, begin: str) -> None:
+    """Put a tracker of our own in place of a real one, for the package may not be there."""
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "__init__.py").touch()
+    (folder / "tensorboard" / "summary.py").write_text(
+        f"class Writer:\n def __init__(self, f): {begin}\n def flush(self): ...\n def close(self): ...\n"
+    )
+
+
+@pytest.mark.net  # it starts a process
+async def test_what_a_tracker_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_tracker(tmp_path, f"print('x' * {LOG_BYTES}, flush=True)")
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "tracking.log"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_tracker, "tensorboard", tmp_path, PEER, print)
+        await until(lambda: log.with_name("tracking.log.1").exists() and not log.stat().st_size)
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.net  # it starts a process
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
-    """A tracker of our own in place of a real one, for the package may not be there."""
-    (tmp_path / "tensorboard").mkdir()
-    (tmp_path / "tensorboard" / "__init__.py").touch()
-    writer = (
-        "class Writer:\n def __init__(self, f): open(f + '/up', 'w')\n def flush(self): ...\n def"
-        " close(self): ...\n"
-    )
-    (tmp_path / "tensorboard" / "summary.py").write_text(writer)
+    play_tracker(tmp_path, "open(f + '/up', 'w')")
     command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "tensorboard"]
     parent = (
         f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True);"
