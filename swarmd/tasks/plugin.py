@@ -219,7 +219,7 @@ class _FileLoader(importlib.abc.SourceLoader):
 def _run_file(path: Path, content: bytes) -> Any:
     name = "swarmd_own_tasks"
     loader = _FileLoader(path, content)
-    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module.

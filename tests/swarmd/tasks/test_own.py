@@ -153,6 +153,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
     assert fine == (1.0, 0.0)
     assert f"the tasks unruly: {how} n = 1: score" in caplog.text and "\x1b" not in caplog.text
+    assert ("refused in the verifier" in caplog.text) is (how in ("touches", "dials", "imports"))
     assert not UNRULY.with_suffix(".touched").exists()
     assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
 
@@ -283,6 +284,7 @@ def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str,
             r"a, seed 1: score gave int -1, not a number from 0 to 1: give \(r - least\)",
         ),
         (GOOD.replace("return 1", "return float('nan')"), "score gave float nan, not a number from 0 to 1"),
+        (GOOD.replace("return 1", "open(__file__)"), "a, seed 1: score: .* refused in the verifier: open"),
         (GOOD + "name = 'tiny-9'", "which is swarmd's own; give it another"),
         (GOOD + "generate = lambda s, n: 1 / 0", "no question for a, seed 1: generate: ZeroDivisionError"),
         (
@@ -313,6 +315,13 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
         find_curriculum("auto")
     with pytest.raises(ConfigError, match=r"^tasks\.reward: .*none\.py: No such file or directory\. Name a"):
         find_curriculum("tiny-9", str(tmp_path / "none.py"))
+
+
+def test_a_plugin_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("apple")
+    text = "from pathlib import Path\nspecialties = [Path(__file__).with_name('words.txt').read_text()]\n"
+    assert load(plugin(tmp_path, GOOD + text)).description.specialties == ("apple",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tasks.py", "words.txt"], "nothing is cached"
 
 
 def test_the_digest_is_of_what_is_in_the_file_not_of_its_name(tmp_path: Path) -> None:
