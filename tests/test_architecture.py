@@ -350,3 +350,22 @@ def test_documents_and_comments_name_files_that_are_there() -> None:
         for named in re.findall(r"(?<![\w/.-])(?:[\w-]+/)+[\w-]+\.py\b", document.read_text())
         if named != "tests/attacks/test_NAME.py" and not any(path.endswith(f"/{named}") for path in there)
     )
+
+
+def test_links_lead_to_a_file_and_to_a_heading_that_is_there() -> None:
+    documents = [
+        path for path in ROOT.rglob("*.md") if not {".venv", "build"} & {*path.relative_to(ROOT).parts}
+    ]
+    none(
+        f"{document.relative_to(ROOT)} links to {path}#{heading}"
+        for document in documents
+        for path, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", document.read_text())
+        for target in [document.parent / path if path else document]
+        if not target.exists() or (heading and heading not in headings(target))
+    )
+
+
+def headings(document: Path) -> set[str]:
+    """Return a document's headings as a link names them."""
+    lines = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
