@@ -229,8 +229,7 @@ def healthy(seconds: float, pace: float, folder: Path) -> dict[str, Any]:
                     if status["trouble"] or status["bootstrap"]:
                         alarms.append(f"{now:.0f} s, {node.name}: {status['trouble'] or status['bootstrap']}")
             time.sleep(1.0)
-        given = [(node.status() or {}).get("given") for node in nodes]
-        rounds = [node.lines()[-1]["round"] for node in nodes]
+        last = [node.status() or {} for node in nodes]
         logged = [
             line
             for node in nodes
@@ -242,8 +241,8 @@ def healthy(seconds: float, pace: float, folder: Path) -> dict[str, Any]:
         "asked": asked,
         "alarms": alarms,
         "logged": logged,
-        "rounds": rounds,
-        "given": given,
+        "rounds": [status.get("round") for status in last],
+        "given": [status.get("given") for status in last],
     }
 
 
