@@ -131,10 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for side in ("plain", "replay"):
         for rate, height in told["heights"][side].items():
             print(f"{side:7} at {rate}: mean of the curve {height:.3f}", file=out)
-        print(f"{side:7} at its best: " + ", ".join(f"{k} {v}" for k, v in told[side].items()), file=out)
-    print(
-        f"target {told['target']:.3f}, ratio {told['ratio']}, compute ratio {told['compute_ratio']}", file=out
-    )
+    print(_table(told), file=out)
     if arguments.json:
         each = {side: [asdict(one) for one in done] for side, done in runs.items()}
         print(json.dumps({"schema": 3, "work": vars(arguments), **told, "runs": each}))
@@ -228,6 +225,25 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
         "compute_ratio": _spread(ratios[1])["median"],
         "compute_ratios": ratios[1],
     }
+
+
+def _table(told: Mapping[str, Any]) -> str:
+    """Set both sides at their best rate beside each other: medians, and ranges over the seeds.
+
+    "-": a run did not reach the target.
+    """
+
+    def cell(side: str, name: str) -> str:
+        spread = told[side][name]
+        return "-" if spread["median"] is None else "{median:g} ({low:g} – {high:g})".format(**spread)
+
+    rows = [("", *(f"{side}, rate {told[side]['rate']:g}" for side in ("plain", "replay")))]
+    rows += [(name, cell("plain", name), cell("replay", name)) for name in ("generated", "compute", *FIGURES)]
+    ratios = (
+        f"{what} to pass@1 {told['target']:.3f}, plain over replay: {'-' if told[key] is None else told[key]}"
+        for what, key in (("rollouts generated", "ratio"), ("compute", "compute_ratio"))
+    )
+    return "\n".join([*(f"{name:<14}{plain:>34}{replay:>34}" for name, plain, replay in rows), *ratios])
 
 
 def _heights(runs: Sequence[Run]) -> Mapping[str, float]:
