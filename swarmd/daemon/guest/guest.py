@@ -226,10 +226,11 @@ class Guest:
 
         Conditions that hold now are set aside until each of them has ended.
         """
-        warning = self._asked.end()
-        self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
+        warning, held = self._asked.end(), {each.kind for each in [*self.pauses, *self.away]}
+        self._set_aside |= held
         self._decide()
-        return {"schema": 1, "paused": False, "warning": warning}
+        ended = sorted(held - {each.kind for each in self.away})
+        return {"schema": 1, "paused": False, "ended": ended, "warning": warning}
 
     def _tell_trainer(self) -> None:
         """Tell the trainer to pause or resume, if that differs from what it was told last.

@@ -120,11 +120,14 @@ def test_a_running_node_is_asked_told_and_stopped(
         told_of_pause = "pausing; `swarmd resume` continues\npause.json cannot be written\n"
         assert run("pause") == Said(0, "", told_of_pause)
         assert json.loads(run("resume", "--json").out) == {"schema": 1, "paused": False}
+        assert run("resume").err == "resumed\n"
+        monkeypatch.setitem(ANSWERS, "resume", {"schema": 1, "paused": False, "ended": []})
+        assert run("resume").err == "nothing was paused\n"
         second = run("join", "--model", "tiny")
         assert second.code == 5 and f"pid {os.getpid()}" in second.err
         assert run("stop", "--json") == Said(0, '{"schema": 1, "stopped": true}\n', "")
         assert run("status").code == 6
-        assert told == ["status", "status", "peers", "peers", "pause", "resume", "stop"]
+        assert told == ["status", "status", "peers", "peers", "pause", *["resume"] * 3, "stop"]
 
 
 @pytest.mark.net

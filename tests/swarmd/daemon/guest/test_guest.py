@@ -112,7 +112,9 @@ async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path:
     node = Played(tmp_path)
     node.clock.now += 40 * 86_400
     assert (node.see(), node.told) == (["user"], [link.Pause("you paused it", "swarmd resume")])
-    assert await node.guest.on_resume({}) == {"schema": 1, "paused": False, "warning": ""}
+    resumed = {"schema": 1, "paused": False, "ended": ["user"], "warning": ""}
+    assert await node.guest.on_resume({}) == resumed
+    assert await node.guest.on_resume({}) == resumed | {"ended": []}
     assert node.guest.pauses == [] and Played(tmp_path).see() == []
 
 
@@ -157,7 +159,7 @@ async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -
     node = Played(tmp_path, when={"user": 3.0})
     await node.guest.on_pause({})
     assert node.see(on_battery=True, idle=0.0) == ["user", "battery", "active"]
-    await node.guest.on_resume({})
+    assert (await node.guest.on_resume({}))["ended"] == ["active", "battery", "user"]
     assert (node.see(on_battery=True, idle=0.0), node.see(on_battery=True, idle=999.0)) == ([], [])
     assert node.see(on_battery=True, idle=0.0) == ["active"]  # it had ended, and holds again
     assert node.see(on_battery=False, idle=999.0) == [] and node.see(on_battery=True, idle=999.0) == [
@@ -191,7 +193,7 @@ def test_the_cpu_share_makes_the_trainer_rest_and_go_on(tmp_path: Path) -> None:
     assert node.guest.document()["usage"]["total"]["cpu_seconds"] == 5.0
 
 
-def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(tmp_path: Path) -> None:
+async def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"month": "10 MB"})
     for _ in range(2000):
         node.traffic.count(up=2_000, down=4_000)
@@ -205,6 +207,7 @@ def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(tmp_pat
     node.see()
     assert node.swarm.left == [True]
     node.guest.ledger.save()
+    assert (await node.guest.on_resume({}))["ended"] == [], "more bytes are not to be had by asking"
     again = Played(tmp_path, node.clock, limits={"month": "10 MB"})  # it does not even knock
     assert again.swarm.left == [True]
     node.clock.now = away["until"]
