@@ -161,26 +161,31 @@ class Store:
     def agree(self, settings: str, *, shared: bool) -> None:
         """Check that all judges of one database have these settings; one that is alone sets them.
 
-        Raises DatabaseUnusable.
+        settings: in words, parted by ", ". Raises DatabaseUnusable.
         """
         of_judges = about.c.name == "judges"
         with self._begin() as db:
             held = db.scalar(select(about.c.value).where(of_judges))
             if held is None:
                 db.execute(insert(about).values(name="judges", value=settings))
-            elif held != settings and shared:
+            if held is None or held == settings:
+                return
+            then, now = held.split(", "), settings.split(", ")
+            old = ", ".join(each for each in then if each not in now)
+            new = ", ".join(each for each in now if each not in then)
+            if shared:
                 raise DatabaseUnusable(
-                    f"{self.database.name} is of judges with {held}, and this one has {settings}; start it as"
+                    f"{self.database.name} is of judges with {old}, and this one has {new}; start it as"
                     " the others. To change them all: stop them all, and start one without --shared once"
                 )
-            elif held != settings:
-                logging.getLogger("judge").warning(
-                    "%s was of a judge with %s; this one has %s. Receipts stay signed by the key they have",
-                    self.database.name,
-                    held,
-                    settings,
-                )
-                db.execute(update(about).where(of_judges).values(value=settings))
+            logging.getLogger("judge").warning(
+                "%s was of a judge with %s; this one has %s%s",
+                self.database.name,
+                old,
+                new,
+                ". Receipts stay signed by the key they have" * ("--key" in old),
+            )
+            db.execute(update(about).where(of_judges).values(value=settings))
 
     def close(self) -> None:
         self.database.close()

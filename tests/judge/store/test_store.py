@@ -99,9 +99,18 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
 
 def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     for key in "aab":
-        store.agree(f"--key of {key}", shared=False)
+        store.agree(f"--key of {key}, --deadline 60", shared=False)
     (said,) = caplog.messages
-    assert "was of a judge with --key of a; this one has --key of b" in said
+    assert said.endswith(
+        "was of a judge with --key of a; this one has --key of b. Receipts stay signed by the key they have"
+    )
+
+
+def test_of_changed_settings_those_alone_are_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.agree("--key of a, --deadline 60, --window 9", shared=False)
+    store.agree("--key of a, --deadline 90, --window 5", shared=False)
+    (said,) = caplog.messages
+    assert said.endswith("of a judge with --deadline 60, --window 9; this one has --deadline 90, --window 5")
 
 
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
