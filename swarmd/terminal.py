@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
 # The exit code where nobody reads on, as with `| head`.
@@ -80,6 +81,27 @@ async def interruptible(main: Callable[[], Awaitable[None]]) -> None:
             nursery.start_soon(interrupt)
             await main()
             nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, in what leaves nothing half done, such as loading a model.
+
+    The hub's library else waits for every request that its threads have begun, a minute if none is answered.
+    """
+
+    def leave(*_: object) -> None:
+        os.write(2, b"stopped; what is downloaded stays\n")
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    # Else it is ignored, as in the background of a script.
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:

@@ -27,7 +27,7 @@ from swarmd.cli.options import (
 from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
-from swarmd.terminal import printable, tell
+from swarmd.terminal import interrupted_at_once, printable, tell
 
 if TYPE_CHECKING:
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
@@ -50,9 +50,11 @@ def doctor_model(
     Downloads no weights.
     """
     from swarmd.config.sources import load
-    from swarmd.policy.models.doctor import document, examine, explain
 
-    found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
+    with interrupted_at_once():
+        from swarmd.policy.models.doctor import document, examine, explain
+
+        found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
     answer(document(found), "\n".join(explain(found)), as_json)
     found.require()
 
@@ -187,10 +189,11 @@ def _say_loading() -> None:
 
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
     """Load the newest checkpoint as its node is configured."""
-    from swarmd.trainer.trained_model import TrainedModel
+    with interrupted_at_once():
+        from swarmd.trainer.trained_model import TrainedModel
 
-    folder = as_state_dir(state_dir)
-    return TrainedModel(folder, joined(config, folder, {"device": device}))
+        folder = as_state_dir(state_dir)
+        return TrainedModel(folder, joined(config, folder, {"device": device}))
 
 
 Temperature = Annotated[

@@ -295,6 +295,23 @@ def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_the_doctor_that_waits_for_a_hub(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(TIMEOUT_S)
+        environment = surroundings(None, tmp_path) | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"
+        }
+        command = [sys.executable, "-m", "swarmd", "doctor", "model", "--model", "owner/small"]
+        with killed_after(
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        ) as process:
+            silent.accept()[0].close()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, said) == (130, "stopped; what is downloaded stays\n")
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_a_node_that_downloads(hub: type[Hub], tmp_path: Path) -> None:
     """The node ends although the hub sends nothing more."""
     hub.go_on.clear()
