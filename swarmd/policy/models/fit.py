@@ -317,13 +317,19 @@ def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
 def _alternatives(fit: Fit) -> Iterator[str]:
     """Yield in words what would fit: the same model with few changes, then named models, largest first."""
     plan, work = fit.plan, fit.work
+    # bitsandbytes was never run on MPS.
+    has_bits = fit.device.type != "mps"
     rank_there = plan.lora_rank or ModelConfig().lora_rank
     ways = dict.fromkeys(
-        ((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer))
+        (
+            (plan.lora_rank, work.optimizer),
+            *[(plan.lora_rank, "adamw8bit")] * has_bits,
+            (rank_there, work.optimizer),
+        )
     )
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
     # In nf4 there is always an adapter: with one in bfloat16, which is tried before, all weights cost more.
-    dtypes = dict.fromkeys((plan.dtype, "bfloat16", *[NF4] * (fit.device.type != "mps")))
+    dtypes = dict.fromkeys((plan.dtype, "bfloat16", *[NF4] * has_bits))
     for dtype, length, (rank, kind) in product(dtypes, lengths, ways):
         changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
         if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
