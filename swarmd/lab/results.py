@@ -156,7 +156,12 @@ class Results:
             {"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine))
         )
         if changed := "; ".join(
-            f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old
+            # What is known by a digest says nothing to people.
+            f"the {name} before it was changed"
+            if name.startswith(("tasks ", "strategy "))
+            else f"{name} {old}, now {now.get(name)}"
+            for name, old in then.items()
+            if now.get(name) != old
         ):
             raise BadResults(
                 f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder"

@@ -142,6 +142,16 @@ def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
     assert found["uniform"] == found["same"] != found["none"] and not any(map(sum, found["none"]))
 
 
+def test_results_with_a_strategy_that_was_changed_are_not_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def weights(all, lead):\n    return [1.0] * len(all)\n")
+    one = of_one(2, 4, str(file))
+    results = Results.create(tmp_path / "results", one)
+    file.write_text("def weights(all, lead):\n    return [2.0] * len(all)\n")
+    with pytest.raises(BadResults, match=r"with the strategy mine\.py before it was changed: its runs"):
+        results.resume(one)
+
+
 @pytest.mark.parametrize(
     "weights, said", [("1 / 0", "ZeroDivisionError"), ("[1.0]", "each of"), ("[-1.0] * len(all)", "from 0")]
 )
