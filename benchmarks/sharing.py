@@ -24,11 +24,13 @@ def main() -> None:
         prog="python -m benchmarks.sharing", description=__doc__.split("\n")[0] if __doc__ else None
     )
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=60, help=f"more than {SETTLING}, which do not count")
     parser.add_argument("--local", type=int, default=4)
     parser.add_argument("--external", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.rounds <= SETTLING:
+        parser.error(f"--rounds has to be more than {SETTLING}: the first {SETTLING} do not count")
     options = [
         "--model",
         "tiny",
