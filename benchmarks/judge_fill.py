@@ -274,7 +274,7 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
                 took.append(1000 * (time.monotonic() - begun))
                 assert answer.status_code == 200, (address(place), answer.status_code)
                 size = max(size, len(answer.content))
-            cuts = statistics.quantiles(took, n=20)
+            cuts = statistics.quantiles(took, n=20, method="inclusive")
             figures = {"kB": size / 1000, "p50_ms": cuts[9], "p95_ms": cuts[18], "longest_ms": max(took)}
             figures["cpu_ms"] = 1000 * (cpu_seconds([process.pid])["judge"] - before) / times
             yield {"answer": name, **{name: round(value, 1) for name, value in figures.items()}}
@@ -326,7 +326,7 @@ def cold(database: str, times: int) -> Iterator[dict[str, Any]]:
                 begun = time.process_time()
                 do()
                 took.append(1000 * (time.process_time() - begun))
-            cuts = statistics.quantiles(took, n=20)
+            cuts = statistics.quantiles(took, n=20, method="inclusive")
             yield {"cold": name, "p50_cpu_ms": round(cuts[9], 1), "p95_cpu_ms": round(cuts[18], 1)}
 
 

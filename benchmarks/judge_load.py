@@ -167,7 +167,7 @@ def loaded(given: argparse.Namespace) -> dict[str, Any]:
         before, begun = cpu_seconds(pids), time.monotonic()
         asyncio.run(press(peers, given.rate, given.seconds, load))
         took, after = time.monotonic() - begun, cpu_seconds(pids)
-    cuts = statistics.quantiles(load.seconds, n=100)
+    cuts = statistics.quantiles(load.seconds, n=100, method="inclusive")
     return {
         "evaluations": load.evaluations,
         "a_second": round(load.evaluations / took, 1),
