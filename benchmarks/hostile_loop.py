@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,13 +113,20 @@ class Loop:
         return statistics.median(times), thread / len(times), (program - thread) / sum(times)
 
 
+def started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a program whose temporary files lie in the folder, since it is killed."""
+    quiet = subprocess.DEVNULL
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet)
+
+
 @contextmanager
 def through_node(folder: Path) -> Iterator[swarmd.JoinedSwarm]:
     """Join through a node of its own process."""
     words = ["join", "--swarm", "loop", "--curriculum", "tiny-9", "--model", "tiny", "--device", "cpu"]
     words += ["--pace", "5", "--listen", "/ip4/127.0.0.1/tcp/0", "--state-dir", str(folder)]
     command = [sys.executable, "-m", "swarmd", *words]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as node:
+    with started(command, folder.parent) as node:
         try:
             while not _listens(folder):
                 time.sleep(0.5)
@@ -139,7 +146,7 @@ def _listens(folder: Path) -> bool:
 @contextmanager
 def other_member(kind: str, folder: Path, address: str) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.hostile_loop", "--member", kind, str(folder), address]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with started(command, folder.parent) as process:
         try:
             yield
         finally:
