@@ -46,7 +46,7 @@ if [ $# -eq 0 ] && [ -f "$here/constraints.txt" ]; then
 elif [ $# -eq 0 ]; then
     set -- swarmd
 fi
-say "installing with $uv: the first time it fetches 0.6 GB, with CUDA 3 GB more"
+say "installing with $uv: the first time it fetches 0.3 GB, with CUDA 3 GB more"
 # What uv takes in place of packages that want a compiler, and what it leaves out: overrides.txt says why.
 "$uv" tool install --reinstall-package swarmd --python "${UV_PYTHON:-$PYTHON}" --overrides - "$@" <<'OVERRIDES'
 fastecdsa==3.0.1
