@@ -308,6 +308,18 @@ def test_a_worker_that_cannot_be_replaced_is_the_cause_that_is_told() -> None:
         broken.score(questions(1, 0))
 
 
+def test_a_worker_that_dies_before_it_is_ready_is_replaced_and_reaped() -> None:
+    program = (
+        "import os; from swarmd.tasks.sandbox.worker import Prepared, Work, run\n"
+        "fork, deaths = os.fork, [1]; os.fork = lambda: fork() or (os._exit(1) if len(deaths) else 0)\n"
+        "os.register_at_fork(after_in_parent=deaths.clear)\n"
+        "run(lambda: Work(lambda *_: Prepared('?', lambda _: 1.0)))"
+    )
+    with Verifier("tiny-9", (sys.executable, "-c", program)) as verifier:
+        assert verifier.score([(REF, [Completion("<answer>x</answer>", True)])]) == [(1.0,)]
+        assert verifier.restarts == 0 and len(descendants(verifier.pid)) == 1
+
+
 def test_a_verifier_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "ITEM_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "ATTEMPTS", 1)
