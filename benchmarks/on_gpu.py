@@ -50,7 +50,7 @@ import json, platform, sys, psutil, torch, transformers, peft
 cuda = sys.argv[1] == "cuda"
 free = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
 print(json.dumps({
-    "device": torch.cuda.get_device_name() if cuda else platform.machine(), "GB free": free / 1e9,
+    "device": torch.cuda.get_device_name() if cuda else platform.machine(), "GB free": round(free / 1e9, 1),
     "CUDA": torch.version.cuda, "Python": platform.python_version(), "torch": torch.__version__,
     "transformers": transformers.__version__, "peft": peft.__version__,
 }))
