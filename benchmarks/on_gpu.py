@@ -3,8 +3,8 @@
     python -m benchmarks.on_gpu [--only NAME …] [--minutes 60] [--out on-gpu] [--device cuda|cpu]
 
 The parts (`PARTS`) are other programs of this repository: the tests of GPUs, parity of sampler and learner
-under an adapter, real sizes with random weights, a round beside TRL, a node. One that fails, or is not done
-when the minutes are over, does not keep the others from running. OUT/NAME.txt has all that a part said,
+under an adapter, real sizes with random weights, a round beside TRL, a node. One that fails does not keep the
+others from running; none begins once the minutes are over. OUT/NAME.txt has all that a part said,
 OUT/table.md the device, the versions and a table. TRL runs from an environment of its own, which is made at
 its first run and is large. --device cpu tries this program itself.
 
@@ -82,7 +82,7 @@ def main() -> None:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as state:
             command = [sys.executable, *(state if word == "STATE" else word for word in words.split())]
-            end = play(command, out / f"{name}.txt", max(0.0, until - begun))
+            end = play(command, out / f"{name}.txt", until - begun) if begun < until else "not begun"
         failed |= end != "0"
         lines.append(f"| {name} | {end} | {time.monotonic() - begun:.0f} | `python {words}` |")
         table = "\n".join(["| part | exit code | s | command |", "|---|---|---|---|", *lines])
