@@ -175,7 +175,7 @@ FAULT = bytes([list(GradeReason).index(GradeReason.FAULT), 0, 0])
 
 @pytest.mark.parametrize(
     "written",
-    [b"\xff\0\0", b"\0\xff\xff", b"\0", FAULT + b"\0\0\0\1\xff", FAULT + b"\xff" * 4],
+    [bytes([len(GradeReason), 0, 0]), b"\0\xff\xff", b"\0", FAULT + b"\0\0\0\1\xff", FAULT + b"\xff" * 4],
     ids=["no reason", "more than the whole reward", "cut", "no message", "too long"],
 )
 def test_what_a_plugin_writes_into_the_pipe_costs_its_own_answer(tmp_path: Path, written: bytes) -> None:
