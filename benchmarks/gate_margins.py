@@ -113,10 +113,11 @@ def main() -> None:
                 passed = sum(gate.admitted(s, dict(gate.traits_of(s))) is not None for s in rollouts)
                 of[author] += len(rollouts)
                 away[author] += len(rollouts) - passed
-            limits = "too few of its own completions"
-            if gate.limits is not None:
-                limits = ", ".join(f"{trait} {limit:.2f}" for trait, limit in gate.limits._asdict().items())
-            print(f"margin {margin}: limits of {judge.name:15} {limits}")
+            limits = gate.limits._asdict() if gate.limits else {}
+            print(
+                f"margin {margin}: limits of {judge.name:15}",
+                ", ".join(f"{trait} {limit:.2f}" for trait, limit in limits.items()) or "not known yet",
+            )
         honest = [author for author in of if author not in POISONS]
         print(
             f"margin {margin}: of honest rollouts"

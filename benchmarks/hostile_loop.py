@@ -115,9 +115,13 @@ class Loop:
 
 def started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     """Start a program whose temporary files lie in the folder, since it is killed."""
-    quiet = subprocess.DEVNULL
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 @contextmanager

@@ -53,6 +53,7 @@ PASS_AT = 8
 # Rates found, plain and with replay (docs/performance.md)
 BEST = {"tiny": (5e-4, 2e-4), "tiny-latent": (3e-4, 3e-4)}
 SETTING = {"tiny": (4, 32), "tiny-latent": (2, 24)}  # and updates a round, and the pool's size
+SPREAD = "{median:g} ({low:g} – {high:g})"
 FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "cpu_seconds")
 
 
@@ -233,17 +234,17 @@ def _table(told: Mapping[str, Any]) -> str:
     "-": a run did not reach the target.
     """
 
-    def cell(side: str, name: str) -> str:
-        spread = told[side][name]
-        return "-" if spread["median"] is None else "{median:g} ({low:g} – {high:g})".format(**spread)
-
     rows = [("", *(f"{side}, rate {told[side]['rate']:g}" for side in ("plain", "replay")))]
-    rows += [(name, cell("plain", name), cell("replay", name)) for name in ("generated", "compute", *FIGURES)]
-    ratios = (
-        f"{what} to pass@1 {told['target']:.3f}, plain over replay: {'-' if told[key] is None else told[key]}"
-        for what, key in (("rollouts generated", "ratio"), ("compute", "compute_ratio"))
+    for name in ("generated", "compute", *FIGURES):
+        spreads = [told[side][name] for side in ("plain", "replay")]
+        rows.append((name, *("-" if s["median"] is None else SPREAD.format(**s) for s in spreads)))
+    return "\n".join(
+        [
+            *(f"{name:<14}{plain:>34}{replay:>34}" for name, plain, replay in rows),
+            f"to pass@1 {told['target']:.3f}, plain over replay: rollouts generated {told['ratio'] or '-'},"
+            f" compute {told['compute_ratio'] or '-'}",
+        ]
     )
-    return "\n".join([*(f"{name:<14}{plain:>34}{replay:>34}" for name, plain, replay in rows), *ratios])
 
 
 def _heights(runs: Sequence[Run]) -> Mapping[str, float]:
