@@ -131,8 +131,7 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(document)
     else:
-        # An older node does not say what it ended.
-        tell("resumed" if document.get("ended", True) else "nothing was paused")
+        tell("resumed" if document["ended"] else "nothing was paused")
         _tell_warning(document)
 
 

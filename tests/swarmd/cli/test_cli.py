@@ -52,7 +52,7 @@ ANSWERS = {
     "status": document(),
     "peers": PEERS,
     "pause": {"schema": 1, "paused": True, "warning": "pause.json cannot be written"},
-    "resume": {"schema": 1, "paused": False},
+    "resume": {"schema": 1, "paused": False, "ended": ["user"]},
 }
 
 
@@ -119,7 +119,7 @@ def test_a_running_node_is_asked_told_and_stopped(
         assert json.loads(run("peers", "--json").out) == PEERS
         told_of_pause = "pausing; `swarmd resume` continues\npause.json cannot be written\n"
         assert run("pause") == Said(0, "", told_of_pause)
-        assert json.loads(run("resume", "--json").out) == {"schema": 1, "paused": False}
+        assert json.loads(run("resume", "--json").out) == ANSWERS["resume"]
         assert run("resume").err == "resumed\n"
         monkeypatch.setitem(ANSWERS, "resume", {"schema": 1, "paused": False, "ended": []})
         assert run("resume").err == "nothing was paused\n"
