@@ -1,7 +1,7 @@
 """Sampling batches from the replay pool: uniformly, none twice in a batch. Pure.
 
-The replay paper found no clear difference to other ways. Only of authors whose text hardly passes the gate
-less is drawn. `swarmd.experience.strategies` has the batches without replay.
+The replay paper found no clear difference to other ways. One exception: authors whose text hardly passes the
+gate are drawn less. `swarmd.experience.strategies` has the batches without replay.
 """
 
 import hashlib
