@@ -72,8 +72,10 @@ for name, level in {
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True
-# A dial that meets another key, or nobody of libp2p.
-logging.getLogger("libp2p.network.swarm").addFilter(lambda record: "to upgrade" not in str(record.msg))
+# A dial that meets another key, or nobody of libp2p, or that is cut off.
+logging.getLogger("libp2p.network.swarm").addFilter(
+    lambda record: not any(words in str(record.msg) for words in ("to upgrade", "[ADDCONN_FAIL]"))
+)
 # We report a port in use ourselves.
 logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
 

@@ -652,3 +652,17 @@ async def test_a_dial_that_meets_another_key_is_no_error_of_ours(
         await host.connect(info_from_p2p_addr(multiaddr.Multiaddr(target)))
     assert not maybe_consume_signed_record(Message(senderRecord=b"from before its last start"), host)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def test_a_connection_that_is_cut_off_as_it_begins_is_no_error_of_ours(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        network = stack.host.get_network()
+        (begun,) = network.connections.pop(target)
+        with trio.CancelScope() as cut:
+            cut.cancel()
+            await network.add_conn(begun.muxed_conn)
+    assert cut.cancelled_caught
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
