@@ -208,8 +208,8 @@ def fit(
     from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
     from swarmd.policy.models.tokenizer import load_tokenizer
 
-    optimizer.require(work.optimizer)
     device = choose_device(config.device)
+    optimizer.require(work.optimizer, device)
     place = hub.locate(config.name, config.revision)
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)

@@ -28,11 +28,15 @@ PIECE_NUMBERS: Final = 2**24
 
 
 class NoOptimizer(SwarmdError):
-    """The optimizer that was asked for is not installed. Set train.optimizer = 'adamw', or install it."""
+    """The optimizer that was asked for cannot be had. Set train.optimizer = 'adamw', or install it."""
 
 
-def require(kind: str) -> None:
-    """Raise NoOptimizer where the library of an optimizer is missing; import nothing."""
+def require(kind: str, device: torch.device) -> None:
+    """Raise NoOptimizer where an optimizer does not run, or its library is missing; import nothing."""
+    if kind == "adamw8bit" and device.type == "mps":
+        raise NoOptimizer(
+            "train.optimizer 'adamw8bit' does not run on Apple's MPS. Set train.optimizer = 'adamw'."
+        )
     if kind == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
         raise NoOptimizer(
             "train.optimizer = 'adamw8bit' needs the library bitsandbytes, which is not installed here. "
@@ -244,7 +248,7 @@ def _joined(name: str, tensors: Mapping[str, Tensor], weight: Tensor) -> Tensor:
 
 
 def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
-    require(kind)
+    require(kind, weights[0].device)
     if kind == "adamw":
         return torch.optim.AdamW(weights, weight_decay=0.0, fused=True)
     try:

@@ -228,3 +228,11 @@ def test_a_missing_optimizer_library_is_reported_before_loading(
         load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))
     with pytest.raises(NoOptimizer):
         open_policy(folders["qwen2"], train={"optimizer": "adamw8bit"})
+
+
+def test_moments_of_eight_bits_are_refused_on_mps_before_loading(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("mps"))
+    with pytest.raises(NoOptimizer, match=r"does not run on Apple's MPS.*train\.optimizer = 'adamw'"):
+        load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))
