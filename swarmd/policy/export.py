@@ -444,15 +444,18 @@ def upload(folder: Path, repository: str) -> str:
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export of a swarmd run")
     except HFValidationError:
         raise ConfigError(f"{repository!r} is no name of a repository: owner/name is. {kept}") from None
-    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 401
-        if status in (401, 403):
+    except (LocalTokenNotFoundError, HfHubHTTPError, RuntimeError) as error:
+        # RuntimeError is what the library makes of any fault in sending a large file.
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
             raise NotUploaded(
                 f"the hub does not let you write to {repository} ({first_line(error)}). Log in with `hf auth"
                 f" login` and a token that may write there, then push again. {kept}"
             ) from None
+        cause = error.__cause__ if isinstance(error, RuntimeError) else None
+        why = first_line(error) + (f" {first_line(cause)}" if cause else "")
         raise NotUploaded(
-            f"the hub did not take the upload to {repository} ({first_line(error)}). Try again later. {kept}"
+            f"the hub did not take the upload to {repository} ({why}). Try again later. {kept}"
         ) from None
     except (OfflineModeIsEnabled, httpx2.HTTPError, ConnectionError) as error:
         raise Unreachable(

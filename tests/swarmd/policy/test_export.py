@@ -319,10 +319,18 @@ class Hub(Handler):
             self.answer(
                 {
                     "files": [
-                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
+                        {
+                            "path": f["path"],
+                            "uploadMode": "lfs" if f["path"].endswith(".safetensors") else "regular",
+                            "shouldIgnore": False,
+                        }
+                        for f in files
                     ]
                 }
             )
+        elif self.path.endswith("/objects/batch"):
+            large = {"actions": {"upload": {"href": f"http://{self.headers['Host']}/full"}}}
+            self.answer({"objects": [each | large for each in json.loads(body)["objects"]]})
         elif "/commit/" in self.path:
             for entry in map(json.loads, body.splitlines()):
                 if entry["key"] == "file":
@@ -339,6 +347,9 @@ class Hub(Handler):
 
     def get(self) -> None:
         self.answer({"id": "me/x", "sha": "c0ffee", "siblings": []}, self.status)
+
+    def do_PUT(self) -> None:  # noqa: N802  the name that http.server looks for
+        self.answer({"error": "no room for large files"}, 403)
 
 
 @pytest.fixture
@@ -376,6 +387,17 @@ def test_a_refused_upload_is_reported(
     with pytest.raises(NotUploaded, match=message) as caught:
         upload(exported, "me/x")
     assert f"whole in {exported}" in str(caught.value)
+
+
+@pytest.mark.net
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+def test_a_large_file_that_the_hub_does_not_take_is_reported(
+    hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    (exported / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(NotUploaded, match=r"uploading 'model\.safetensors'.*403.*later.*whole in"):
+        upload(exported, "me/x")
 
 
 @pytest.mark.net
