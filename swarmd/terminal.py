@@ -84,14 +84,14 @@ async def interruptible(main: Callable[[], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def interrupted_at_once() -> Iterator[None]:
+def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[None]:
     """Let Ctrl-C end the process at once, in what leaves nothing half done, such as loading a model.
 
     The hub's library else waits for every request that its threads have begun, a minute if none is answered.
     """
 
     def leave(*_: object) -> None:
-        os.write(2, b"stopped; what is downloaded stays\n")
+        os.write(2, f"stopped; {printable(stays)}\n".encode())
         os._exit(130)
 
     before = signal.getsignal(signal.SIGINT)

@@ -164,10 +164,12 @@ def export(
         out.expanduser().absolute(),
         adapter_only=adapter,
         ollama=node if ollama else None,
+        loading=interrupted_at_once,
     )
     if note := loss_of(made.origin):
         tell(note)
-    address = upload(made.folder, push) if push else None
+    with interrupted_at_once(f"the export is whole in {made.folder}"):
+        address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     if ollama:
         commands = "\n".join(f"    {command}" for command in COMMANDS)
@@ -361,6 +363,11 @@ def replay(
 
     node_config = load(config_file(config), os.environ, {"model": model, "device": device})
     made = plan_replay(
-        node_config, rounds, rho, alpha, lambda download: print(download.words, file=sys.stderr)
+        node_config,
+        rounds,
+        rho,
+        alpha,
+        lambda download: print(download.words, file=sys.stderr),
+        interrupted_at_once,
     )
     answer(document(made), "\n".join(lines(made)), as_json)

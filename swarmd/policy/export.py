@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -258,6 +259,7 @@ def export(
     *,
     adapter_only: bool = False,
     ollama: NodeConfig | None = None,
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Exported:
     """Write the checkpoint's model into `out`, which must be new or empty; whole or not at all.
 
@@ -266,6 +268,7 @@ def export(
         metrics: the lines of its rounds.
         curriculum: its name.
         ollama: the node's configuration, to write a Modelfile too.
+        loading: entered while the base model is looked up and loaded.
 
     Raises:
         ConfigError: it cannot be done as asked.
@@ -282,10 +285,11 @@ def export(
         raise ConfigError("--ollama needs the whole model. Leave --adapter out.")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
-    place = hub.locate(identity.source, identity.revision)
-    if adapter_only:
-        _require_names_of_the_base(place)
-    network = _trained(place, identity, files["weights.safetensors"])
+    with loading():
+        place = hub.locate(identity.source, identity.revision)
+        if adapter_only:
+            _require_names_of_the_base(place)
+        network = _trained(place, identity, files["weights.safetensors"])
     lost = None
     if isinstance(network, PeftModel) and not adapter_only:
         lost = fold(network)

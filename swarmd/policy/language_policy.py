@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -95,6 +96,7 @@ class LanguagePolicy:
         report: Callable[[Download], None] = lambda _: None,
         rest: Callable[[], object] = lambda: None,
         between: Callable[[], int] | None = None,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready.
 
@@ -104,10 +106,12 @@ class LanguagePolicy:
             seed: of what is sampled and of a new adapter.
             free: bytes free on a device.
             report: gets the progress of a download.
+            loading: entered while the model is looked up and loaded.
         """
         work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device))
-        loaded = load_model(config.model, seed, free, work, report)
+        with loading():
+            loaded = load_model(config.model, seed, free, work, report)
         use_threads(config, loaded.device, loaded.parameters)
         # A large model's steps are long enough without this, and its memory is short.
         if loaded.parameters <= LORA_FROM_PARAMETERS:

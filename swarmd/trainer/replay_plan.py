@@ -5,7 +5,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -162,15 +162,16 @@ def plan_replay(
     rho: float,
     alpha: float,
     report: Callable[[Download], None] = lambda _: None,
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> ReplayPlan:
     """Load the configured model, measure, plan. Raises NoModel, Unreachable.
 
-    Nothing is saved: what the measuring taught the model is gone.
+    Nothing is saved: what the measuring taught the model is gone. loading: entered while the model is loaded.
     """
     new = max(1, config.round.local)
     curriculum = curriculum_of(config)
     with (
-        closing(LanguagePolicy.open(config, seed=0, report=report)) as policy,
+        closing(LanguagePolicy.open(config, seed=0, report=report, loading=loading)) as policy,
         closing(Verifier(curriculum)) as maker,
     ):
         measured = measure(

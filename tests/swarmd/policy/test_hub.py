@@ -22,9 +22,10 @@ import pytest
 from swarmd.daemon.local_api import control
 from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.loopback import Handler, listening
 from tests.processes import killed_after
-from tests.swarmd.policy.conftest import make_model
+from tests.swarmd.policy.conftest import make_model, open_policy
 
 COMMIT = "c0ffee" + 34 * "0"
 FIND = """
@@ -295,15 +296,31 @@ def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_doctor_that_waits_for_a_hub(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor model --model owner/small",
+        "plan replay --model owner/small --device cpu",
+        "export --state-dir {0}/state --out {0}/out",
+    ],
+)
+def test_ctrl_c_ends_what_waits_for_a_hub(command: str, tmp_path: Path) -> None:
+    files = dict(open_policy("tiny").files())
+    files["policy.json"] = bytes(files["policy.json"]).replace(b'"tiny"', b'"owner/small"')
+    rng = random.Random(0).getstate()
+    Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, rng, rng, (), ()), files.items())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(TIMEOUT_S)
         environment = surroundings(None, tmp_path) | {
             "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"
         }
-        command = [sys.executable, "-m", "swarmd", "doctor", "model", "--model", "owner/small"]
         with killed_after(
-            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+            subprocess.Popen(
+                [sys.executable, "-m", "swarmd", *command.format(tmp_path).split()],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
         ) as process:
             silent.accept()[0].close()
             process.send_signal(signal.SIGINT)
