@@ -29,13 +29,14 @@ from libp2p.stream_muxer.yamux.yamux import (
     YamuxStream,
 )
 from libp2p.transport.exceptions import MuxerUpgradeFailure
+from libp2p.utils.address_validation import is_relay_address
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.streams import CountedSocket
 from p2p.engines.traffic import Traffic
 from p2p.identity import public_key_of
-from p2p.netgroup import LOCAL, group_of, group_of_host, machine_of_host
+from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
@@ -366,16 +367,23 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
             return await super().new_stream(peer_id)
 
     def _forget_near(self, peer_id: Any) -> None:
-        """Forget a peer's addresses in local networks, unless all our connections are in such.
+        """Forget a peer's addresses that may be in local networks, unless all our connections are in such.
 
-        A stream to a peer that is not connected has the library dial it, and it asks those that the DHT's
-        peers name: anybody could have us connect to the programs of our machine and of our network. Our own
-        discovery dials by itself.
+        Names may lead there, and the library dials a TCP address whatever stands behind it. A stream to a
+        peer that is not connected has the library dial it, and it asks those that the DHT's peers name:
+        anybody could have us connect to the programs of our machine and of our network. Our own discovery
+        dials by itself.
         """
         groups = {group_of_host(remote_host(connection)) for connection in direct(self.get_connections())}
         if groups - {LOCAL} and peer_id in self.peerstore.peer_data_map:
             known = self.peerstore.peer_data_map[peer_id].addrs
-            known[:] = [address for address in known if group_of(str(address)) != LOCAL]
+            known[:] = [
+                address
+                for address in known
+                if "/tcp/" not in (text := str(address))
+                or is_relay_address(address)
+                or group_of(text) not in (None, LOCAL, NAME)
+            ]
 
     async def close_peer(self, peer_id: Any) -> None:
         """Close the sockets first: before that the library says goodbye, which waits for a deaf peer."""

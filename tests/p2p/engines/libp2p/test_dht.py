@@ -20,6 +20,7 @@ from libp2p.peer.peer_record import PeerRecord
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
+from multiaddr.resolvers import DNSResolver
 
 from p2p.engines.libp2p import dht as bounds
 from p2p.engines.libp2p import network
@@ -249,9 +250,18 @@ async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nurser
         assert max(made_text) <= MAX_ID_BYTES
 
 
-@pytest.mark.parametrize("theirs", ["11.0.0.1", "127.0.0.1"], ids=["far", "near"])
+@pytest.mark.parametrize(
+    ("theirs", "where"),
+    [
+        ("11.0.0.1", "/ip4/127.0.0.1/tcp/{}"),
+        ("127.0.0.1", "/ip4/127.0.0.1/tcp/{}"),
+        ("11.0.0.1", "/ip4/127.0.0.1/tcp/{}/tls"),
+        ("11.0.0.1", "/dns4/victim.example/tcp/{}"),
+    ],
+    ids=["far", "near", "far, with more behind it", "far, by name"],
+)
 async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
-    theirs: str, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+    theirs: str, where: str, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """Else anybody has us connect to the programs of our machine and of our local network."""
     monkeypatch.setattr(network, "remote_host", lambda _: theirs)
@@ -262,10 +272,15 @@ async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
 
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     nursery.start_soon(trio.serve_listeners, listening, [listener])
-    victim = Multiaddr(f"/ip4/127.0.0.1/tcp/{listener.socket.getsockname()[1]}")
+    port = listener.socket.getsockname()[1]
+
+    async def resolve(*_: Any) -> list[Multiaddr]:
+        return [Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")]
+
+    monkeypatch.setattr(DNSResolver, "resolve", resolve)
     named = Message.Peer(
         id=ID.from_pubkey(create_new_key_pair(bytes([68]) * 32).public_key).to_bytes(),
-        addrs=[victim.to_bytes()],
+        addrs=[Multiaddr(where.format(port)).to_bytes()],
     )
     member, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
