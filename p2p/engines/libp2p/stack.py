@@ -59,7 +59,9 @@ MAX_STREAMS = 64
 log = logging.getLogger(__name__)
 
 # The library silences itself on import. What it warns of is worth hearing, but for what every failed dial or
-# lost peer causes, and for what a peer can cause with each message, or with each byte (yamux).
+# lost peer causes, and for what a peer can cause with each message, or with each byte (yamux), with each
+# forged proof (noise), or with each address that it names in the DHT (transport, dns_utils). A port in use we
+# report ourselves.
 for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
@@ -68,7 +70,10 @@ for name, level in {
     "libp2p.host.basic_host": logging.CRITICAL,
     "libp2p.identity": logging.CRITICAL,
     "libp2p.protocol_muxer": logging.CRITICAL,
+    "libp2p.security.noise": logging.CRITICAL,
     "libp2p.stream_muxer": logging.CRITICAL,
+    "libp2p.transport": logging.CRITICAL,
+    "libp2p.utils.dns_utils": logging.CRITICAL,
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True
@@ -76,9 +81,6 @@ logging.getLogger("libp2p").propagate = True
 logging.getLogger("libp2p.network.swarm").addFilter(
     lambda record: not any(words in str(record.msg) for words in ("to upgrade", "[ADDCONN_FAIL]"))
 )
-# We report a port in use ourselves.
-logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
-
 
 # Replaced in the library, which would tell a peer behind a relay that it is at `/p2p/<relay>/p2p-circuit`:
 # js-libp2p then gives up on identify, and so on hole punching. No address is seen there, and none is told.

@@ -20,7 +20,9 @@ import trio
 import trio.testing
 from libp2p import new_host
 from libp2p.crypto import rsa, secp256k1
+from libp2p.crypto.ed25519 import Ed25519PrivateKey
 from libp2p.crypto.exceptions import MissingDeserializerError
+from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
@@ -29,10 +31,11 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.peer.envelope import consume_envelope, seal_record
 from libp2p.peer.id import ID
 from libp2p.peer.peer_record import PeerRecord
-from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from multiaddr.resolvers import DNSResolver
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines.libp2p import connections
@@ -651,6 +654,45 @@ async def test_a_dial_that_meets_another_key_is_no_error_of_ours(
     with pytest.raises(SwarmException):
         await host.connect(info_from_p2p_addr(multiaddr.Multiaddr(target)))
     assert not maybe_consume_signed_record(Message(senderRecord=b"from before its last start"), host)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+class Forger(Ed25519PrivateKey):  # type: ignore[misc]  # the library is not typed for us
+    def sign(self, data: bytes) -> bytes:
+        return b"no signature"
+
+
+async def test_a_peer_that_forges_its_proof_fills_no_log(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, engine, address = await started(nursery, 1)
+    key = Forger.new(bytes(32))
+    forger = new_host(key_pair=KeyPair(key, key.get_public_key()))
+    ours = stack_of(engine).host
+    async with forger.run(listen_addrs=[multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        caplog.clear()
+        with pytest.raises(SwarmException):
+            await forger.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
+        with pytest.raises(SwarmException):
+            await ours.connect(PeerInfo(forger.get_id(), forger.get_addrs()))
+    assert not [r for r in caplog.records if r.name.startswith("libp2p.") and r.levelno > logging.INFO]
+
+
+@pytest.mark.parametrize("where", ["/ip4/192.0.2.1/udp/4001/quic-v1", "/dnsaddr/nowhere.example/tcp/4001"])
+async def test_addresses_that_peers_name_in_the_dht_fill_no_log(
+    where: str, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library dials those that an answer names, where we have no transport or there is no such name."""
+
+    async def nowhere(*_: Any) -> list[multiaddr.Multiaddr]:
+        return []
+
+    monkeypatch.setattr(DNSResolver, "resolve", nowhere)
+    _, engine, _ = await started(nursery, 1)
+    host, named = stack_of(engine).host, ID.from_string(Identity.from_seed(b"k" * 32).peer_id)
+    host.get_peerstore().add_addrs(named, [multiaddr.Multiaddr(where)], 60)
+    with pytest.raises(SwarmException):
+        await host.get_network().new_stream(named)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
