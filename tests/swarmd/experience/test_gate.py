@@ -131,6 +131,11 @@ def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tu
     )
 
 
+def test_an_empty_answer_is_not_odd() -> None:
+    """It has no token to look at, and anybody may send one."""
+    assert passes(warm(), rollout(1, OTHER, ["", "fine"], (0.0, 1.0), tokens=[(), LIKELY]))
+
+
 class Asked:
     """Log-probabilities by what a text says, and how often they were asked for."""
 
