@@ -359,12 +359,14 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
         return True
 
     async def new_stream(self, peer_id: Any) -> Any:
-        """Open a stream. Not cancelled where there is a connection: the stream would be left open."""
-        connected = bool(self.get_connections(peer_id))
-        if not connected:
+        if not self.get_connections(peer_id):
             self._forget_near(peer_id)
-        with trio.CancelScope(shield=connected):
-            return await super().new_stream(peer_id)
+        return await super().new_stream(peer_id)
+
+    async def _open_stream_on_connection(self, *args: Any) -> Any:
+        """Open a stream. Not cancelled: the stream would be left open."""
+        with trio.CancelScope(shield=True):
+            return await super()._open_stream_on_connection(*args)
 
     def _forget_near(self, peer_id: Any) -> None:
         """Forget a peer's addresses that may be in local networks, unless all our connections are in such.

@@ -393,6 +393,30 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
     assert len(crowd) == 4 and a_engine.restarts == 0
 
 
+async def test_a_stream_that_is_cut_off_as_it_opens_reaches_its_opener(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could end it: also after a dial, as those of lookups are opened."""
+    _, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        network, opener, cut = stack.host.get_network(), trio.lowlevel.current_task(), trio.CancelScope()
+        told = network.notify_opened_stream
+
+        async def cut_off(stream: Any) -> None:
+            if trio.lowlevel.current_task() is opener:
+                cut.cancel()
+            await told(stream)
+
+        monkeypatch.setattr(network, "notify_opened_stream", cut_off)
+        await network.close_peer(target)
+        known = info_from_p2p_addr(multiaddr.Multiaddr(address)).addrs
+        stack.host.get_peerstore().add_addrs(target, known, 60)
+        with cut:
+            stream = await network.new_stream(target)
+        assert cut.cancel_called and not cut.cancelled_caught
+        await stream.reset()
+
+
 async def test_silent_streams_take_no_place_from_others(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
