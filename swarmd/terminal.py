@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, NoReturn
 
 # The exit code where nobody reads on, as with `| head`.
 CUT_OFF = 1
@@ -81,6 +81,21 @@ async def interruptible(main: Callable[[], Awaitable[None]]) -> None:
             nursery.start_soon(interrupt)
             await main()
             nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End the block by SystemExit on SIGTERM, and on SIGHUP of a closed terminal."""
+
+    def leave(_number: int, _frame: object) -> NoReturn:
+        raise SystemExit(0)
+
+    before = [(number, signal.signal(number, leave)) for number in (signal.SIGTERM, *hang_up())]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from swarmd.cli.options import (
 from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, NotRunning, command_for
 from swarmd.state.folder import Leaving, StateFolder, in_use, leaving
-from swarmd.terminal import printable, tell
+from swarmd.terminal import ended_by_signals, printable, tell
 
 if TYPE_CHECKING:
     from swarmd.cli.views.notify import Send
@@ -110,8 +110,6 @@ def join(
     """
     if sys.stderr.isatty():
         tell("starting swarmd …")
-    from swarmd.config.sources import resolve
-
     flags: dict[str, object] = {
         "model": model,
         "swarm": swarm,
@@ -128,9 +126,18 @@ def join(
         "profile": profile,
         "train": None if train is None else "on" if train else "off",
     }
-    accepted = accept(invitation) if invitation is not None else None
-    resolved = resolve(config_file(config), os.environ, flags, accepted.settings() if accepted else {})
-    raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
+    try:
+        # Until the daemon watches for them: importing it takes a second or more.
+        with ended_by_signals():
+            from swarmd.config.sources import resolve
+
+            accepted = accept(invitation) if invitation is not None else None
+            invited = accepted.settings() if accepted else {}
+            resolved = resolve(config_file(config), os.environ, flags, invited)
+            raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
+    except (KeyboardInterrupt, SystemExit):
+        tell("stopped; `swarmd join` goes on from what is saved")
+        raise
 
 
 def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:

@@ -1,21 +1,20 @@
 """`swarmd bootstrap` and `swarmd answer`: peers of a swarm that train no model."""
 
-import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
 from swarmd.cli.settings import config_file
 from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
-from swarmd.terminal import printable, tell
+from swarmd.terminal import ended_by_signals, printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
@@ -153,25 +152,11 @@ def answer_by_hand(
         member = JoinedSwarm(asked, state, "a person", share=share, talk=_talk, stopped=_end)
         dialogue = Dialogue(member, tries)
         try:
-            with _ended_by_signals(), member.open():
+            # The swarm is left, and what was given is told.
+            with ended_by_signals(), member.open():
                 dialogue.run()
         finally:
             dialogue.say_what_was_given()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """End the block by SystemExit on SIGTERM and SIGHUP: the swarm is left, and what was given is told."""
-
-    def leave(_number: int, _frame: object) -> NoReturn:
-        raise SystemExit(0)
-
-    before = [(number, signal.signal(number, leave)) for number in (signal.SIGTERM, signal.SIGHUP)]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def _end() -> None:

@@ -223,9 +223,9 @@ class Daemon:
         }
         opening = PageOpening(nursery, handlers)
         handlers["ui"] = opening.on_ui
+        await outer.start(self._watch_signals)
         if self.config.metrics.listen:
             await opening.serve_metrics(self.config.metrics.listen)
-        await outer.start(self._watch_signals)
         await nursery.start(partial(control.serve, self._folder, handlers))
         self.guest.begin()
         nursery.start_soon(self._be_in_swarm, nursery)

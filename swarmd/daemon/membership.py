@@ -146,11 +146,11 @@ def connection_news(before: Set[PeerId], now: Set[PeerId]) -> Iterator[str]:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run trio; of several errors raise the one that the operator can correct, or Ctrl-C."""
+    """Run trio; of several errors raise the one that the operator can correct, or a signal's."""
     try:
         trio.run(main)
     except BaseExceptionGroup as group:
-        error: BaseException | None = group.subgroup((OperatorError, KeyboardInterrupt))
+        error: BaseException | None = group.subgroup((OperatorError, KeyboardInterrupt, SystemExit))
         if error is None:
             raise
         while isinstance(error, BaseExceptionGroup):

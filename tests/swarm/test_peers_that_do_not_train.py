@@ -22,7 +22,6 @@ import trio
 
 from p2p.topic import Topic
 from p2p.types import Reason
-from swarmd.cli.peers import _ended_by_signals
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.library import network
 from swarmd.daemon.library.joined_swarm import JoinedSwarm
@@ -31,6 +30,7 @@ from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.folder import StateFolder, in_use
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.terminal import ended_by_signals
 from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.testing import until as waited
 from tests.p2p.real import real_member
@@ -246,6 +246,6 @@ def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: py
     swarm = {"engine": "libp2p", "listen": (LOOPBACK,), "mdns": "off", "curriculum": "tiny-9"}
     config = NodeConfig.model_validate({"swarm": swarm})
     peer = JoinedSwarm(config, StateFolder.open(tmp_path), "a rule")
-    with pytest.raises(SystemExit), _ended_by_signals(), peer.open():
+    with pytest.raises(SystemExit), ended_by_signals(), peer.open():
         raise AssertionError("it has started all the same")
     assert signal.getsignal(signal.SIGTERM) == before and not in_use(tmp_path)

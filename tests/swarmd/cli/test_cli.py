@@ -30,6 +30,7 @@ from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.terminal import run_program
 from swarmd.testing import TIMEOUT_S, wait_until
 from tests.packaging.checkout import ROOT
+from tests.processes import killed_after
 from tests.swarmd.cli.test_view import document
 from tests.swarmd.conftest import Run, Said
 
@@ -346,6 +347,21 @@ def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]
 
 
 @pytest.mark.net
+@pytest.mark.parametrize("by, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_while_a_node_starts_ends_it_with_a_sentence(
+    by: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    os.mkfifo(config := tmp_path / "node.toml")
+    command = [sys.executable, "-m", "swarmd", "join", "--config", config, "--state-dir", tmp_path / "state"]
+    with (
+        killed_after(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as process,
+        config.open("w"),  # once it reads its configuration, which never comes
+    ):
+        process.send_signal(by)
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, said) == (code, "stopped; `swarmd join` goes on from what is saved\n")
+
+
 def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarmd", "task", "score", "bf", "3"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
