@@ -102,7 +102,7 @@ def rows_of(
                 places.append(len(lengths))
                 rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))
             lengths.append(len(cut))
-    weights = mean(lengths) if rows else ()
+    weights = mean(lengths)
     return [
         Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)
     ]

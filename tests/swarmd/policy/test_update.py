@@ -301,6 +301,14 @@ def test_a_prompt_stays_with_its_completions_where_it_can() -> None:
     assert len(prompts) == 7
 
 
+def test_padding_is_cheaper_than_a_call_only_where_there_is_little_of_it() -> None:
+    def groups(*lengths: int) -> list[list[int]]:
+        rows = [Row((1,), (2,) * (n - 1), 1.0, None, 1.0) for n in lengths]
+        return [[len(row) for row in group] for group in padded_micro_batches(rows, 9999, 9999)]
+
+    assert groups(400, 600, 500) == [[600, 500], [400]] and groups(20, 200, 100) == [[200, 100, 20]]
+
+
 completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 
 
