@@ -8,9 +8,9 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,6 +28,19 @@ from swarmd.types import Lead, Rollout
 EVERY_S = 0.5
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def _taken(waiting: deque[T]) -> Iterator[list[T]]:
+    """Take what waits to be handed over; it waits on where the node does not answer now."""
+    taken = [waiting.popleft() for _ in range(len(waiting))]
+    try:
+        yield taken
+    except Unreachable:
+        waiting.extendleft(reversed(taken))
+        raise
 
 
 def settings_of_node(folder: Path, *, patient: bool = False) -> NodeConfig | None:
@@ -113,13 +126,15 @@ class NodeNetwork(ProgramNetwork):
             self._stop()
 
     def _exchange(self) -> None:
-        if waiting := [self._waiting.popleft() for _ in range(len(self._waiting))]:
-            # Always as offers: those of one time are sent together with the node's own, at its pace.
-            rollouts = [rollout for rollout, _ in waiting]
-            count = share(self, rollouts, waiting[-1][1], self._author, self._specialties, whole=0)
-            self._hand_over(Shared(rollouts=count))
-        if used := [self._used.popleft() for _ in range(len(self._used))]:
-            self._hand_over(Shared(used=used))
+        with _taken(self._waiting) as waiting:
+            if waiting:
+                # Always as offers: those of one time are sent together with the node's own, at its pace.
+                rollouts = [rollout for rollout, _ in waiting]
+                count = share(self, rollouts, waiting[-1][1], self._author, self._specialties, whole=0)
+                self._hand_over(Shared(rollouts=count))
+        with _taken(self._used) as used:
+            if used:
+                self._hand_over(Shared(used=used))
         found = control.call(self._folder, "received", after=self._number)
         self._number = int(found["number"])
         for body in msgspec.convert(found["bodies"], list[ReceivedBody]):

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,11 +14,13 @@ import swarmd
 from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.library import node_network
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import KEPT_BYTES, Programs
+from swarmd.errors import Unreachable
 from swarmd.exchange import wire
-from swarmd.testing import TIMEOUT_S
-from swarmd.types import Completion, Rollout
+from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
 SLOW = b'{"operation": "received", "arguments": {"after": 0}}'
@@ -67,3 +70,30 @@ def test_a_program_chooses_by_the_strategy_of_its_nodes_own_file(tmp_path: Path)
     finally:
         ends[0]()
         thread.join()
+
+
+def test_what_a_node_that_restarts_could_not_be_told_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, absent = list[dict[str, Any]](), iter([True, False, True])
+
+    def call(_folder: Path, operation: str, **arguments: Any) -> dict[str, Any]:
+        if operation == "share":
+            if next(absent, False):
+                raise Unreachable("the node is starting")
+            told.append(arguments)
+        return {"peer_id": OTHER, "number": 0, "bodies": []}
+
+    monkeypatch.setattr(control, "call", call)
+    monkeypatch.setattr(node_network, "EVERY_S", 0.01)
+    config = NodeConfig.model_validate({"swarm": {"curriculum": "tiny-9"}})
+    changed, ignored = threading.Condition(), lambda *_: None
+    network = node_network.NodeNetwork(config, tmp_path, "a rule", changed, ignored, ignored)
+    network.offer(Rollout(TaskRef("bf", 7), (Completion("<answer>x</answer>", True),), OTHER), 1)
+    network.next_round(2, [(OTHER, "bf")], Lead())
+    network.start()
+    wait_until(lambda: network.error or any(shared["used"] for shared in told))
+    network.leave()
+    kinds = [shared["message"]["type"] for shared in told if shared["message"]]
+    assert kinds == ["Hold", "Hold", "Publish"]
+    assert [shared["rollouts"] for shared in told if shared["rollouts"]] == [1]
