@@ -78,7 +78,7 @@ class StateFolder:
                     f"{path}: everybody can write to this state folder. Run `chmod o-w {quote(str(path))}` or"
                     " choose another with --state-dir."
                 )
-            lock = _open_lock(path, os.O_CREAT)
+            lock = _open_lock(path)
         except UnicodeEncodeError:
             raise ConfigError(
                 f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir."
@@ -129,16 +129,19 @@ class StateFolder:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a running node owns the folder. Takes the lock for an instant if it is free."""
+    """Return whether a running node owns the folder, also another user's.
+
+    Takes the lock for an instant if it is free.
+    """
     try:
-        lock = _open_lock(path)
-    except (OSError, ConfigError):
+        lock = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            # A shared lock, so that two that check at the same moment do not take each other for an owner.
+            return not _lock_now(lock, fcntl.LOCK_SH)
+        finally:
+            os.close(lock)
+    except OSError:
         return False
-    try:
-        # A shared lock, so that two that check at the same moment do not take each other for an owner.
-        return not _lock_now(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(lock)
 
 
 def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
@@ -187,14 +190,14 @@ def _drawn(path: Path) -> int:
         raise FileNotFoundError from None
 
 
-def _open_lock(folder: Path, create: int = 0) -> int:
+def _open_lock(folder: Path) -> int:
     """Open the lock file, which must be a plain file of our own, as it is written to.
 
     Raises OSError and ConfigError.
     """
     path = folder / LOCK_FILE
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | create, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigError(f"{path}: is a symbolic link. Remove it, and start again.") from None

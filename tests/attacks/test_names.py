@@ -26,6 +26,7 @@ from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.roster import MAX_AUTHORS
 from swarmd.daemon.local_api.status import MIN_SHOWN
 from swarmd.exchange import wire
+from swarmd.state.folder import StateFolder
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.harness import Attack, show
 
@@ -76,10 +77,11 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
 
 async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
     """What `swarmd peers` is told, over the socket."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(control.serve, folder, {"peers": daemon._on_peers}))
-        reply = await trio.to_thread.run_sync(partial(control.call, folder, "peers"))
-        nursery.cancel_scope.cancel()
+    with StateFolder.open(folder):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(control.serve, folder, {"peers": daemon._on_peers}))
+            reply = await trio.to_thread.run_sync(partial(control.call, folder, "peers"))
+            nursery.cancel_scope.cancel()
     return reply
 
 

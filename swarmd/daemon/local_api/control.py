@@ -11,6 +11,7 @@ socket's path may have about 104 bytes (108 on Linux) and a state folder's may b
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -244,11 +245,15 @@ def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
 
 def _socket_path(state_dir: Path) -> str:
     try:
-        return str(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
+        path = str(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, PermissionError):
             raise NotRunning(f"{state_dir}: this state folder is another user's. Ask as that user.") from None
         raise _absent(state_dir) from None
+    if not in_use(state_dir):
+        # In a copy of a running node's folder the socket is that of the node in the other one.
+        raise _absent(state_dir)
+    return path
 
 
 def _absent(state_dir: Path) -> NotRunning | Unreachable:
@@ -274,10 +279,18 @@ def _socket_folder() -> Path:
 
 
 def _clear_away(state_dir: Path) -> None:
-    """Remove the socket a killed predecessor left behind. Only a socket in a folder of ours is touched."""
+    """Remove the socket a killed predecessor left behind. Only a socket in a folder of ours is touched.
+
+    One that takes connections is of a running node, whose folder this one was copied from.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         left = Path(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
         if left.name == "control" and left.parent.name.startswith(_FOLDER_PREFIX) and left.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+                # One that takes no more connections for now is alive, too.
+                caller.setblocking(False)
+                if caller.connect_ex(str(left)) != errno.ECONNREFUSED:
+                    return
             left.unlink()
             left.parent.rmdir()
 

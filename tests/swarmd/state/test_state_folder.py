@@ -34,6 +34,15 @@ def test_a_new_folder_is_private(tmp_path: Path) -> None:
     assert not in_use(tmp_path / "deep" / "state")
 
 
+def test_another_user_such_as_root_sees_that_a_node_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or `sudo swarmd stop` would not wait for the node to stop."""
+    with StateFolder.open(tmp_path):
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert in_use(tmp_path)
+
+
 def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
     folder = tmp_path / "Application Support"
     with StateFolder.open(folder), pytest.raises(StateFolderInUse, match=f"pid {os.getpid()}") as refused:

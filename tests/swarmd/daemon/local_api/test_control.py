@@ -209,6 +209,16 @@ async def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
+async def test_a_copy_of_a_running_nodes_folder_leaves_that_node_alone(tmp_path: Path) -> None:
+    async with running(tmp_path / "node") as path:
+        shutil.copytree(tmp_path / "node", tmp_path / "copy")
+        with pytest.raises(NotRunning):
+            await ask(tmp_path / "copy", "status")
+        async with running(tmp_path / "copy") as of_the_copy:
+            assert of_the_copy != path
+            assert (await ask(tmp_path / "node", "status"))["schema"] == 1
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"socket": 3}', '{"socket": "/nowhere"}', "\udcff"])
 def test_an_unreadable_run_file_means_not_running(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))

@@ -19,6 +19,7 @@ from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import KEPT_BYTES, Programs
 from swarmd.errors import Unreachable
 from swarmd.exchange import wire
+from swarmd.state.folder import StateFolder
 from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
@@ -49,9 +50,10 @@ def test_a_program_chooses_by_the_strategy_of_its_nodes_own_file(tmp_path: Path)
         token = trio.lowlevel.current_trio_token()
         with trio.CancelScope() as scope:
             ends.append(lambda: token.run_sync_soon(scope.cancel))
-            async with trio.open_nursery() as nursery:
-                await nursery.start(partial(control.serve, tmp_path, programs.handlers))
-                runs.set()
+            with StateFolder.open(tmp_path):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(partial(control.serve, tmp_path, programs.handlers))
+                    runs.set()
 
     thread = threading.Thread(target=trio.run, args=(node,))
     thread.start()
