@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import shifted, within_group
 from swarmd.policy.attention import NAME, shared_prefix
+from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.device import seeded
 from swarmd.policy.training import losses
 from swarmd.policy.training.chunked_head import logits_gradient, token_logprobs
 from swarmd.policy.training.learner import Diverged, Learner, Learning
@@ -414,15 +416,32 @@ def test_out_of_memory_makes_smaller_micro_batches(
     assert caplog.text.index("computed twice") < caplog.text.index("micro-batches of at most")
 
 
-def test_a_padded_micro_batch_holds_few_logits(
-    ragged: list[Row], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["lfm2", "qwen2"])  # padded, and packed
+def test_few_logits_are_held_at_once(
+    family: str, ragged: list[Row], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, held = 20 * VOCABULARY, list[int]()
     monkeypatch.setattr("swarmd.policy.training.learner.MAX_PADDED_LOGITS", most)
-    network = network_of(folders["lfm2"])
+    network = network_of(folders[family])
     network.lm_head.register_forward_hook(lambda _module, _inputs, logits: held.append(logits.numel()))
-    assert Learner(network, learning(), CPU).step(ragged).tokens * VOCABULARY == sum(held)
+    learner = Learner(network, learning(head_tokens=20), CPU)
+    assert learner.step(ragged).tokens * VOCABULARY == sum(held)
     assert most / 2 < max(held) <= most
+
+
+def test_layers_are_computed_twice_in_an_update_alone(ragged: list[Row], folders: dict[str, Path]) -> None:
+    """Else transformers would give the next answers no cache."""
+    network, calls = network_of(folders["lfm2"]), list[None]()
+    learner = Learner(network, learning(rate=0.0, checkpointing="on"), CPU)
+
+    def answer() -> list[int]:
+        greedy = Sampling(10, 64, frozenset(), 0.0)
+        return [s.ids for (s,) in decode(network, [[5, 6, 7]], 1, greedy, seeded(CPU, 0), 9999)]
+
+    before = answer()
+    network.base_model.layers[0].feed_forward.register_forward_pre_hook(lambda *_: calls.append(None))
+    learner.step(ragged)
+    assert len(calls) == 2 and answer() == before
 
 
 def test_a_single_row_that_does_not_fit_is_an_error(ragged: list[Row], folders: dict[str, Path]) -> None:
