@@ -25,6 +25,7 @@ from swarmd.cli.options import (
     print_json,
 )
 from swarmd.cli.settings import with_origins
+from swarmd.config.hours import clock_words
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.state.folder import LOG_FILE
 from swarmd.terminal import printable, tell
@@ -102,16 +103,16 @@ def pause(
 
     The node stays in the swarm. A pause outlasts a restart of the node.
     """
-    end = pause_end(for_, until, time.time())
+    now = time.time()
+    end = pause_end(for_, until, now)
     document = ask(as_state_dir(state_dir), "pause", until=end)
     if as_json:
         print_json(document)
     else:
-        words = (
-            f"until {datetime.fromtimestamp(end):%a %H:%M}; `swarmd resume` ends it earlier"
-            if end
-            else "`swarmd resume` continues"
-        )
+        words = "`swarmd resume` continues"
+        if end:
+            at = clock_words(datetime.fromtimestamp(end), datetime.fromtimestamp(now))
+            words = f"until {at}; `swarmd resume` ends it earlier"
         tell(f"pausing; {words}")
         _tell_warning(document)
 

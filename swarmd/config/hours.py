@@ -67,6 +67,12 @@ def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
     return min(found, default=None)
 
 
+def clock_words(then: datetime, now: datetime) -> str:
+    """Format a time as "18:00", with the day where it is another, and the date from a week ahead on."""
+    days = (then.date() - now.date()).days
+    return then.strftime("%H:%M" if not days else "%a %H:%M" if days < 7 else "%Y-%m-%d %H:%M")
+
+
 def _days(text: str) -> frozenset[int]:
     days: set[int] = set()
     for part in re.split(r"[, ]+", text.strip(", ")):

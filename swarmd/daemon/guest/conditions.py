@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from swarmd.config.amounts import percent
 from swarmd.config.config import WhenConfig
-from swarmd.config.hours import is_open, next_opening, window
+from swarmd.config.hours import clock_words, is_open, next_opening, window
 
 # A pause for the load ends after so long without much load.
 QUIET_S: Final = 30.0
@@ -135,11 +135,6 @@ class PauseConditions:
             f"at {clock_words(opening, local)}",
             OVERRIDE,
         )
-
-
-def clock_words(then: datetime, now: datetime) -> str:
-    """Format a time as "18:00", with the day where it is another."""
-    return then.strftime("%H:%M" if then.date() == now.date() else "%a %H:%M")
 
 
 def month_end(now: float) -> float:

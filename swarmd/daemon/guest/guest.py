@@ -22,12 +22,12 @@ from p2p.member import Member
 from swarmd import link
 from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.hours import clock_words
 from swarmd.daemon.guest.conditions import (
     OVERRIDE,
     MachineFacts,
     PauseCause,
     PauseConditions,
-    clock_words,
     out_of_budget,
 )
 from swarmd.daemon.guest.limits import CpuShare

@@ -90,7 +90,9 @@ def terminals(
     for terminal in _devices(folder):
         with contextlib.suppress(OSError):
             read.append(terminal.stat().st_atime)
-    return max(0.0, clock() - max(read)) if read else None
+    now = clock()
+    # A read that is still to come was before the clock was set back.
+    return min((now - at for at in read if at <= now), default=None)
 
 
 def _devices(folder: Path) -> Iterable[Path]:
@@ -126,7 +128,11 @@ class Interrupts:
         if self._count is not None and count != self._count:
             self._changed_at = now
         self._count = count
-        return None if self._changed_at is None else max(0.0, now - self._changed_at)
+        if self._changed_at is None:
+            return None
+        # The clock may have been set back.
+        self._changed_at = min(self._changed_at, now)
+        return now - self._changed_at
 
 
 class _Info(ctypes.Structure):

@@ -120,6 +120,10 @@ def test_a_running_node_is_asked_told_and_stopped(
         assert json.loads(run("peers", "--json").out) == PEERS
         told_of_pause = "pausing; `swarmd resume` continues\npause.json cannot be written\n"
         assert run("pause") == Said(0, "", told_of_pause)
+        far = (
+            "pausing; until 2099-12-31 08:00; `swarmd resume` ends it earlier\npause.json cannot be written\n"
+        )
+        assert run("pause", "--until", "2099-12-31T08:00") == Said(0, "", far)
         assert json.loads(run("resume", "--json").out) == ANSWERS["resume"]
         assert run("resume").err == "resumed\n"
         monkeypatch.setitem(ANSWERS, "resume", {"schema": 1, "paused": False, "ended": []})
@@ -128,7 +132,7 @@ def test_a_running_node_is_asked_told_and_stopped(
         assert second.code == 5 and f"pid {os.getpid()}" in second.err
         assert run("stop", "--json") == Said(0, '{"schema": 1, "stopped": true}\n', "")
         assert run("status").code == 6
-        assert told == ["status", "status", "peers", "peers", "pause", *["resume"] * 3, "stop"]
+        assert told == ["status", "status", "peers", "peers", "pause", "pause", *["resume"] * 3, "stop"]
 
 
 @pytest.mark.net

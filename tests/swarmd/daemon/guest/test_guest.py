@@ -4,6 +4,7 @@ bytes.
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Pat
     node.clock.now = until
     assert again.see() == [] and again.told[-1] == link.Resume()
     assert Played(tmp_path, node.clock).see() == []
+
+
+async def test_a_pause_of_weeks_names_its_last_day(tmp_path: Path) -> None:
+    """A weekday alone would be read as the next one."""
+    node = Played(tmp_path)
+    for days, form in ((0.001, "at %H:%M"), (6, "at %a %H:%M"), (7, "at %Y-%m-%d %H:%M")):
+        until = node.clock.now + days * 86_400
+        await node.guest.on_pause({"until": until})
+        assert node.guest.pauses[0].ends == datetime.fromtimestamp(until).strftime(form)
 
 
 async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path: Path) -> None:

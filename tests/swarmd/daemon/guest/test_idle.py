@@ -56,6 +56,8 @@ def test_terminals_were_read_when_somebody_typed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (read, 0.0))
     assert terminals(0.0, tmp_path, clock=lambda: 1000.0) == 300.0
+    assert terminals(0.0, tmp_path, clock=lambda: 500.0) == 100.0  # the clock was set back
+    assert terminals(0.0, tmp_path, clock=lambda: 300.0) is None
 
 
 def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
@@ -71,6 +73,7 @@ def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
         file.write_text(lines.format(keyboard, usb))
         found.append(probe(float(now)))
     assert found == [None, None, 0.0, 1.0, 2.0]
+    assert [probe(-7200.0), probe(-7100.0)] == [0.0, 100.0]  # the clock was set back
     file.write_text(" 24:  3  1   PCI-MSI  xhci_hcd\n")
     assert probe(9.0) is None
 
