@@ -349,7 +349,9 @@ def _checked(name: str, known: Known, written: float) -> tuple[PeerId, Known]:
     endpoints = map(parse_endpoint, known.addresses[:MAX_ADDRESSES])
     known.addresses = [str(endpoint) for endpoint in endpoints if endpoint]
     known.pinned, known.failures, known.last_failure = [], 0, 0.0
-    known.heard = known.heard or written
+    # Where the clock was far ahead, these would count as fresh for years.
+    known.heard, known.missed = min(known.heard or written, written), min(known.missed, written)
+    known.last_success = min(known.last_success, written)
     known.source = known.source[:64] or (known.group if known.addresses else "")
     known.proved = known.addresses[0] if known.addresses[:1] == [known.proved] else ""
     return PeerId(name), known

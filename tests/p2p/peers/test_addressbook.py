@@ -342,6 +342,21 @@ def test_a_reached_peer_is_kept_through_a_week_of_failures(book: AddressBook) ->
     assert 7 * 24 < hours <= 7 * 24 + 4
 
 
+def test_a_peer_reached_while_the_clock_was_far_ahead_is_kept_no_longer_than_others(
+    book: AddressBook,
+) -> None:
+    """It would be dialled every few seconds until the clock had caught up, and keep its place."""
+    for n in (1, 2):
+        book.add(peer(n), [at(n)], NOW + 3650 * DAY)
+        dial(book, peer(n), NOW + 3650 * DAY)
+    again = AddressBook(ME, KEY)
+    again.restore(book.dump(), NOW)
+    for hours in range(2, 8 * 24, 2):
+        again.succeeded(peer(2), at(2), NOW + 3600 * hours - 1)
+        again.failed(peer(1), NOW + 3600 * hours)
+    assert peer(1) not in again and peer(2) in again
+
+
 def test_old_entries_give_way_to_new_ones(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(
