@@ -84,23 +84,29 @@ async def interruptible(main: Callable[[], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """End the block by SystemExit on SIGTERM, and on SIGHUP of a closed terminal."""
+def ended_by_signals(code: int = 0) -> Iterator[None]:
+    """End the block by SystemExit, with this code, on SIGTERM and on SIGHUP of a closed terminal."""
 
-    def leave(_number: int, _frame: object) -> NoReturn:
-        raise SystemExit(0)
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(code)
 
-    before = [(number, signal.signal(number, leave)) for number in (signal.SIGTERM, *hang_up())]
+    with _handled_by(leave, signal.SIGTERM, *hang_up()):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[..., object], *numbers: signal.Signals) -> Iterator[None]:
+    before = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        for number, earlier in before:
+            signal.signal(number, earlier)
 
 
 @contextmanager
 def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[None]:
-    """Let Ctrl-C end the process at once, in what leaves nothing half done, such as loading a model.
+    """Let a signal end the process at once, in what leaves nothing half done, such as loading a model.
 
     The hub's library else waits for every request that its threads have begun, a minute if none is answered.
     """
@@ -109,21 +115,17 @@ def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[Non
         os.write(2, f"stopped; {printable(stays)}\n".encode())
         os._exit(130)
 
-    before = signal.getsignal(signal.SIGINT)
-    # Else it is ignored, as in the background of a script.
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave)
-    try:
+    # Else Ctrl-C is ignored, as in the background of a script.
+    asked = [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    with _handled_by(leave, signal.SIGTERM, *hang_up(), *asked):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:
     """Run a command line until all of its output is written, and return its exit code.
 
     Output that nobody reads any more, or that a full or broken disk does not take, ends it without a
-    traceback.
+    traceback. A program that is told to stop clears away what it wrote by half.
     """
     codecs.register_error("in_ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
@@ -131,7 +133,8 @@ def run_program(name: str, program: Callable[[], int]) -> int:
             stream.reconfigure(errors="in_ascii")
     try:
         try:
-            return program()
+            with ended_by_signals(130):
+                return program()
         finally:
             if sys.stdout is not None:
                 # Otherwise the interpreter flushes at its end, with a message of its own.

@@ -27,7 +27,7 @@ from swarmd.cli.options import (
 from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
-from swarmd.terminal import interrupted_at_once, printable, tell
+from swarmd.terminal import hang_up, interrupted_at_once, printable, tell
 
 if TYPE_CHECKING:
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
@@ -293,7 +293,7 @@ def serve(
         api = ChatApi(
             model, anybody=anybody, renewed=lambda number: tell(f"answers with round {number} from now on")
         )
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
                     partial(http.serve, api.respond, listeners, MAX_BODY_BYTES, gone_ends=True)

@@ -366,6 +366,29 @@ def test_a_signal_while_a_node_starts_ends_it_with_a_sentence(
     assert (process.returncode, said) == (code, "stopped; `swarmd join` goes on from what is saved\n")
 
 
+def test_a_command_that_is_told_to_stop_clears_away_what_it_wrote(tmp_path: Path) -> None:
+    """A model of gigabytes under a hidden name; half a table under its own."""
+    code = """
+import sys, time
+from pathlib import Path
+from swarmd.terminal import run_program
+def program():
+    part = Path(sys.argv[1])
+    part.touch()
+    try:
+        print("writing", flush=True)
+        time.sleep(1000)
+    finally:
+        part.unlink()
+sys.exit(run_program("swarmd", program))
+"""
+    command = [sys.executable, "-c", code, part := tmp_path / "part"]
+    with killed_after(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout and process.stdout.readline() == "writing\n"
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 130 and not part.exists()
+
+
 def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarmd", "task", "score", "bf", "3"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

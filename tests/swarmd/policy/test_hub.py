@@ -297,14 +297,15 @@ def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
+    ("command", "by"),
     [
-        "doctor model --model owner/small",
-        "plan replay --model owner/small --device cpu",
-        "export --state-dir {0}/state --out {0}/out",
+        ("doctor model --model owner/small", signal.SIGINT),
+        ("plan replay --model owner/small --device cpu", signal.SIGINT),
+        ("export --state-dir {0}/state --out {0}/out", signal.SIGINT),
+        ("export --state-dir {0}/state --out {0}/out", signal.SIGTERM),
     ],
 )
-def test_ctrl_c_ends_what_waits_for_a_hub(command: str, tmp_path: Path) -> None:
+def test_a_signal_ends_what_waits_for_a_hub(command: str, by: signal.Signals, tmp_path: Path) -> None:
     files = dict(open_policy("tiny").files())
     files["policy.json"] = bytes(files["policy.json"]).replace(b'"tiny"', b'"owner/small"')
     rng = random.Random(0).getstate()
@@ -323,7 +324,7 @@ def test_ctrl_c_ends_what_waits_for_a_hub(command: str, tmp_path: Path) -> None:
             )
         ) as process:
             silent.accept()[0].close()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(by)
             _, said = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, said) == (130, "stopped; what is downloaded stays\n")
 
