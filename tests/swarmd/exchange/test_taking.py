@@ -15,7 +15,7 @@ from p2p.types import PeerId
 from swarmd.exchange.offers import Board, Offered
 from swarmd.experience.batch import OfferChoice, SharingSampler
 from swarmd.experience.strategies import Sharing, SharingSettings
-from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
+from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef
 
 WEAK, STRONG = "bf", "arc_1d"
 WANTED = 4  # J
@@ -97,3 +97,15 @@ def test_the_other_strategies_choose_from_offers_as_from_the_pool(take: str, sha
         and fetched[0] == pytest.approx(whole[0], abs=0.2)
         and whole[1] == fetched[1] == 4
     )
+
+
+def test_a_round_begins_with_all_its_places_and_no_author_has_more_of_a_specialty_than_its_share() -> None:
+    choice = OfferChoice[Offered]("uniform", 8, lambda item: author(item.author))
+
+    def of_a(by: str, seed: int) -> int:
+        offers = [Offered(PeerId(a), TaskRef(WEAK, n), bytes(12), 100, None) for a in by for n in range(20)]
+        choice.begin(Lead())
+        return sum(item.author == "a" for item in choice(offers, 8, random.Random(seed)))
+
+    assert of_a("a", 0) == 8, "alone it has all of them"
+    assert {of_a("abc", seed) for seed in range(20)} == {2, 3}

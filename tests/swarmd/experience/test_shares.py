@@ -11,7 +11,7 @@ from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler, by_weight
 from swarmd.experience.caps import Author, Quota, choose
-from swarmd.experience.credit import useful
+from swarmd.experience.credit import UselessRollouts, useful
 from swarmd.experience.pool import Pool
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -118,6 +118,15 @@ def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
     for _ in range(200):
         tally.update(i.author.id for i in choose(items, 9, author_of, rng))
     assert tally["a"] == 3 * 200 and tally["l"] == 3 * 200
+
+
+def test_of_what_is_beyond_the_middle_each_is_as_likely() -> None:
+    """Wherever it stands in the pool: first or last of its author, of the first author or the second."""
+    rng, tally = random.Random(0), Counter[Item]()
+    items = crowd("a b", LOCAL, each=3) + crowd("c d", LOCAL, each=1)
+    for _ in range(600):
+        tally.update(choose(items, 5, author_of, rng))
+    assert all(tally[item] / 600 == pytest.approx(0.5, abs=0.06) for item in items[:6])
 
 
 def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> None:
@@ -230,3 +239,19 @@ def test_useful_new_rollouts_earn_credit() -> None:
     )
     assert useful([cut], [friends]) == {}, "a right answer out of another's rollout"
     assert useful([friends], [friends]) == {"friend": 1}  # its own, sent again, is its own
+
+
+def test_whoever_sends_64_useless_rollouts_in_a_row_is_charged_once() -> None:
+    known = UselessRollouts()
+
+    def charged(author: str, count: int, earned: int = 0) -> list[PeerId]:
+        earnings = {PeerId(author): earned} if earned else {}
+        return known.charge([scored(author, n) for n in range(count)], earnings)
+
+    assert [charged("a", n) for n in (63, 1, 63)] == [[], ["a"], []]
+    assert charged("b", 1, earned=1) == [] == charged("b", 64, earned=1), "only who earned nothing"
+    after, after.state = UselessRollouts(), known.state
+    known = after
+    assert charged("a", 1) == ["a"] and charged("a", 63) == [], "also over a restart"
+    assert charged("a", 1, earned=1) == [] == charged("a", 63), "a useful one begins the count anew"
+    assert charged("a", 130) == ["a"] * 3 and charged("a", 63) == ["a"]
