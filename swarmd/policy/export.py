@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,28 +79,31 @@ class Origin:
     lost: float | None = None
 
 
-def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
+def figures_of(lines: Iterable[Mapping[str, Any]]) -> Figures:
     """Summarise a run for the card.
 
-    lines: of metrics.jsonl, in order of rounds.
+    lines: of metrics.jsonl, in order of rounds. They are read one by one, as weeks of them are many.
     """
-    rewards = [
-        line["reward_mean"]
-        for line in lines
-        if line.get("reward_mean") is not None and line.get("tokens", {}).get("generated", 1)
-    ]
+    rewards, sums, rounds, seconds = list[float](), Counter[str](), 0, 0.0
+    judged: Mapping[str, Any] = {}
+    for line in lines:
+        rounds, judged, tokens = line["round"], line.get("judge") or judged, line.get("tokens", {})
+        if line.get("reward_mean") is not None and tokens.get("generated", 1):
+            rewards.append(line["reward_mean"])
+        counts = {key: line.get(key) for key in ("local", "external")} | tokens
+        sums.update({key: count or 0 for key, count in counts.items()})
+        seconds += sum(value or 0 for value in line.get("seconds", {}).values())
     edge = max(1, min(EDGE_ROUNDS, len(rewards) // 2))
-    local, external = (sum(line.get(key) or 0 for line in lines) for key in ("local", "external"))
-    judged: Mapping[str, Any] = next((line["judge"] for line in reversed(lines) if line.get("judge")), {})
+    trained = sums["local"] + sums["external"]
     return Figures(
-        rounds=lines[-1]["round"] if lines else 0,
-        hours=sum(value or 0 for line in lines for value in line.get("seconds", {}).values()) / 3600,
+        rounds=rounds,
+        hours=seconds / 3600,
         reward_first=fmean(rewards[:edge]) if rewards else None,
         reward_last=fmean(rewards[-edge:]) if rewards else None,
         edge=edge,
-        external_share=external / (local + external) if local + external else None,
-        tokens_generated=sum(line.get("tokens", {}).get("generated") or 0 for line in lines),
-        tokens_trained=sum(line.get("tokens", {}).get("trained") or 0 for line in lines),
+        external_share=sums["external"] / trained if trained else None,
+        tokens_generated=sums["generated"],
+        tokens_trained=sums["trained"],
         judge_score=judged.get("score"),
         judge_n=judged.get("n"),
     )
@@ -253,7 +257,7 @@ def base_of(files: Mapping[str, bytes]) -> str:
 
 def export(
     files: Mapping[str, bytes],
-    metrics: Sequence[Mapping[str, Any]],
+    metrics: Iterable[Mapping[str, Any]],
     curriculum: str,
     out: Path,
     *,

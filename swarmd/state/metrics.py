@@ -242,12 +242,35 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CannotRecord(
-            f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
-        ) from None
+        raise _unreadable(path, error) from None
     # What follows the last newline is torn, or empty.
     rounds = {line["round"]: line for raw in data.split(b"\n")[:-1] if (line := parsed(raw)) is not None}
     return [rounds[number] for number in sorted(rounds)[-last if last else None :]]
+
+
+def each_round(path: Path, last: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the rounds up to `last`, with one line at a time in memory.
+
+    Torn lines are left out, and rounds that come again. Raises CannotRecord where the file cannot be read.
+    """
+    before = 0
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                line = parsed(raw)
+                if line is not None and before < line["round"] <= last:
+                    before = line["round"]
+                    yield line
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> CannotRecord:
+    return CannotRecord(
+        f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
+    )
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:

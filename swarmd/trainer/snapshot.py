@@ -7,14 +7,14 @@ newest is looked for again.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from swarmd.errors import SwarmdError
 from swarmd.state.folder import METRICS_FILE
-from swarmd.state.metrics import read_metrics
+from swarmd.state.metrics import each_round
 from swarmd.trainer.checkpoint import SCHEMA, saved_in
 
 Result = TypeVar("Result")
@@ -48,9 +48,9 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
     return newest_of(state_dir, read)
 
 
-def metrics_behind(state_dir: Path, snapshot: Snapshot) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of the rounds behind a snapshot. Of weeks of rounds they fill gigabytes of memory."""
-    return [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= snapshot.round]
+def metrics_behind(state_dir: Path, snapshot: Snapshot) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines of the rounds behind a snapshot; all those of weeks would fill gigabytes of memory."""
+    return each_round(state_dir / METRICS_FILE, snapshot.round)
 
 
 def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:

@@ -5,6 +5,7 @@ Nothing is half written.
 
 import json
 import runpy
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from judge.verified.weights_check import check_adapter_config
-from swarmd.errors import ConfigError, NoModel, Unreachable
+from swarmd.errors import CannotRecord, ConfigError, NoModel, Unreachable
 from swarmd.policy.export import (
     CannotExport,
     NotUploaded,
@@ -31,6 +32,7 @@ from swarmd.policy.export import (
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit
+from swarmd.trainer.snapshot import Snapshot, metrics_behind
 from tests.loopback import Handler, listening
 from tests.swarmd.policy.conftest import answered, edit_json, files_of, make_model, open_policy
 
@@ -282,6 +284,25 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
     assert "pass@1 of 90 answers | 0.500 |" in text
     assert ModelCard(text).data.library_name == "transformers"
     assert base_of(files) == str(folders["qwen2"].resolve())
+
+
+def test_the_rounds_of_weeks_are_read_one_by_one(tmp_path: Path) -> None:
+    rounds = [line(number) for number in range(1, 3001)]
+    written = [json.dumps(each) + "\n" for each in rounds]
+    written[1000:1000] = ["\0" * 4096, "\n", written[999], "{}\n"]  # by a power cut
+    (tmp_path / "metrics.jsonl").write_text("".join([*written, '{"round":']))
+    tracemalloc.start()
+    try:
+        found = figures_of(metrics_behind(tmp_path, Snapshot(2999, {})))
+        assert tracemalloc.get_traced_memory()[1] < len(rounds) * 100
+    finally:
+        tracemalloc.stop()
+    assert found == figures_of(rounds[:-1])
+    (tmp_path / "metrics.jsonl").unlink()
+    assert figures_of(metrics_behind(tmp_path, Snapshot(2999, {}))) == figures_of([])
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(CannotRecord, match="cannot be read"):
+        figures_of(metrics_behind(tmp_path, Snapshot(2999, {})))
 
 
 def test_figures_of_runs_with_gaps() -> None:
