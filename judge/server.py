@@ -225,6 +225,8 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
             loop="asyncio",
             lifespan="off",
             log_config=None,
+            # It warns of each request that is none.
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=bool(settings.proxy),

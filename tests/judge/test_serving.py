@@ -8,6 +8,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -415,7 +416,13 @@ def test_the_environment_a_plain_line_and_ctrl_c(tmp_path: Path) -> None:
     with killed_after(subprocess.Popen(starting, text=True, env=environment, **pipes)) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Judging tiny-9 at http://127.0.0.1:") and str(tmp_path / "j") in line
+        found = re.match(r"Judging tiny-9 at http://127.0.0.1:(\d+)", line)
+        assert found and str(tmp_path / "j") in line
+        # What anybody may send fills no log.
+        for sent in (b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: x\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", int(found[1])), TIMEOUT_S) as anybody:
+                anybody.sendall(sent)
+                assert anybody.recv(8) == b"HTTP/1.1"
         process.send_signal(signal.SIGINT)
         assert (process.communicate(timeout=TIMEOUT_S), process.returncode) == (("", ""), 130)
 
