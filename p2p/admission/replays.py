@@ -134,11 +134,7 @@ class Replays:
             )
             if free > (0 if holder is NOBODY else ours if ours == its else ours + its):
                 return True
-            most = max(
-                self._held, key=lambda held: (self._groups[held.group], len(self._held[held])), default=None
-            )
-            if most is None:
-                return False
+            most = max(self._held, key=lambda held: (self._groups[held.group], len(self._held[held])))
             key, silent = next(iter(self._held[most].items()))
             if silent.newest >= (now - REMEMBERED_S) * 1000:
                 return False

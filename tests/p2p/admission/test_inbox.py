@@ -181,6 +181,14 @@ def test_many_authors_do_not_grow_the_memory() -> None:
     )
 
 
+def test_whoever_is_silent_for_longest_makes_room_for_another() -> None:
+    """It is not whoever came first: that one is still heard."""
+    box, last = inbox(authors=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
+    assert reasons(box, [frame(A, 1), last[0]], NOW + 1) + reasons(box, last[1:], NOW + 60) == [None] * 3
+    newcomer = frame(Identity.from_seed(bytes(32)), 1, NOW + 70)
+    assert reasons(box, [newcomer, *last], NOW + 70) == [None, Reason.OLD, Reason.DUPLICATE]
+
+
 def test_a_connection_holds_only_as_many_authors_as_are_free() -> None:
     """A known author keeps its place, however long it is silent beside them."""
     box, rng = inbox(authors=64), random.Random(0)
