@@ -3,6 +3,7 @@
 Nothing is changed, except that models of --verified-model are downloaded.
 """
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
@@ -110,7 +111,8 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
         return CheckFinding("uploads", "no weights are evaluated")
     if settings.verified_hub:
         Hub(settings.verified_hub)
-    models = (evaluator or Evaluator(config.VERIFIED_S)).describe(settings.verified_model)
+    evaluator = evaluator or Evaluator(config.VERIFIED_S)
+    models = asyncio.run(evaluator.describe(settings.verified_model))
     return CheckFinding(
         "uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most"
     )

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,24 +47,16 @@ class Evaluator:
         """
         self._seconds, self._command = seconds, tuple(command)
 
-    def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
+    async def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
         """Return names and shapes of the models' tensors. Raises VerifiedUnusable.
 
         The models are the operator's, and downloaded if they have to be.
         """
         request = msgspec.json.encode(DescribeRequest(tuple(models)))
         try:
-            command = (*self._command, str(os.getpid()))
-            done = subprocess.run(
-                command,
-                input=request,
-                stdout=subprocess.PIPE,
-                timeout=START_S,
-                check=False,
-                start_new_session=True,  # so Ctrl-C goes to the judge alone
-            )
-            reply = msgspec.json.decode(done.stdout, type=Reply)
-        except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+            received, _ = await self._asked(request, START_S)
+            reply = msgspec.json.decode(received, type=Reply)
+        except (TimeoutError, EvaluationFailed, msgspec.MsgspecError) as error:
             raise VerifiedUnusable(
                 f"the process that evaluates weights does not start ({type(error).__name__})"
             ) from None
@@ -82,30 +74,43 @@ class Evaluator:
         Raises EvaluationFailed; OSError where the file cannot be read.
         """
         with weights.open("rb") as file:
-            number = file.fileno()
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                str(os.getpid()),
-                str(number),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=(number,),
-                start_new_session=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            )
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            try:
+                received, code = await self._asked(
+                    msgspec.json.encode(request), self._seconds, file.fileno(), environment=environment
+                )
+            except TimeoutError:
+                raise EvaluationFailed(
+                    f"the evaluation took longer than {self._seconds:g} s and was ended"
+                ) from None
+        return _checked(received, code, request)
+
+    async def _asked(
+        self, request: bytes, seconds: float, *given: int, environment: Mapping[str, str] | None = None
+    ) -> tuple[bytes, int]:
+        """Ask a new process, which is gone then; return its reply and exit code.
+
+        given: descriptors of its own. Raises TimeoutError, EvaluationFailed.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            str(os.getpid()),
+            *map(str, given),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=given,
+            start_new_session=True,  # so Ctrl-C goes to the judge alone
+            env=environment,
+        )
         try:
-            async with asyncio.timeout(self._seconds):
-                received = await _exchange(process, msgspec.json.encode(request))
-        except TimeoutError:
-            raise EvaluationFailed(
-                f"the evaluation took longer than {self._seconds:g} s and was ended"
-            ) from None
+            async with asyncio.timeout(seconds):
+                received = await _exchange(process, request)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await _read_away(process)
             await process.wait()
-        return _checked(received, process.returncode or 0, request)
+        return received, process.returncode or 0
 
 
 async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> bytes:

@@ -118,7 +118,7 @@ async def open_tier(
     Raises OperatorError, and Refused where the database fails.
     """
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
-    models = await asyncio.to_thread(evaluator.describe, settings.verified_model)
+    models = await evaluator.describe(settings.verified_model)
     try:
         folder = UploadFolder(settings.uploads_folder)
     except OSError as error:

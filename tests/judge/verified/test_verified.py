@@ -221,12 +221,27 @@ async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path)
         await asyncio.wait_for(talks.answers(tmp_path / "weights", request), TIMEOUT_S)
 
 
+async def test_a_judge_that_ends_in_its_start_ends_the_worker(tmp_path: Path) -> None:
+    """It downloads the operator's models, for minutes."""
+    os.mkfifo(tmp_path / "pid")
+    code = (
+        "import os, sys, time\nwith open(sys.argv[1], 'w') as f: f.write(str(os.getpid()))\ntime.sleep(1000)"
+    )
+    worker = Evaluator(TIMEOUT_S, (sys.executable, "-c", code, str(tmp_path / "pid")))
+    start = asyncio.create_task(worker.describe(["tiny"]))
+    process = psutil.Process(int(await asyncio.to_thread((tmp_path / "pid").read_text)))
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not process.is_running()
+
+
 async def test_ctrl_c_reaches_the_judge_and_no_worker(tmp_path: Path) -> None:
     """A terminal sends it to a whole process group, and a worker's traceback would bury the judge's words."""
     told = """import os; print('{"type":"refused","error":"apart %s"}' % (os.getpgrp() == os.getpid()))"""
     alone = Evaluator(TIMEOUT_S, (sys.executable, "-c", told))
     with pytest.raises(VerifiedUnusable, match="apart True"):
-        alone.describe(["tiny"])
+        await alone.describe(["tiny"])
     (tmp_path / "weights").touch()
     request = AnswerRequest("good", None, "", (), answers=1, seed=0, cpu=1, memory=0)
     with pytest.raises(EvaluationFailed, match="apart True"):

@@ -42,7 +42,7 @@ class Given:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     read, write = os.pipe()  # what it may write to at its end: no file
     command = ("sh", "-c", f'exec "$@" 2>/proc/{os.getpid()}/fd/{write}', "sh", *COMMAND)
-    model = Evaluator(600.0, command).describe(["tiny"])["tiny"]
+    model = asyncio.run(Evaluator(600.0, command).describe(["tiny"]))["tiny"]
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as said:
         return Given(model, tmp_path_factory.mktemp("weights"), said.read())
