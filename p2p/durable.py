@@ -17,9 +17,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched."""
-    _place(path, data, mode, os.replace)
+def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = True) -> None:
+    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched.
+
+    synced: wait for the disk. Without it kill -9 loses nothing, and a power cut may lose both files.
+    """
+    _place(path, data, mode, os.replace, synced)
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -27,7 +30,7 @@ def create(path: Path, data: bytes, mode: int = 0o600) -> None:
 
     An existing file is never touched. Raises FileExistsError, or another OSError.
     """
-    _place(path, data, mode, _link)
+    _place(path, data, mode, _link, synced=True)
 
 
 def load(path: Path, read: Callable[[bytes], T], without: str, most: int = -1) -> T | None:
@@ -106,7 +109,7 @@ def remove_drafts(folder: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None]) -> None:
+def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None], synced: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -114,11 +117,13 @@ def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         step(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    sync(path.parent)
+    if synced:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -18,10 +18,10 @@ class NumberFile:
         self._path = path
         self.value = self._stored()
 
-    def write(self, value: int) -> None:
-        """Replace the number; it is on disk when this returns. Raises StateUnwritable."""
+    def write(self, value: int, *, synced: bool = True) -> None:
+        """Replace the number; with `synced` it is on disk when this returns. Raises StateUnwritable."""
         try:
-            durable.replace(self._path, b"%d\n" % value)
+            durable.replace(self._path, b"%d\n" % value, synced=synced)
         except OSError as error:
             raise StateUnwritable(
                 f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the free"

@@ -65,7 +65,9 @@ class AdmissionMemory:
         self._promised = until
         try:
             if self._seen is not None:
-                self._seen.write(until)
+                # Not synced: beside a checkpoint that is written, all connections would wait for the disk. A
+                # machine that lost its power is back later than any admitted frame says it was sent.
+                self._seen.write(until, synced=False)
         except StateUnwritable as error:
             log.warning("%s. After a crash a frame of the last seconds may be admitted twice", error)
 

@@ -1,6 +1,8 @@
 """Keeps an address book on disk, as peers.json. A disk that fails is logged and stops nothing."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -30,17 +32,31 @@ class AddressBookFile:
             )
 
     def save(self) -> None:
-        if self._path is not None and self._book.changed:
-            try:
-                durable.replace(self._path, self._book.dump())
-                self._book.changed = self._told = False
-            except OSError as error:
-                # A full disk must not stop the network, nor fill the log every five seconds.
-                level, self._told = logging.DEBUG if self._told else logging.WARNING, True
-                log.log(level, "cannot write the address book %s: %s", self._path, error.strerror)
+        if (write := self._due()) is not None:
+            write()
 
     async def save_regularly(self) -> None:
         """Save until cancelled."""
         while True:
             await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
-            self.save()
+            if (write := self._due()) is not None:
+                # In a thread, as the disk may be slow.
+                await trio.to_thread.run_sync(write)
+
+    def _due(self) -> Callable[[], None] | None:
+        """Return what writes the book as it is now; None where nothing has changed."""
+        if self._path is None or not self._book.changed:
+            return None
+        # What changes during the write is written the next time.
+        self._book.changed = False
+        return partial(self._write, self._path, self._book.dump())
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            durable.replace(path, content)
+            self._told = False
+        except OSError as error:
+            # A full disk must not stop the network, nor fill the log every five seconds.
+            self._book.changed = True
+            level, self._told = logging.DEBUG if self._told else logging.WARNING, True
+            log.log(level, "cannot write the address book %s: %s", path, error.strerror)

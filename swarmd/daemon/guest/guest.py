@@ -138,7 +138,8 @@ class Guest:
                         self._energy.read, self._clock(), ours, self._on_gpu()
                     )
                     self.ledger.add(Usage(energy_wh=taken))
-                self.save()
+                # In a thread, as the disk may be slow.
+                await trio.to_thread.run_sync(self.save)
                 await trio.sleep(SHARE_EVERY_S if self._share else CHECK_EVERY_S)
         finally:
             self.count()

@@ -78,6 +78,14 @@ def test_a_write_covers_many_frames_and_is_private(tmp_path: Path) -> None:
     assert len(contents) == 60 / PROMISE_S and path.stat().st_mode & 0o777 == 0o600
 
 
+def test_no_frame_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a checkpoint that is written a sync takes seconds, in which nobody would be answered."""
+    life, synced = Life(tmp_path, NOW), list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    assert life.hears(frame(A, 1, NOW)) and not synced
+    assert not Life(tmp_path, NOW).hears(frame(A, 1, NOW))
+
+
 def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "seen").write_bytes(b"no number")
     life = Life(tmp_path, NOW)

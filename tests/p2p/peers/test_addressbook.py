@@ -4,19 +4,23 @@ One attacker with many addresses of a kind fills only a part of it.
 """
 
 import json
+import os
 import random
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.address import parse_endpoint
 from p2p.identity import peer_id_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
+from p2p.peers import addressbook_file
 from p2p.peers.addressbook import (
     ANCHORS,
     MAX_ADDRESSES,
@@ -28,6 +32,7 @@ from p2p.peers.addressbook import (
 from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE, Known
 from p2p.types import PeerId
+from swarmd.testing import TIMEOUT_S, until
 
 NOW = 1_700_000_000.0
 DAY = 86_400.0
@@ -509,6 +514,31 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
     again.changed = True
     file.save()
     assert json.loads(path.read_text())["key"] == KEY.hex() and not again.changed
+
+
+async def test_the_network_does_not_wait_for_the_disk_and_loses_no_change(
+    book: AddressBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told, go_on = tmp_path / "peers.json", threading.Event(), threading.Event()
+    file, fsync = AddressBookFile(book, path), os.fsync
+
+    def slow(descriptor: int) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        told.set()
+        assert go_on.wait(TIMEOUT_S)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(addressbook_file, "SAVE_EVERY_S", 0.01)
+    book.add(peer(1), [at(1)], NOW)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(file.save_regularly)
+        await until(told.is_set)
+        book.add(peer(2), [at(2)], NOW)
+        go_on.set()
+        await until(lambda: path.exists() and not book.changed)
+        nursery.cancel_scope.cancel()
+    assert set(json.loads(path.read_text())["peers"]) == {peer(1), peer(2)}
 
 
 def test_a_folder_that_cannot_be_written_is_told_once(

@@ -3,6 +3,8 @@ bytes.
 """
 
 import json
+import os
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +22,8 @@ from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import changed
 from swarmd.daemon.guest.meters import Spent
 from swarmd.errors import SwarmdError
-from swarmd.testing import Clock
+from swarmd.state.usage import SAVE_EVERY_S
+from swarmd.testing import TIMEOUT_S, Clock, until
 
 
 class Meter:
@@ -239,6 +242,24 @@ def test_restarts_do_not_stretch_the_months_bytes(tmp_path: Path) -> None:
                 node.guest.count()
                 node.guest.save()
     assert node.swarm.left and 100e6 <= moved <= 101e6
+
+
+async def test_the_node_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, told, go_on = Played(tmp_path), threading.Event(), threading.Event()
+
+    def slow(_descriptor: int) -> None:
+        assert threading.current_thread() is not threading.main_thread() or go_on.is_set()
+        told.set()
+        assert go_on.wait(TIMEOUT_S)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    node.clock.now += SAVE_EVERY_S
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.guest.run)
+        await until(told.is_set)
+        go_on.set()
+        nursery.cancel_scope.cancel()
+    assert (tmp_path / "usage.json").exists()
 
 
 async def test_the_status_part_is_json(tmp_path: Path) -> None:
