@@ -168,6 +168,10 @@ def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
         assert comparison_document(view)["anytime"]["verdict"] == verdict
     # What was found stays found
     assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)
+    less = paired_test({31: good, 63: poor[:28]}, {31: poor, 63: good[:28]})
+    assert (less.better, less.p) == (True, found.p), "the horizon with the most evidence counts"
+    won = np.mean([(2 / (1 + np.exp(-2 * bet))) ** 30 for bet in (0.25, 0.5, 1.0, 2.0)])
+    assert found.horizons[0].evidence == pytest.approx(won / 2) == pytest.approx(len(HORIZONS) / found.p)
 
 
 def test_an_interval_for_all_moments_holds_while_the_model_learns() -> None:
