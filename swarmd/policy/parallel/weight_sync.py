@@ -67,6 +67,8 @@ class WeightWriter:
             return
         fresh = self._folder / f".{_FILE}.{os.getpid()}"
         try:
+            # systemd removes it at its user's last logout, and from the temporary files after some days.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             fresh.write_bytes(tensor_file({**weights, _VERSION: torch.tensor(version)}))
             fresh.replace(self._folder / _FILE)
         except OSError as error:

@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,18 @@ def test_each_version_of_the_weights_is_read_once(tmp_path: Path) -> None:
         theirs["a"] += 1
     handover.publish(5, theirs)
     assert pickup() == 5 and not torch.equal(ours["a"], theirs["a"])
+
+
+def test_a_folder_that_the_system_cleaned_up_is_made_anew(tmp_path: Path) -> None:
+    """systemd removes what a user has in memory at the last logout, and temporary files that are old."""
+    ours, folder = {"a": torch.zeros(3)}, private_folder(tmp_path, 100, memory=tmp_path)
+    handover, pickup = WeightWriter(folder), WeightReader(folder, ours)
+    handover.publish(1, {"a": torch.ones(3)})
+    assert pickup() == 1
+    shutil.rmtree(folder)
+    assert pickup() == 1
+    handover.publish(2, {"a": torch.full((3,), 2.0)})
+    assert pickup() == 2 and ours["a"].tolist() == [2.0] * 3 and folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
