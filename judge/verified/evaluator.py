@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,10 +74,13 @@ class Evaluator:
         Raises EvaluationFailed; OSError where the file cannot be read.
         """
         with weights.open("rb") as file:
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
             try:
                 received, code = await self._asked(
-                    msgspec.json.encode(request), self._seconds, file.fileno(), environment=environment
+                    msgspec.json.encode(request),
+                    self._seconds,
+                    file.fileno(),
+                    HF_HUB_OFFLINE="1",
+                    OMP_NUM_THREADS="1",
                 )
             except TimeoutError:
                 raise EvaluationFailed(
@@ -86,11 +89,11 @@ class Evaluator:
         return _checked(received, code, request)
 
     async def _asked(
-        self, request: bytes, seconds: float, *given: int, environment: Mapping[str, str] | None = None
+        self, request: bytes, seconds: float, *given: int, **environment: str
     ) -> tuple[bytes, int]:
         """Ask a new process, which is gone then; return its reply and exit code.
 
-        given: descriptors of its own. Raises TimeoutError, EvaluationFailed.
+        given: descriptors of its own. environment: beside ours. Raises TimeoutError, EvaluationFailed.
         """
         process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -100,7 +103,7 @@ class Evaluator:
             stdout=subprocess.PIPE,
             pass_fds=given,
             start_new_session=True,  # so Ctrl-C goes to the judge alone
-            env=environment,
+            env={**os.environ, **environment},
         )
         try:
             async with asyncio.timeout(seconds):

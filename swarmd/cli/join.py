@@ -132,8 +132,9 @@ def join(
             from swarmd.config.sources import resolve
 
             accepted = accept(invitation) if invitation is not None else None
-            invited = accepted.settings() if accepted else {}
-            resolved = resolve(config_file(config), os.environ, flags, invited)
+            resolved = resolve(
+                config_file(config), os.environ, flags, accepted.settings() if accepted else {}
+            )
             raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
     except (KeyboardInterrupt, SystemExit):
         tell("stopped; `swarmd join` goes on from what is saved")
