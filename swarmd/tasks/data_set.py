@@ -30,14 +30,15 @@ def fetched(name: str) -> Path:
 
     Raises ConfigError.
     """
+    from httpx2 import HTTPError
     from huggingface_hub import hf_hub_download
 
     repo, _, rest = name.removeprefix("hf:").partition("@")
     commit, _, file = rest.partition("/")
     try:
         return Path(hf_hub_download(repo, file, repo_type="dataset", revision=commit))
-    except (OSError, ValueError) as error:
-        # Of the hub's errors each is one of these.
+    except (OSError, ValueError, HTTPError) as error:
+        # Of the hub's errors each is one of the first two; a download that is cut off is the last.
         raise ConfigError(
             f"{name}: {' '.join(str(error).split())[:300].rstrip('.')}. See that the data set has this commit"
             " and file, and that the hub can be reached, or copy its cache here (HF_HOME)."

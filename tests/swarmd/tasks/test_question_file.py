@@ -8,6 +8,7 @@ import random
 import time
 from pathlib import Path
 
+import httpx2
 import huggingface_hub.constants
 import pyarrow
 import pytest
@@ -277,6 +278,15 @@ def test_what_is_no_data_set_or_not_there_is_named(hub: Path) -> None:
     for wrong in ("hf:openai/gsm8k", f"hf:openai/gsm8k@{COMMIT}", "hf:openai/gsm8k@main/a.parquet"):
         with pytest.raises(ValueError, match="has a commit and a file"):
             curriculum_name(wrong)
+
+
+def test_a_data_set_that_is_cut_off_is_named(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*_: object, **__: object) -> None:
+        raise httpx2.RemoteProtocolError("peer closed connection")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", cut_off)
+    with pytest.raises(ConfigError, match=r"/none\.parquet: peer closed connection\. See .* can be reached"):
+        find_curriculum(name("none.parquet"))
 
 
 @pytest.mark.net
