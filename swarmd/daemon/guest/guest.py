@@ -129,6 +129,8 @@ class Guest:
                 self.count()
                 if trio.current_time() - looked >= CHECK_EVERY_S:
                     looked = trio.current_time()
+                    # A laptop may have come to another zone.
+                    time.tzset()
                     ours, self._ours = self._ours, 0.0
                     self.decide(await trio.to_thread.run_sync(partial(self._measure, self._clock(), ours)))
                 if trio.current_time() - read >= READ_EVERY_S:

@@ -5,6 +5,7 @@ bytes.
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -260,6 +261,28 @@ async def test_the_node_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: 
         go_on.set()
         nursery.cancel_scope.cancel()
     assert (tmp_path / "usage.json").exists()
+
+
+async def test_the_hours_are_those_of_the_zone_that_the_machine_is_in_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process keeps the zone that it started in."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    node = Played(tmp_path, when={"hours": ("12:00-14:00",)})
+    node.clock.now = 86_400 * 20_000 + 13 * 3600
+    try:
+        assert node.see() == []
+        monkeypatch.setenv("TZ", "JST-9")
+        assert node.see() == []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.guest.run)
+            await until(lambda: node.guest.pauses)
+            nursery.cancel_scope.cancel()
+        assert node.guest.pauses[0].ends == "at Sat 12:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 async def test_the_status_part_is_json(tmp_path: Path) -> None:
