@@ -4,7 +4,10 @@ Those of the hub are read from its cache, which is laid out here as the hub's cl
 """
 
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,7 +26,9 @@ from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, sam
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier
 from swarmd.tasks.sandbox.worker import PluginRefused
 from swarmd.tasks.source import open_tasks
+from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.loopback import Handler, listening
 
 DOCS = ROOT / "docs"
 DOCUMENT, EXAMPLE = DOCS / "own-tasks.md", DOCS / "examples" / "capitals.jsonl"
@@ -278,6 +283,32 @@ def test_what_is_no_data_set_or_not_there_is_named(hub: Path) -> None:
     for wrong in ("hf:openai/gsm8k", f"hf:openai/gsm8k@{COMMIT}", "hf:openai/gsm8k@main/a.parquet"):
         with pytest.raises(ValueError, match="has a commit and a file"):
             curriculum_name(wrong)
+
+
+class XetHub(Handler):
+    """Has each file here, and elsewhere for hf_xet, which cannot get it there: as the hub has large ones."""
+
+    def get(self) -> None:
+        if self.path.startswith("/datasets/"):
+            xet = {"X_Xet_Hash": 64 * "a", "X_Xet_Refresh_Route": "/no/where"}
+            self.answer(b"rows", X_Repo_Commit=COMMIT, ETag=f'"{40 * "a"}"', **xet)
+        else:
+            self.answer(status=404)
+
+
+@pytest.mark.net
+def test_a_data_set_is_fetched_over_http(tmp_path: Path) -> None:
+    """As models are: hf_xet stalls for ever on some connections."""
+    code = "import sys; from swarmd.tasks.data_set import fetched; print(fetched(sys.argv[1]).read_text())"
+    with listening(XetHub) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", code, name("test.parquet")],
+            env=os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    assert done.stdout == "rows\n", done.stderr
 
 
 def test_a_data_set_that_is_cut_off_is_named(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
