@@ -270,6 +270,7 @@ def test_a_comparison_in_json_has_no_infinity() -> None:
     certain, other = ArmData({9: sums([0.5] * 6)}, {}), ArmData({9: sums([0.25] * 6)}, {})
     found = comparison_document(ArmsView([], "tiny", certain, other))
     assert found["tests"]["low"] == [None] and found["tests"]["p"] == [1.0]
+    assert found["swarm"]["low"] == found["swarm"]["high"] == found["swarm"]["reward"] == [25.0]
     json.dumps(found, allow_nan=False)
 
 
