@@ -154,6 +154,7 @@ def test_a_signature_holds_for_its_key_domain_and_message_only() -> None:
         "0" * 52,
         "z" * 52,
         "1" + "z" * 51,
+        "12D3Koo" + "0" * 45,
         "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
         "é" * 52,
     ],
@@ -192,11 +193,22 @@ def test_nicknames_stay_and_spread() -> None:
     assert len({nickname(peer) for peer in peers}) > 180
 
 
-def test_keys_of_small_order_are_refused() -> None:
-    """The point that is its own negative.
+# The points of small order, in every spelling that OpenSSL reads (libsodium's ed25519_ref10.c lists them).
+SMALL_ORDER = [
+    *((n % 2**255).to_bytes(32, "little") for n in (0, 1, -20, -19, -18)),
+    bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+    bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+]
 
-    With signature (that point, 0) OpenSSL believes every message of it.
-    """
-    point = (1).to_bytes(32, "little")
-    assert not verify_key(point, b"test", b"anything", point + bytes(32))
-    assert not verify_key(point[:-1] + b"\x80", b"test", b"anything", point + bytes(32))
+
+@pytest.mark.parametrize("point", SMALL_ORDER, ids=lambda point: point.hex()[:4])
+def test_keys_of_small_order_are_refused(point: bytes) -> None:
+    """With a signature of such points alone OpenSSL believes one message of eight, or more."""
+    for key in (point, point[:-1] + bytes([point[-1] | 0x80])):
+        for n in range(32):
+            assert not any(verify_key(key, b"test", bytes([n]), r + bytes(32)) for r in SMALL_ORDER)
+
+
+def test_a_key_of_another_length_has_no_peer_id() -> None:
+    with pytest.raises(ValueError, match="32 bytes, not 31"):
+        peer_id_of(bytes(31))
