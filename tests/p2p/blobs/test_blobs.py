@@ -19,6 +19,7 @@ def test_packed_content_comes_back(content: bytes) -> None:
 
 
 def test_more_than_a_receiver_takes_is_not_packed() -> None:
+    assert len(unpack(pack(ZERO * MAX_CONTENT_BYTES))) == MAX_CONTENT_BYTES
     with pytest.raises(ValueError, match="more than"):
         pack(ZERO * (MAX_CONTENT_BYTES + 1))
     with pytest.raises(ValueError, match="more than"):

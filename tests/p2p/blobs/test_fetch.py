@@ -190,3 +190,13 @@ async def test_a_late_refusal_of_the_likeliest_shortens_the_wait_too(
     peers = Peers(a=late, b=silent)
     start = trio.current_time()
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + ASK_AGAIN_S + 0.1
+
+
+async def test_a_likeliest_holder_that_is_gone_leaves_the_others_their_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def late() -> bytes:
+        await trio.sleep(5)
+        return BLOB
+
+    assert await Peers(a=gone, b=late).fetch([A, B]) == BLOB
