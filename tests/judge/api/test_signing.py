@@ -109,6 +109,11 @@ def test_a_sequence_number_has_one_spelling(sequence: str) -> None:
     assert refused(raw(headers)).status == 400
 
 
+def test_headers_of_proxies_may_come_twice() -> None:
+    headers = [*raw(SigningPeer(1).headers("POST", TARGET, BODY)), (b"via", b"a"), (b"via", b"b")]
+    assert isinstance(verify_request("POST", TARGET, headers, BODY), Signed)
+
+
 def refused(headers: Headers, origins: frozenset[str] = frozenset()) -> Refusal:
     outcome = verify_request("POST", TARGET, headers, BODY, origins)
     assert isinstance(outcome, Refusal) and outcome.error and outcome.remedy
