@@ -149,6 +149,7 @@ def test_a_withdrawn_question_is_forgotten() -> None:
     judge.withdraw(question)
     judge.withdraw(question)  # as one that was displaced meanwhile
     assert judge.close(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
+    assert judge.close("never asked", ALICE, 0.0) is NO_SUCH_QUESTION
 
 
 @pytest.mark.parametrize(
