@@ -175,7 +175,7 @@ def _trained_part(parts: ReceivingParts, scored: Scored) -> Scored:
     """
     if len(scored.rewards) <= parts.completions:
         return scored
-    return replace(part(scored, range(parts.completions)), whole=scored.rewards)
+    return part(scored, range(parts.completions))
 
 
 class _Stopwatch:
