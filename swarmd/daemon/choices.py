@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.curriculum_name import FILES
 from swarmd.config.messages import shown
@@ -114,8 +116,20 @@ def _write(folder: Path, choices: Mapping[str, Any]) -> None:
 
 
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read choices.json and split it, by flag, into values that can be used and values that cannot."""
-    document = _read(folder / CHOICES_FILE)
+    """Read choices.json and split it, by flag, into values that can be used and values that cannot.
+
+    Raises ConfigError where the file cannot be read: the defaults are another swarm.
+    """
+    path, document = folder / CHOICES_FILE, dict[str, Any]()
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error}). It says which swarm this node is in: restore it, or remove it"
+            " and give --swarm, --bootstrap, --judge and --model again."
+        ) from None
     found = {flag: document[flag] for flag in _KEYS if flag in document}
     usable = {flag: value for flag, value in found.items() if NODE.is_valid(_KEYS[flag], value)}
     return usable, {flag: value for flag, value in found.items() if flag not in usable}

@@ -15,6 +15,7 @@ from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember, remember_limits
 from swarmd.daemon.daemon import Daemon
 from swarmd.errors import CannotRecord, ConfigError
+from tests.disk import failing_at
 from tests.swarmd.conftest import Run
 
 QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
@@ -89,13 +90,26 @@ def test_the_judge_is_remembered_overridden_and_forgotten(tmp_path: Path) -> Non
     assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}', "[" * 100_000]
-)
-def test_unreadable_choices_are_not_remembered(content: str, tmp_path: Path) -> None:
+DAMAGED = ["", "{", "[]", "[" * 100_000, "\0" * 80]  # as after a power cut, or on a bad disk
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_choices_are_no_reason_to_join_another_swarm(run: Run, content: str, tmp_path: Path) -> None:
+    remember(resolve(None, {}, {"swarm": "lab"}), tmp_path)
+    (tmp_path / "choices.json").write_text(content)
+    said = run("join", "--state-dir", tmp_path)
+    assert said.code == 2 and "choices.json: cannot be read" in said.err and "--swarm" in said.err
+    with pytest.raises(ConfigError):
+        remember_limits(LimitsConfig(), tmp_path)
+    assert (tmp_path / "choices.json").read_text() == content
+
+
+@pytest.mark.parametrize("content", [*DAMAGED, '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}'])
+def test_unusable_choices_are_not_remembered(content: str, tmp_path: Path) -> None:
     trained(tmp_path, "x")
     (tmp_path / "checkpoints" / "round-00000007" / "policy.json").write_text(content)
-    (tmp_path / "choices.json").write_text(content)
+    if content not in DAMAGED:
+        (tmp_path / "choices.json").write_text(content)
     config, notes = recalled(resolve(None, {}, {}), tmp_path)
     assert config == resolve(None, {}, {}).config and [note.partition(" ")[0] for note in notes] == [
         "judge"
@@ -179,6 +193,8 @@ def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices
 
 
 def test_choices_that_cannot_be_written_name_both_remedies(tmp_path: Path) -> None:
-    (tmp_path / "choices.json").mkdir()
-    with pytest.raises(CannotRecord, match=r"choices.json: .*\. Free some space or mend its permissions\.$"):
+    with (
+        failing_at(2),
+        pytest.raises(CannotRecord, match=r"choices.json: .*\. Free some space or mend its permissions\.$"),
+    ):
         remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)
