@@ -167,7 +167,7 @@ async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.Mock
 
 
 async def test_an_author_that_left_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
-    a, b = joined(1, 2)
+    a, b, _ = joined(1, 2, 3)  # while another is there
     async with running(b):
         await serve(a, b)
         a.share(*range(60))
