@@ -138,6 +138,16 @@ def test_a_malformed_file_changes_nothing(data: bytes) -> None:
     assert reputation.score(A, NOW) < 0
 
 
+def test_after_the_clock_was_set_back_no_ban_is_longer_and_scores_come_back() -> None:
+    before, after, then = Reputation(), Reputation(), NOW - 10 * MAX_BAN_S
+    for peer, times in ((A, 3), (B, 5)):
+        for _ in range(times):
+            before.offence(peer, Reason.UNDECODABLE, NOW)
+    after.load(before.dump(), then)
+    assert after.banned(then) == {B: MAX_BAN_S}
+    assert after.score(A, then + HALF_LIFE_S) == pytest.approx(-15)
+
+
 def test_a_flood_of_names_does_not_forget_the_banned() -> None:
     reputation, rng = Reputation(limit=500), random.Random(0)
     for _ in range(5):
