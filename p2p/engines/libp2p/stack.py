@@ -215,6 +215,9 @@ async def open_stack(
     finally:
         # A start that was cut off or failed may listen as well.
         await host.get_network().close_sockets()
+        # These are system tasks of trio, which nothing else ends.
+        for scope in host._identify_tasks:
+            scope.cancel()
         # This ends the library's thread.
         pubsub.seen_messages.stop()
 

@@ -25,6 +25,7 @@ from libp2p.crypto.exceptions import MissingDeserializerError
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.crypto.serialization import deserialize_public_key
+from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.utils import maybe_consume_signed_record
 from libp2p.network.exceptions import SwarmException
@@ -47,7 +48,7 @@ from p2p.engines.libp2p.network import LimitedNetwork
 from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.request_response import SERVED_EACH
 from p2p.engines.libp2p.rpcs import MAX_BYTES
-from p2p.engines.libp2p.stack import MAX_STREAMS, Stack, open_stack
+from p2p.engines.libp2p.stack import MAX_STREAMS, Host, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.member import Member
@@ -611,6 +612,34 @@ async def test_a_peer_that_finds_us_during_the_start_is_answered(
     monkeypatch.setattr(libp2p_engine, "open_stack", slow)
     await nursery.start(engine(1).run)
     assert spoken == [PROTOCOL, HOP]
+
+
+async def test_no_identify_outlives_the_engine(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a system task of trio, and waits for ten seconds."""
+    _, silent, address = await started(nursery, 1)
+    asked, ended, identify = trio.Event(), trio.Event(), Host._identify_task_entry
+
+    async def say_nothing(_: Any) -> None:
+        asked.set()
+        await trio.sleep_forever()
+
+    async def identified(host: Host, peer: Any, reason: str) -> None:
+        try:
+            await identify(host, peer, reason)
+        finally:
+            if host is not stack_of(silent).host:
+                ended.set()
+
+    stack_of(silent).host.set_stream_handler(IDENTIFY, say_nothing)
+    async with hostile_peer(address, meet=False) as (stack, target):
+        await stack.host.disconnect(target)
+        monkeypatch.setattr(Host, "_identify_task_entry", identified)
+        await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
+        await asked.wait()
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert ended.is_set()
 
 
 async def test_no_question_begins_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
