@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,3 +35,17 @@ def failing_at(step: int) -> Iterator[list[str]]:
     finally:
         for patch in patches:
             patch.stop()
+
+
+@contextmanager
+def on_disk() -> Iterator[set[str]]:
+    """Yield the names that a power cut would leave: those in a folder when it is synced."""
+    names, real = set[str](), os.fsync
+
+    def call(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            names.update(os.listdir(descriptor))
+        real(descriptor)
+
+    with mock.patch.object(os, "fsync", call):
+        yield names

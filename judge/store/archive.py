@@ -17,6 +17,7 @@ from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
+from p2p import durable
 from swarmd.tasks.answers import added
 from swarmd.tasks.sandbox.client import Completion, Mark, TaskRef
 
@@ -48,6 +49,7 @@ def backup(database: Path | str, to: Path | str) -> int:
     try:
         rows = _copied(database, part, anew=True)
         part.rename(to)
+        durable.sync(Path(to).parent)
     except DatabaseInUse:
         # The draft is another backup's.
         raise

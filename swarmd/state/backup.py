@@ -92,6 +92,7 @@ def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
         try:
             _write(opened, identity.peer_id, draft)
             draft.rename(to)
+            durable.sync(to.parent)
         except OSError as error:
             raise CannotRecord(
                 f"{to}: cannot be written: {error.strerror or error}. Free some space, or name another file."

@@ -21,6 +21,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
+from tests.disk import on_disk
 from tests.judge.store.test_store import ALICE, BOB, evaluate, question
 
 CURRICULUM = f"tiny-9 {TINY_9.digest}"
@@ -79,6 +80,13 @@ def test_a_backup_that_fails_leaves_nothing_that_looks_like_one(tmp_path: Path) 
     with pytest.raises(DatabaseUnusable, match="no such table"):
         archive.backup(database, (folder := tmp_path / "backups") / "copy.sqlite3")
     assert list(folder.iterdir()) == []
+
+
+def test_a_backup_outlasts_a_power_cut(tmp_path: Path) -> None:
+    Store(tmp_path / "judge.db", CURRICULUM).close()
+    with on_disk() as names:
+        archive.backup(tmp_path / "judge.db", tmp_path / "copy.db")
+    assert "copy.db" in names
 
 
 def test_a_backup_that_was_killed_is_made_again_and_is_whole_or_not_there(tmp_path: Path) -> None:
