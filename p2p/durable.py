@@ -127,10 +127,13 @@ def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk. Raises OSError."""
+    """Wait until a file or folder is on disk. Raises OSError, but not where folders cannot be synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

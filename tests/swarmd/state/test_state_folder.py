@@ -1,5 +1,6 @@
 """One node at a time owns a state folder, however its predecessor ended."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from p2p import durable
+from p2p.identity import Identity
 from swarmd.errors import ConfigError, StateFolderInUse
 from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
 from swarmd.testing import TIMEOUT_S
@@ -120,6 +123,29 @@ def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_pat
         write_atomically(tmp_path / "folder", {})
     assert (tmp_path / "run.json").read_text() == '{"pid": 2}'
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.json"]
+
+
+def test_folders_that_the_file_system_cannot_sync_are_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a folder that VirtualBox shares with its guest. PostgreSQL does the same."""
+    real = os.fsync
+
+    def refusing(refuses: Callable[[int], bool]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            if refuses(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            real(descriptor)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", refusing(stat.S_ISDIR))
+    write_atomically(tmp_path / "run.json", {"pid": 1})
+    key = Identity.load_or_create(tmp_path / "identity.key")
+    assert Identity.load(tmp_path / "identity.key").peer_id == key.peer_id
+    monkeypatch.setattr(os, "fsync", refusing(stat.S_ISREG))
+    with pytest.raises(OSError, match="Invalid argument"):
+        durable.sync(tmp_path / "run.json")
 
 
 FOREIGN: dict[str, Callable[[Path, Path], object]] = {
