@@ -292,7 +292,7 @@ class AddressBook:
 
         Raises ValueError or RecursionError on anything else than what `dump` gives, and then changes nothing.
 
-        written: when the file was, seconds since the epoch.
+        written: no time in it is later, seconds since the epoch.
         """
         if len(content) > MAX_FILE_BYTES:
             raise ValueError("too long")

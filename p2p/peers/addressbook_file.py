@@ -17,16 +17,17 @@ log = logging.getLogger(__name__)
 
 
 class AddressBookFile:
-    """The file of one book. path: None keeps it nowhere."""
+    """The file of one book. path: None keeps it nowhere. clock: seconds since the epoch."""
 
-    def __init__(self, book: AddressBook, path: Path | None) -> None:
+    def __init__(self, book: AddressBook, path: Path | None, clock: Callable[[], float]) -> None:
         """Read the file into the book. A damaged one is set aside: peers can be found again."""
         # Whether it was told that the file cannot be written.
         self._book, self._path, self._told = book, path, False
         if path is not None:
             durable.load(
                 path,
-                lambda content: book.restore(content, path.stat().st_mtime),
+                # The clock may not be set yet, and a copied file may be of any date.
+                lambda content: book.restore(content, max(path.stat().st_mtime, clock())),
                 "peers are found anew",
                 MAX_FILE_BYTES + 1,
             )

@@ -101,7 +101,7 @@ class Victim:
         if first:
             _, _, host, _, port = world.addresses[bootstrap].split("/")
             book.pin(bootstrap, Endpoint("ip4", host, int(port)))
-        file = AddressBookFile(book, self.path)
+        file = AddressBookFile(book, self.path, lambda: self.now)
         up = {peer for peer in world.honest[1:] if world.rng.random() < ONLINE} | {
             *([bootstrap] if first else [])
         }

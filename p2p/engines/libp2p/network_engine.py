@@ -77,7 +77,7 @@ class NetworkEngine:
         self._book = AddressBook(self.me, secrets.token_bytes(16))
         for text in bootstrap:
             self._book.pin(*parse_bootstrap(text))
-        self._book_file = AddressBookFile(self._book, addressbook)
+        self._book_file = AddressBookFile(self._book, addressbook, clock)
         # Frames, and until when each is held, the oldest first.
         self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MAX_QUEUED_FRAMES)
         self._news = trio.Event()

@@ -499,9 +499,9 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
         dial(book, peer(n), NOW + 100)
     book.anchor([peer(2), peer(4)])
     assert book.changed
-    AddressBookFile(book, path).save()
+    AddressBookFile(book, path, lambda: NOW).save()
     again = AddressBook(ME, bytes(16))
-    file = AddressBookFile(again, path)
+    file = AddressBookFile(again, path, lambda: NOW)
     assert (
         not again.changed
         and not book.changed
@@ -516,11 +516,23 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
     assert json.loads(path.read_text())["key"] == KEY.hex() and not again.changed
 
 
+@pytest.mark.parametrize("dated, now", [(315_532_800.0, NOW), (NOW, 0.0)])
+def test_a_copy_without_its_date_and_a_clock_that_is_not_set_cost_no_peer(
+    book: AddressBook, tmp_path: Path, dated: float, now: float
+) -> None:
+    path = tmp_path / "peers.json"
+    book.add(peer(1), [at(1)], NOW)
+    AddressBookFile(book, path, lambda: NOW).save()
+    os.utime(path, (dated, dated))
+    AddressBookFile(again := AddressBook(ME, KEY), path, lambda: now)
+    assert not again[peer(1)].terrible(NOW + DAY)
+
+
 async def test_the_network_does_not_wait_for_the_disk_and_loses_no_change(
     book: AddressBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, told, go_on = tmp_path / "peers.json", threading.Event(), threading.Event()
-    file, fsync = AddressBookFile(book, path), os.fsync
+    file, fsync = AddressBookFile(book, path, lambda: NOW), os.fsync
 
     def slow(descriptor: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
@@ -545,7 +557,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     book: AddressBook, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "peers"
-    file = AddressBookFile(book, folder / "peers.json")
+    file = AddressBookFile(book, folder / "peers.json", lambda: NOW)
 
     def save() -> None:
         book.changed = True
@@ -602,7 +614,7 @@ def test_a_damaged_file_is_set_aside(
 ) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(content)
-    AddressBookFile(book, path)
+    AddressBookFile(book, path, lambda: NOW)
     assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_bytes() == content
     assert "was damaged" in caplog.text and "peers are found anew" in caplog.text
 
