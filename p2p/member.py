@@ -256,7 +256,7 @@ class Member:
 
     def leave(self) -> None:
         """End all connections, and make none until `come_back`."""
-        self._left = self._left or trio.Event()
+        self._left = trio.Event() if self._left is None else self._left
         self._stay.cancel()
 
     def come_back(self) -> None:

@@ -50,6 +50,15 @@ def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
     assert helper.rejected == {Reason.OTHER_SWARM: 1, Reason.DUPLICATE: 1, Reason.BAD_SIGNATURE: 1}
 
 
+def test_a_member_that_left_sends_nothing_until_it_is_back() -> None:
+    swarm = MemorySwarm()
+    a, b = member(swarm, 1), member(swarm, 2)
+    for number, change in enumerate((a.come_back, a.leave, a.leave, a.come_back)):
+        change()
+        a.publish("rollouts", bytes([number]))
+    assert [envelope.body for envelope in b.received()] == [b"\0", b"\3"]
+
+
 def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() -> None:
     swarm = MemorySwarm()
     a, b = member(swarm, 1), member(swarm, 2, limits=AdmissionLimits(frames_burst=5))

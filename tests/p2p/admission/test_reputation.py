@@ -10,6 +10,7 @@ import trio.testing
 from libp2p.peer.id import ID
 
 from p2p.admission.fair_queue import FairQueue
+from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.memory import AdmissionMemory
 from p2p.admission.reputation import (
     FIRST_BAN_S,
@@ -186,12 +187,19 @@ class Life:
     now: float = NOW
     where: dict[PeerId, str] = field(default_factory=dict)
     told: list[tuple[PeerId, float]] = field(default_factory=list)
+    limits: AdmissionLimits | None = None
 
     def __post_init__(self) -> None:
         me, self.swarm = Identity.from_seed(b"m" * 32), MemorySwarm()
         build = partial(Placed, self.swarm, self.where, self.told, me.peer_id)
         self.member = QueuedMember(
-            me, TOPIC, build, sequence=itertools.count(1), clock=lambda: self.now, folder=self.folder
+            me,
+            TOPIC,
+            build,
+            sequence=itertools.count(1),
+            clock=lambda: self.now,
+            limits=self.limits,
+            folder=self.folder,
         )
 
     def hear(self, author: Identity, number: int, via: PeerId | None = None) -> Verdict:
@@ -225,6 +233,15 @@ async def test_a_member_names_each_bodys_group_and_remembers_it_over_restarts(
     assert again.member.group(A) == "11.0" and again.member.group(C) == ""
     assert again.member.score(B) < GRAYLIST_THRESHOLD and again.hear(BOB, 9) is Verdict.IGNORE
     assert again.hear(ALICE, 3, via=B) is Verdict.IGNORE and again.member.rejected == {Reason.SHUNNED: 2}
+
+
+def test_a_connection_leaves_room_for_authors_that_other_groups_bring(tmp_path: Path) -> None:
+    where = {A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/11.0.9.9/tcp/1", C: "/ip4/12.0.1.2/tcp/1"}
+    life = Life(tmp_path, where=where, limits=AdmissionLimits(authors=8))
+    authors = (Identity.from_seed(bytes([n]) * 32) for n in itertools.count(200))
+    life.hear(ALICE, 1)  # and the groups are noted
+    came = [sum(life.hear(next(authors), 1, via) is Verdict.ACCEPT for _ in range(8)) for via in (A, B, C)]
+    assert came == [4, 0, 2] and life.member.rejected == {Reason.CROWDED: 18}
 
 
 async def test_nothing_is_fetched_from_graylisted_peers(
