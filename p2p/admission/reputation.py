@@ -161,7 +161,8 @@ class Reputation:
         for record in self._peers.values():
             # Where the clock was set back, no ban becomes longer.
             record.at = min(record.at, now)
-            record.banned_until = min(record.banned_until, now + MAX_BAN_S)
+            longest = min(MAX_BAN_S, FIRST_BAN_S * float(1 << max(0, record.bans - 1)))
+            record.banned_until = min(record.banned_until, now + longest)
         self._forget(now)
 
     def _ban(self, record: _Record, now: float, longest: float, after: float) -> float:

@@ -145,7 +145,7 @@ def test_after_the_clock_was_set_back_no_ban_is_longer_and_scores_come_back() ->
         for _ in range(times):
             before.offence(peer, Reason.UNDECODABLE, NOW)
     after.load(before.dump(), then)
-    assert after.banned(then) == {B: MAX_BAN_S}
+    assert after.banned(then) == {B: FIRST_BAN_S}
     assert after.score(A, then + HALF_LIFE_S) == pytest.approx(-15)
 
 
