@@ -125,12 +125,6 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             return max(1, int(self.send_window))
         raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT_S:g} s")
 
-    async def reset(self) -> None:
-        """Cut off the stream and drop what came on it, which the library would keep for a minute."""
-        await super().reset()
-        self.conn.stream_buffers.get(self.stream_id, bytearray()).clear()
-        await self.conn._finalize_stream(self, fully_closed=True)
-
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._unacknowledged += bytes_read
         if self._unacknowledged >= WITHHELD_BYTES:
