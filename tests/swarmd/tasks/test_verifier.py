@@ -206,11 +206,13 @@ def test_a_killed_worker_is_replaced_and_costs_no_reward(verifier: Verifier) -> 
     items = questions(8, 2)
     verifier.score(items)
     before, restarts = verifier.pid, verifier.restarts
+    files = psutil.Process(before).num_fds()
     for _ in range(10):
         (worker,) = descendants(verifier.pid)
         worker.kill()
         assert verifier.score(items) == [(1.0, 0.0)] * 8
     assert (verifier.pid, verifier.restarts) == (before, restarts)
+    assert psutil.Process(before).num_fds() == files, "the ends of its pipes are closed"
 
 
 @pytest.mark.slow
