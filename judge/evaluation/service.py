@@ -342,11 +342,11 @@ class JudgeService:
     async def _void_abandoned(self) -> None:
         # After a failure the end of a question may not have been written.
         now, failed = self.now(), self._failed > -math.inf
-        if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_S:
+        if (self.settings.shared or failed) and not 0 <= now - self._abandoned < config.ABANDONED_S:
             grace = self.settings.deadline + config.ABANDONED_S
-            await self.write(
-                self._store.abandoned, self._abandoned and self._abandoned - grace - 3_600.0, now - grace
-            )
+            # The clock may have been set back.
+            since = self._abandoned and min(self._abandoned, now) - grace - 3_600.0
+            await self.write(self._store.abandoned, since, now - grace)
             self._abandoned = now
 
     async def heed_moderation(self) -> None:
