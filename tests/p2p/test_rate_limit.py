@@ -1,10 +1,12 @@
 """The token bucket, buckets by key, and bans of peers that send too much."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.rate_limit import RateLimit, TokenBucket, TokenBuckets
+from p2p.rate_limit import RateLimit, TokenBucket, TokenBuckets, counted
 
 NOW = 1_900_000_000.0
 
@@ -71,3 +73,12 @@ def test_bans_double_and_are_forgotten_after_a_quiet_day() -> None:
     now += 24 * 3600
     assert flood() == 60
     assert [limit.ban_again("often", now + n) for n in range(1100)][-1] == 960
+
+
+def test_what_has_run_is_counted_no_more_and_takes_no_place() -> None:
+    running = Counter[str]()
+    with counted(running, "a"):
+        with counted(running, "a"):
+            assert running["a"] == 2
+        assert running["a"] == 1
+    assert not running
