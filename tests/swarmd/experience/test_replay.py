@@ -93,6 +93,12 @@ def test_an_author_over_its_share_loses_its_own_oldest() -> None:
     assert numbers(pool) == [2, 3, 4, 5]
 
 
+def test_what_an_author_has_beyond_its_share_takes_no_room_of_another() -> None:
+    pool = Pool(9, 10, PoolLimits(ME, 9, external_share=0.5, author_share=0.2))
+    pool.add(scored(n, author="b" if n < 2 else "a") for n in range(7))
+    assert numbers(pool) == [0, 1, 5, 6]
+
+
 def test_old_rollouts_are_forgotten_by_their_own_limits() -> None:
     pool = Pool(2, 10, PoolLimits(ME, 4))
     fill(pool, [scored(1), scored(2, author="a")])
