@@ -125,6 +125,11 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             return max(1, int(self.send_window))
         raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT_S:g} s")
 
+    async def reset(self) -> None:
+        """Cut off the stream, and drop what came on it: the library would keep it for a minute."""
+        await super().reset()
+        self.conn.stream_buffers.get(self.stream_id, bytearray()).clear()
+
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._unacknowledged += bytes_read
         if self._unacknowledged >= WITHHELD_BYTES:
@@ -234,6 +239,12 @@ class Muxer(Yamux):  # type: ignore[misc]
         super()._finalize_stream_locked(stream, fully_closed=fully_closed)
         if waited_for is not None and stream.stream_id not in self.stream_events:
             waited_for.set()
+
+    def _sweep_stale_streams(self, now: float | None = None) -> int:
+        """Forget also what the library notes for the next wait of a reader whose stream is gone."""
+        for gone in self.stream_events.keys() - self.streams.keys():
+            del self.stream_events[gone]
+        return int(super()._sweep_stale_streams(now))
 
     async def ping(self) -> None:
         """Make the other side send something. Waits for no rate, and for no answer."""

@@ -277,6 +277,40 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
     assert not caplog.records  # one a frame, which may be of one byte, would fill the log
 
 
+async def test_what_came_on_streams_that_we_reset_is_dropped(nursery: trio.Nursery) -> None:
+    """Else a peer would seem to send beyond its windows where we leave many of its answers unread."""
+    muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
+    for stream in range(1, 4 * MAX_BUFFERED_BYTES // WINDOW, 2):
+        await theirs.send_all(
+            struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, FLAG_SYN, stream, WINDOW) + bytes(WINDOW)
+        )
+        await (await muxer.accept_stream()).reset()
+    assert not any(muxer.stream_buffers.values())
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_whose_stream_we_reset_ends_and_leaves_nothing(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
+    ended = []
+
+    async def read(stream: Any) -> None:
+        with pytest.raises(MuxedStreamError):
+            await stream.read(1)
+        ended.append(stream)
+
+    for n in (1, 3, 5):
+        await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, FLAG_SYN, n, 0))
+        stream = await muxer.accept_stream()
+        nursery.start_soon(read, stream)
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.reset()
+    await trio.sleep(60)
+    assert len(ended) == 3 and not muxer.streams and not muxer.stream_events
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_peer_that_ends_none_of_its_streams_is_cut_off(nursery: trio.Nursery) -> None:
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     closed = 0
