@@ -320,7 +320,8 @@ def blob_reason(entry: Entry) -> str:
     blob = bytes.fromhex(entry["blob"])
     assert content_id(blob).hex() == entry["id"]
     ref = TaskRef(entry["specialty"], entry["n"])
-    return named(offers.decode_blob(blob, Offered(entry["author"], ref, content_id(blob), len(blob), None)))
+    author = entry["author"]
+    return named(offers.decode_blob(blob, Offered(author, ref, content_id(blob), len(blob), author)))
 
 
 def answering() -> QueuedMember:

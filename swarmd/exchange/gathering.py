@@ -208,8 +208,8 @@ class Gatherer:
                 if self._serving.doubtful(item.author)
                 else nullcontext(),
             ):
-                holders: list[PeerId] = [item.author] if item.via is None else [item.author, item.via]
-                blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.replies)
+                want = Want(item.id, item.size, [item.author, item.via])
+                blob = await self._member.fetch(want, fetch.replies)
         finally:
             del self._under_way[item.id]
         if fetch.replies.get(item.author) is HolderReply.NO or blob is None:

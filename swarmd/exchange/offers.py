@@ -79,7 +79,7 @@ class Offered:
     ref: TaskRef
     id: bytes
     size: int  # bytes of the blob
-    via: PeerId | None  # the peer that handed the offer to us
+    via: PeerId  # the peer that handed the offer to us; the author where that is not known
     group: str = ""  # the author's network group, as the envelope said it
     round: int = 0  # our round in which the offer came; set by the board
 
@@ -131,7 +131,7 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         return Reason.UNDECODABLE
     if max(offer.specialties) >= len(specialties):
         return Reason.UNKNOWN_TASK
-    author, via, group = envelope.author, envelope.via, envelope.group
+    author, via, group = envelope.author, envelope.via or envelope.author, envelope.group
     items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
     return tuple(
         Offered(author, TaskRef(specialties[index], n), name, size, via, group)

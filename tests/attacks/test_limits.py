@@ -182,12 +182,12 @@ def test_all_that_waits_to_be_used_at_once() -> None:
 
 def test_all_places_on_the_board_at_once() -> None:
     board = Board(lambda ref: True, kept_rounds=4)
-    board.add([Offered(PeerId("x honest"), TaskRef("sums", 1), b"honest", 100, None, "9.0")])
+    board.add([Offered(PeerId("x honest"), TaskRef("sums", 1), b"honest", 100, PeerId("x honest"), "9.0")])
     for n in range(400):
         who, group = PeerId(f"a{n}"), f"{n % 8}.0"
         board.add(
             [
-                Offered(who, TaskRef("sums", k), b"%d %d" % (n, k), 100, None, group)
+                Offered(who, TaskRef("sums", k), b"%d %d" % (n, k), 100, who, group)
                 for k in range(2 * MAX_ITEMS)
             ]
         )

@@ -38,13 +38,15 @@ def test_offers_match_their_blobs() -> None:
     assert [(o.author, o.via, o.ref, o.id, o.size) for o in decoded] == [
         (ME, OTHER, r.ref, content_id(b), len(b)) for r, b in zip(rollouts, blobs, strict=True)
     ]
+    unknown = offers.decode(replace(envelope(offer), via=None), SPECIALTIES)
+    assert not isinstance(unknown, Reason) and {o.via for o in unknown} == {ME}
     names, sizes = b"".join(sha256(blob).digest()[:12] for blob in blobs), [len(blob) for blob in blobs]
     assert msgpack.unpackb(offer) == [1, 5, [0, 1] * 4, list(range(8)), sizes, names]
     for r, blob in zip(rollouts, blobs, strict=True):
         content = ["tiny", [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]]]]
         author, body = msgpack.unpackb(unpack(blob))
         assert author == public_key_of(ME) and msgpack.unpackb(body) == [1, 5, *content]
-        item = Offered(ME, r.ref, content_id(blob), len(blob), None)
+        item = Offered(ME, r.ref, content_id(blob), len(blob), ME)
         assert offers.decode_blob(blob, item) == (body, r)
         assert offers.decode_blob(blob, replace(item, author=OTHER)) is Reason.NOT_ITS_OWN
         assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
@@ -143,7 +145,7 @@ def test_any_bytes_decode_to_an_offer_or_a_reason(body: bytes) -> None:
 
 def offered(author: PeerId, n: int, name: int | None = None, group: str = "") -> Offered:
     return Offered(
-        author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None, group
+        author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, author, group
     )
 
 

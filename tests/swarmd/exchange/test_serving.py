@@ -25,7 +25,7 @@ A, B = PeerId("a"), PeerId("b")
 
 
 def offered(author: PeerId, *ns: int) -> list[Offered]:
-    return [Offered(author, TaskRef("bf", n), f"{author} {n}".encode(), 10, None) for n in ns]
+    return [Offered(author, TaskRef("bf", n), f"{author} {n}".encode(), 10, author) for n in ns]
 
 
 def fail(serving: Serving, author: PeerId, times: int, at: float, cost: int = HARD) -> list[bool]:

@@ -55,7 +55,9 @@ def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]
     choice = OfferChoice[Offered](known.settings.take, WANTED, lambda item: author(item.author))
     choice.begin(known.lead)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
-    board.add([Offered(s.author, s.ref, ref.n.to_bytes(12, "big"), 100, None) for ref, s in there.items()])
+    board.add(
+        [Offered(s.author, s.ref, ref.n.to_bytes(12, "big"), 100, s.author) for ref, s in there.items()]
+    )
     return [there[item.ref] for item in board.choose(WANTED, rng, choice)]
 
 
@@ -103,7 +105,9 @@ def test_a_round_begins_with_all_its_places_and_no_author_has_more_of_a_specialt
     choice = OfferChoice[Offered]("uniform", 8, lambda item: author(item.author))
 
     def of_a(by: str, seed: int) -> int:
-        offers = [Offered(PeerId(a), TaskRef(WEAK, n), bytes(12), 100, None) for a in by for n in range(20)]
+        offers = [
+            Offered(PeerId(a), TaskRef(WEAK, n), bytes(12), 100, PeerId(a)) for a in by for n in range(20)
+        ]
         choice.begin(Lead())
         return sum(item.author == "a" for item in choice(offers, 8, random.Random(seed)))
 
