@@ -334,6 +334,15 @@ async def test_a_cdn_is_reached_by_the_address_that_was_checked() -> None:
     assert len(sent) == 3
 
 
+async def test_no_proxy_stands_between_judge_and_hub(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would look hosts up by itself, past the check of addresses."""
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "")
+    there = Hub(hub)
+    async with there.opened(there.source("me/good", COMMIT, adapter=False)) as (size, _):
+        assert size == len(GOOD)
+
+
 async def test_a_malformed_host_is_refused() -> None:
     away = httpx2.MockTransport(
         lambda _: httpx2.Response(302, headers={"location": "https://" + 64 * "a" + ".example/"})

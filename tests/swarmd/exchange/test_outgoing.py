@@ -2,6 +2,8 @@
 
 import random
 
+import msgpack
+
 from p2p.identity import Identity
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
@@ -54,6 +56,7 @@ def test_an_offer_joins_the_last_rounds_newest_first() -> None:
     later = 2 / (FIRST_PACE * TARGET_PER_S)
     message = outgoing.pop(later)
     assert message is not None and offered(message[1]) == [60, 50, 51]
+    assert msgpack.unpackb(message[1])[1] == 60, "the round is the newest's"
     assert outgoing.pop(later + 1) is None
     outgoing.put(offers.KIND, offer(70))
     assert outgoing.pop(later + 1) is None  # not its turn yet

@@ -150,6 +150,8 @@ def test_a_pool_comes_back_as_it_was() -> None:
     off = Pool(9)
     off.restore(pool.kept(), pool.updates, pool.used)
     assert len(off) == 0, "replay was switched off: our own are no longer trained on again"
+    off.restore([], 0, (), {n: n for n in range(30)})
+    assert off.before == {n: n for n in range(20, 30)}, "as many rounds as may be trained on"
 
 
 @settings(derandomize=True, max_examples=100)
