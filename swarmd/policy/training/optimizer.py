@@ -77,11 +77,6 @@ class Optimizer:
                 piece.stepped.data = piece.part.float()
 
     @property
-    def rounds(self) -> bool:
-        """Whether there are weights that are rounded at random."""
-        return bool(self._pieces) and self.precision == "stochastic"
-
-    @property
     def in_pieces(self) -> bool:
         """Whether there are weights so large, in 16 bits, that they are stepped piece by piece."""
         return any(len(pieces) > 1 for pieces in self._pieces.values())
@@ -131,7 +126,7 @@ class Optimizer:
                 found[f"{field}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
         if self.precision == "master":
             found |= {f"{MASTER}/{piece.name}": piece.stepped.detach() for piece in self._all_pieces()}
-        if self.rounds:
+        if self.precision == "stochastic":
             found[ROUNDING] = self._random.get_state()
         return found
 
@@ -183,7 +178,7 @@ class Optimizer:
         for key, value in tensors.items():
             field, _, name = key.partition("/")
             if key == ROUNDING:
-                if self.rounds and same_device:
+                if same_device:
                     self._random.set_state(value.cpu())
             elif field != MASTER:
                 stepped = self._stepped[name]
