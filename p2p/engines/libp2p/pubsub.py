@@ -141,12 +141,14 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter.charge(peer, READ_COST)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
-        """Charge for a message, ours or not, new or not.
+        """Charge for a message, ours or not, new or not, and refuse one that names more than one topic.
 
-        The library calls this for each message of an RPC before there is a task for it.
+        The library calls this for each message of an RPC before there is a task for it. It would keep each
+        topic that a message names, again for each peer that it goes to, and validate the message as often.
         """
         return (
             self.meter.charge(self._reading, what=MESSAGES)
+            and len(msg.topicIDs) == 1
             and super()._is_subscribed_to_msg(msg)
             and not self._is_msg_seen(msg)
         )
@@ -333,6 +335,11 @@ class Router(GossipSub):  # type: ignore[misc]
     async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
         if self.pubsub.meter.charge(sender_peer_id, cost(rpc.control)):
             await super().handle_rpc(rpc, sender_peer_id)
+
+    async def handle_graft(self, graft_msg: Any, sender_peer_id: Any) -> None:
+        """Handle a GRAFT of a topic of ours: the library keeps scores for any while the peer is connected."""
+        if graft_msg.topicID in self.mesh:
+            await super().handle_graft(graft_msg, sender_peer_id)
 
     async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:
         """Handle a PRUNE of a topic of ours, for a bounded time: the library keeps any topic and any time."""

@@ -14,6 +14,8 @@ from libp2p.utils.varint import read_varint_prefixed_bytes
 
 from p2p.engines.libp2p import connections
 from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MESHSUB
+from p2p.envelope import seal
+from p2p.identity import Identity
 from swarmd.testing import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.hostile import hostile_peer
@@ -70,17 +72,27 @@ async def test_where_a_peer_is_now_is_noted_at_once(
 
 
 async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: trio.Nursery) -> None:
-    _, a_engine, address = await started(nursery, 1)
+    a, a_engine, address = await started(nursery, 1)
     router, ours = stack_of(a_engine).router, str(TOPIC)
     async with hostile_peer(address) as (stack, target):
-        rpc = rpc_pb2.RPC()
-        for topic in (*map(str, range(100)), ours):
+        rpc, others, they = rpc_pb2.RPC(), [*map(str, range(100))], stack.host.get_id()
+        for topic in (*others, ours):
+            rpc.control.graft.add(topicID=topic)
             rpc.control.prune.add(topicID=topic, backoff=2**63)
         stack.router.send_rpc(target, rpc)
         await until(lambda: ours in router.back_off)
         assert (
             set(router.back_off) == {ours}
             and max(router.back_off[ours].values()) <= time.time() + MAX_BACK_OFF_S
+        )
+        for n, topics in enumerate(([ours, *others], [ours])):
+            frame = seal(
+                Identity.from_seed(bytes([66]) * 32), TOPIC.swarm_id, n, time.time(), "rollouts", b"x"
+            )
+            await stack.pubsub.publish(topics, frame)
+        await until(a.received)
+        assert (
+            {ours} == set(router.time_since_last_publish) == set(router.scorer.first_message_deliveries[they])
         )
 
 
