@@ -201,7 +201,7 @@ class Learner:
         rate = self._learning.learning_rate
         self._apply(rate)
         self.updates, self.skipped = self.updates + 1, 0
-        if self._scale != 1 and self.updates % STEPS_TO_DOUBLE == 0:
+        if self._head.weight.dtype == torch.float16 and self.updates % STEPS_TO_DOUBLE == 0:
             self._scale *= 2
         return UpdateReport(
             sums.loss,

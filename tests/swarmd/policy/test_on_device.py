@@ -164,8 +164,9 @@ def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Pa
     while half.learner.step(rows).skipped:
         scales.append(half.learner._scale)
     assert len(scales) > 5 and half.version == 2
-    half.learner._scale = 1.0
+    half.learner._scale, half.learner.updates = 1.0, STEPS_TO_DOUBLE - 1
     assert half.learner.step(rows).grad_norm < 0.5 * wanted
+    assert half.learner._scale == 2.0, "it grows again, however far it gave way"
     half.learner._scale, half.learner.updates = 2.0, STEPS_TO_DOUBLE - 1
     half.learner.step(rows)
     next(iter(half.trained.values())).data.fill_(float("nan"))
