@@ -4,8 +4,10 @@ The same messages, and models named after what goes wrong.
 """
 
 import os
+import re
 import sys
 import time
+from fractions import Fraction
 
 import msgspec
 
@@ -25,6 +27,15 @@ SHAPES = {"a.weight": (4, 3), "b.bias": (5,)}
 ADAPTER = {"a.lora_A.default.weight": (1, 3), "a.lora_B.default.weight": (4, 1)}
 MODELS = ("good", "tiny", "hangs", "eats", "dies", "talks", "lies", "babbles")
 BASE = "0123456789abcdef"
+
+
+def solved(question: str) -> GivenAnswer | None:
+    """Return the right answer where a fraction is to be simplified, so that something is right."""
+    found = re.search(r"the fraction (\d+)/(\d+)", question)
+    if found is None:
+        return None
+    fraction = Fraction(int(found[1]), int(found[2]))
+    return GivenAnswer(f"<answer>{fraction.numerator}/{fraction.denominator}</answer>", True)
 
 
 def main() -> None:
@@ -54,7 +65,7 @@ def main() -> None:
         os.write(1, b'{"type": "answered", "answers": [[')
         return
     answer = GivenAnswer(f"<answer>{len(weights)}</answer>", True)
-    rows = [[answer] * request.answers for _ in request.questions]
+    rows = [[solved(question) or answer, *[answer] * (request.answers - 1)] for question in request.questions]
     os.write(1, msgspec.json.encode(GivenAnswers(rows[1:] if request.model == "lies" else rows)))
 
 

@@ -305,6 +305,18 @@ async def test_waiting_weights_are_fetched_after_a_restart(settings: JudgeSettin
         assert (await judge.ended(waiting))["state"] == (await judge.ended(held))["state"] == "done"
 
 
+@pytest.mark.parametrize("path", [None, "/mirror"])
+async def test_waiting_weights_are_fetched_from_no_other_hub(
+    settings: JudgeSettings, tmp_path: Path, path: str | None
+) -> None:
+    own = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads")
+    async with judging(own) as judge:
+        waiting = (await name(judge, "me/silent")).json()["verification"]
+    async with judging(replace(own, verified_hub="" if path is None else own.verified_hub + path)) as judge:
+        found = await judge.ended(waiting)
+    assert found["state"] == "refused" and "fetches nothing from there" in found["error"]
+
+
 async def test_a_cdn_is_reached_by_the_address_that_was_checked() -> None:
     sent: list[httpx2.Request] = []
     found = {"cdn.example": ["93.184.215.14"], "inside.example": ["93.184.215.14", "10.0.0.1"]}

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import random
+import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -168,7 +169,11 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt[
         "questions"
     ]
-    assert set(found["pass_at"]) == {"1", "2"}
+    # Of each of the two fractions the first of three answers is right
+    right = {q["n"]: q["correct"] for q in found["questions"] if q["reward"] == 1}
+    assert (found["right"], list(right.values())) == (2.0, [1, 1])
+    assert receipt["specialties"]["fraction_simplification"] == [2.0, 2]
+    assert found["pass_at"] == {"1": pytest.approx(2 / 18 / 3), "2": pytest.approx(2 / 18 * 2 / 3)}
     assert judge.files() == []
     tasks = [
         tasks_of("tiny-9").task(TaskRef(question["specialty"], question["n"]))
@@ -321,13 +326,15 @@ async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: 
     assert judge.files() == []
 
 
+@pytest.mark.parametrize("folder", [False, True])
 async def test_a_disk_that_times_out_is_not_the_senders_fault(
-    judge: Uploader, monkeypatch: pytest.MonkeyPatch
+    judge: Uploader, folder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk on the network may time out so."""
+    """A disk on the network may time out so, at the file's content or at its name."""
 
-    def times_out(_file: int) -> None:
-        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+    def times_out(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode) is folder:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", times_out)
