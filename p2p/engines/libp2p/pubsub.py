@@ -198,6 +198,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             await before.reset()
         try:
             await super().stream_handler(stream)
+            # Where the peer ended it well, the library leaves our side open while the connection lasts.
+            await stream.close()
         finally:
             if self._inbound.get(peer) is stream:
                 del self._inbound[peer]

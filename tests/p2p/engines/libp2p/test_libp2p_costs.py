@@ -6,6 +6,7 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
+from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.pubsub.pb import rpc_pb2
@@ -19,7 +20,7 @@ from p2p.identity import Identity
 from swarmd.testing import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.hostile import hostile_peer
-from tests.p2p.real import TOPIC, heard
+from tests.p2p.real import SECONDS, TOPIC, heard
 
 pytestmark = pytest.mark.net
 
@@ -94,6 +95,15 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
         assert (
             {ours} == set(router.time_since_last_publish) == set(router.scorer.first_message_deliveries[they])
         )
+
+
+async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nursery) -> None:
+    _, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        stream = await stack.host.new_stream(target, MESHSUB)
+        await stream.close()
+        with trio.fail_after(SECONDS), pytest.raises(StreamEOF):
+            await stream.read(1)
 
 
 async def test_messages_carry_no_addresses_and_pruned_peers_may_return(nursery: trio.Nursery) -> None:
