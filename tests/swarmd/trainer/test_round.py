@@ -18,6 +18,7 @@ from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.advantages import within_group
+from swarmd.experience.replay_schedule import GuardState
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
@@ -373,7 +374,14 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
     assert again.useless.state == node.useless.state and again.useless.state[PeerId("somebody")] == 3
     assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
+    for mine, kept in (
+        (again.sharing.success, node.sharing.success),
+        (again.sharing.others, node.sharing.others),
+    ):
+        assert mine == kept and mine.seen
+    again.schedule.configured, again.schedule.state = 1, GuardState()
     assert "seed 7 has no effect" in resume(checkpoints, again, again_policy, 7)[1][0]
+    assert again.schedule.state == GuardState(), "one update a round is not guarded"
 
 
 def said(answer: str) -> Completion:
