@@ -22,7 +22,7 @@ from swarmd.experience.pool import heard_in, too_old
 from swarmd.experience.sampling import shuffled
 from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
-from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, UpdateReport
+from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task
 
 # External rollouts, the newest that the caps allow; more only where a batch takes more. It bounds what many
 # authors can cost us.
@@ -99,7 +99,7 @@ def _step(parts: RoundParts, watch: "_Stopwatch", local: Sequence[Scored]) -> St
             batch = parts.pool.remember(batch, parts.remember)
         # The policy gradient on T^n. The loss and `weigh` together say which of it has one
         # (`experience.advantages`).
-        update = parts.policy.update(batch, parts.sharing.weighing(parts.me)) if batch else UpdateReport()
+        update = parts.policy.update(batch, parts.sharing.weighing(parts.me))
     return Step(batch, before, update)
 
 

@@ -270,6 +270,19 @@ def test_a_worker_is_replaced_before_it_grows_old(verifier: Verifier) -> None:
     assert [p.pid for p in descendants(verifier.pid)] != [worker.pid]
 
 
+def test_a_worker_is_replaced_after_many_questions() -> None:
+    program = (
+        "from swarmd.tasks.sandbox import worker; worker.WORKER_ANSWERS = 3\n"
+        "worker.run(lambda: worker.Work(lambda *_: worker.Prepared('?', lambda _: 1.0)))"
+    )
+    with Verifier("tiny-9", (sys.executable, "-c", program)) as verifier:
+        pids = []
+        for _ in range(4):
+            assert verifier.make(REF).question == "?"
+            pids += [worker.pid for worker in descendants(verifier.pid)]
+    assert pids[0] == pids[1] == pids[2] != pids[3]
+
+
 def impostor(*sent: str) -> tuple[str, ...]:
     """Return a command that writes these messages, reads a little, and waits."""
     program = f"from swarmd.tasks.sandbox.pipe import *\nfor said in ({','.join(sent)},): send(1, said)\n"
