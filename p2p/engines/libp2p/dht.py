@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
+from libp2p.identity import update
 from libp2p.kad_dht import kad_dht, peer_routing, provider_store
 from libp2p.kad_dht.common import BUCKET_SIZE
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
@@ -91,6 +92,11 @@ def bounded(addresses: Sequence[Any]) -> list[Any]:
         for address in addresses[:MAX_ADDRESSES]
         if len(address.to_bytes()) <= MAX_LENGTH and _readable(address)
     ]
+
+
+# Replaced in the library, which caches the last thousand addresses that identify told, of up to 1 MiB each.
+_parsed = update._safe_parse_multiaddr_cached
+update._safe_parse_multiaddr_cached = lambda raw: _parsed(raw) if len(raw) <= MAX_LENGTH else None
 
 
 def _readable(address: Any) -> bool:

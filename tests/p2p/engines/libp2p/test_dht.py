@@ -1,6 +1,7 @@
 """The DHT of the libp2p engine: what one peer may have of it. Real hosts over loopback."""
 
 import time
+import tracemalloc
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.identity.identify_push.identify_push import push_identify_to_peer
+from libp2p.identity.update import update_peerstore_from_identify
 from libp2p.kad_dht.common import BUCKET_SIZE, PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.kad_dht.provider_store import ProviderStore
@@ -160,6 +163,18 @@ async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> 
         assert store.addrs(me) == [good]
     long = Multiaddr("/tcp/1" * MAX_LENGTH)
     assert bounded([NO_ADDRESS, Multiaddr(b""), long, good]) == [good]
+
+
+async def test_a_long_address_that_identify_tells_is_kept_nowhere() -> None:
+    store, (good,) = make_host(Identity.from_seed(bytes(32))).get_peerstore(), addresses(1)
+    tracemalloc.start()
+    for n in range(20):
+        told = Identify(listen_addrs=[b"\x04" + bytes([n]) * 100_000, good.to_bytes()])
+        await update_peerstore_from_identify(store, ID(KEY), told)
+    del told
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000 and store.addrs(ID(KEY)) == [good]
 
 
 async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresses() -> None:
