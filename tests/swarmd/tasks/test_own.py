@@ -141,10 +141,16 @@ def test_an_own_reward_that_cannot_be_used_is_named_before_anything_is_joined(
         )
 
 
+# After these a worker is of no further use.
+ENDING = ("hangs", "dies", "eats")
+
+
 @pytest.mark.parametrize("how", [*FATAL, *WRONG])
 def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    unruly.make(TaskRef("fine", 1))
+    (worker,) = descendants(unruly.pid)
     with caplog.at_level(logging.WARNING):
         row, fine = unruly.score(
             [(TaskRef(how, 1), said("good", "?", "bad", "good")), (TaskRef("fine", 1), said("good", "bad"))]
@@ -155,7 +161,8 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     assert f"the tasks unruly: {how} n = 1: score" in caplog.text and "\x1b" not in caplog.text
     assert ("refused in the verifier" in caplog.text) is (how in ("touches", "dials", "imports"))
     assert not UNRULY.with_suffix(".touched").exists()
-    assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
+    (after,) = descendants(unruly.pid)
+    assert unruly.restarts == 0 and (after == worker) is (how not in ENDING)
 
 
 def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
@@ -206,7 +213,7 @@ def test_a_question_that_fails_is_skipped(
     ((score,),) = unruly.judge([(TaskRef(how, 10), said("good"))])
     ends = {"hangs": GradeReason.TIMEOUT, "dies": GradeReason.CRASHED}
     assert score == ScoredAnswer.of(ends.get(how, GradeReason.FAULT))
-    assert (descendants(unruly.pid) == [worker]) is (how not in ("hangs", "dies", "eats"))
+    assert (descendants(unruly.pid) == [worker]) is (how not in ENDING)
     assert unruly.make(TaskRef("fine", 10)).question.startswith("fine 10 of ") and unruly.restarts == 0
 
 
