@@ -58,7 +58,9 @@ class Evaluator:
             reply = msgspec.json.decode(received, type=Reply)
         except (TimeoutError, EvaluationFailed, msgspec.MsgspecError) as error:
             raise VerifiedUnusable(
-                f"the process that evaluates weights does not start ({type(error).__name__})"
+                "the process that evaluates weights ended, or was still downloading its models after"
+                f" {START_S:g} s ({type(error).__name__}). Start the judge again, which goes on with a"
+                " download, or leave out --verified-bytes."
             ) from None
         if isinstance(reply, WorkerRefusal):
             raise VerifiedUnusable(f"{reply.error} Name other models with --verified-model.")

@@ -30,6 +30,7 @@ from judge.evaluation.service import JudgeService, open_service
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.store.store import Store
 from judge.store.verifications import newest
+from judge.verified import evaluator
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
 from judge.verified.messages import AnswerRequest
 from p2p.types import PeerId
@@ -239,6 +240,13 @@ async def test_a_judge_that_ends_in_its_start_ends_the_worker(tmp_path: Path) ->
     with pytest.raises(asyncio.CancelledError):
         await start
     assert not process.is_running()
+
+
+async def test_a_start_that_takes_too_long_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "START_S", 0.1)
+    slow = Evaluator(TIMEOUT_S, (sys.executable, "-c", "import time; time.sleep(1000)"))
+    with pytest.raises(VerifiedUnusable, match=r"after 0\.1 s \(TimeoutError\)\. Start the judge again"):
+        await slow.describe(["tiny"])
 
 
 async def test_ctrl_c_reaches_the_judge_and_no_worker(tmp_path: Path) -> None:
