@@ -64,12 +64,11 @@ class Optimizer:
         self._pieces = {
             name: list(_pieces(name, weight)) for name, weight in weights.items() if name not in self._plain
         }
-        stepped = {
+        self._stepped: dict[str, nn.Parameter] = {
             **self._plain,
-            **{piece.name: piece.stepped for pieces in self._pieces.values() for piece in pieces},
+            **{piece.name: piece.stepped for piece in self._all_pieces()},
         }
-        self._stepped: dict[str, nn.Parameter] = stepped
-        self._adam = _adam(kind, list(stepped.values()))
+        self._adam = _adam(kind, list(self._stepped.values()))
         device = next(iter(weights.values())).device
         self._random = torch.Generator(device=device).manual_seed(seed)
         if precision == "master":

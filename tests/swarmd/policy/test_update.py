@@ -439,7 +439,8 @@ def test_layers_are_computed_twice_in_an_update_alone(ragged: list[Row], folders
 def test_a_single_row_that_does_not_fit_is_an_error(ragged: list[Row], folders: dict[str, Path]) -> None:
     network = network_of(folders["qwen2"])
     scarce(network, 3, SHORT[0])
-    with pytest.raises(NoModel, match=r"not enough memory.*max_new_tokens"):
+    words = rf"not enough memory.*one completion of {max(map(len, ragged))} tokens.*max_new_tokens"
+    with pytest.raises(NoModel, match=words):
         Learner(network, learning(), CPU).step(ragged)
 
 
