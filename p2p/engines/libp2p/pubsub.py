@@ -51,6 +51,8 @@ GOSSIP_PEERS = 6
 MAX_BACK_OFF_S = 600
 # Topics of a peer that we take note of.
 MAX_SUBSCRIPTIONS = 16
+# A message's number, as all libraries write it.
+NUMBER_BYTES = 8
 UNKNOWN = ("", "", b"")
 # Messages of which we remember where they came in.
 NOTED_MESSAGES = 8192
@@ -141,14 +143,16 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter.charge(peer, READ_COST)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
-        """Charge for a message, ours or not, new or not, and refuse one that names more than one topic.
+        """Charge for a message, ours or not, new or not, and refuse more than one topic and a long number.
 
         The library calls this for each message of an RPC before there is a task for it. It would keep each
         topic that a message names, again for each peer that it goes to, and validate the message as often.
+        Its number is part of its id, which is kept in four places.
         """
         return (
             self.meter.charge(self._reading, what=MESSAGES)
             and len(msg.topicIDs) == 1
+            and len(msg.seqno) <= NUMBER_BYTES
             and super()._is_subscribed_to_msg(msg)
             and not self._is_msg_seen(msg)
         )

@@ -97,6 +97,21 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
         )
 
 
+async def test_a_message_with_a_long_number_is_not_taken(nursery: trio.Nursery) -> None:
+    a, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, _):
+        numbers = iter([b"more than eight", bytes(8)])
+        stack.pubsub._next_seqno = lambda: next(numbers)
+        for n, body in enumerate((b"long", b"fine")):
+            frame = seal(
+                Identity.from_seed(bytes([66]) * 32), TOPIC.swarm_id, n, time.time(), "rollouts", body
+            )
+            await stack.pubsub.publish(str(TOPIC), frame)
+        received: list[bytes] = []
+        await until(lambda: received.extend(one.body for one in a.received()) or received)
+        assert received == [b"fine"]
+
+
 async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nursery) -> None:
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
