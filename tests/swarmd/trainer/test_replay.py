@@ -10,6 +10,8 @@ import pytest
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.testing import PlayedPolicy
+from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Tokens
@@ -74,6 +76,13 @@ def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) 
     assert node.me not in first and 0 < len(first) < sum(r.external for r in reports), (
         "replayed ones count once"
     )
+
+
+def test_others_rollouts_are_kept_longer_only_where_the_policy_remembers(verifier: Verifier) -> None:
+    settings = config(local=2, external=2, max_age=5)
+    node, _, _ = join(MemorySwarm(), 1, verifier, settings)
+    forgetful = build(settings, 1, node.me, node.swarm, PlayedPolicy(lambda _: ["x"]), verifier)
+    assert (node.pool.max_age, forgetful.pool.max_age) == (5, settings.round.max_age)
 
 
 def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_path: Path) -> None:
