@@ -20,6 +20,7 @@ def test_overlapping_peers_are_tied() -> None:
     apart = {(90, 100): (1, 2), (50, 100): (2, 5), (45, 100): (2, 5), (10, 100): (6, 6)}
     assert found == apart | {(10, 10): (1, 5)}  # lucky or good: nobody knows
     assert RankRanges({(3, 10): 1}).of(3, 10) == RankRange(1, 1)
+    assert RankRanges({(0, 20): 1, (4, 20): 1}).of(4, 20) == RankRange(1, 2), "none right is above nobody"
     RankRanges({})
 
 

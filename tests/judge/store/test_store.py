@@ -150,6 +150,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     store.lapsed([question(2)])
     record = the(record_of(Reader(store.database), ALICE))
     assert (record.answered, record.unanswered, record.reward, record.score) == (1, 1, 1.0, ScoreTally(1, 2))
+    assert record.always == ScoreTally(1, 2)
     assert record.curve == [(1, 1.0), (2, 1.0)]
     with pytest.raises(SQLAlchemyError):
         store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)

@@ -323,14 +323,20 @@ async def test_an_unsigned_upload_is_refused(judge: Uploader) -> None:
     refused(await judge.upload(peer=peer), 409, "sequence number")
 
 
-async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pause, rate", [(0.02, 10**6), (3600.0, 1e-3)], ids=["trickles", "stands still"])
+async def test_a_slow_upload_gives_its_place_back(
+    judge: Uploader, pause: float, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may neither trickle for ever, nor stand still for what it was faster before."""
     monkeypatch.setattr(config, "VERIFIED_STALL_S", 0.05)
+    monkeypatch.setattr(config, "VERIFIED_BYTES_PER_S", rate)
 
     async def drip() -> AsyncIterator[bytes]:
-        yield GOOD[:20]
-        await asyncio.Event().wait()
+        for byte in GOOD:
+            yield bytes([byte])
+            await asyncio.sleep(pause)
 
-    refused(await judge.upload(drip()), 408, "in time")
+    refused(await asyncio.wait_for(judge.upload(drip()), TIMEOUT_S), 408, "in time")
     assert judge.files() == []
 
 
