@@ -42,6 +42,8 @@ MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 # As p2pd's. What is repeated later ends in the inbox.
 SEEN_TTL_S = 120
 HEARTBEAT_S = 1
+# How often to forget what the library keeps.
+TIDY_S = 10.0
 # GossipSub's D, D_low, D_high and D_out. In a small swarm everybody is in everybody's mesh up to D_high, and
 # that many copies of each frame come.
 DEGREE, DEGREE_LOW, DEGREE_HIGH, DEGREE_OUT = 4, 3, 6, 2
@@ -401,10 +403,15 @@ class Router(GossipSub):  # type: ignore[misc]
         """Trim the router's records now and then.
 
         While adaptive gossip is off, the library lets two of them only grow, and keeps a thousand whole
-        messages in the third.
+        messages in the third. A peer that refuses our stream, or whose last messages wait when it leaves, it
+        never forgets: not in the mesh either.
         """
         while True:
-            await trio.sleep(10)
+            await trio.sleep(TIDY_S)
+            known = {*self.dont_send_message_ids, *self.scorer.behavior_penalty}
+            for peer in known - self.pubsub.peers.keys():
+                if not self.pubsub.host.get_network().get_connections(peer):
+                    self.remove_peer(peer)
             now = time.time()  # the library's clock
             for held in self.back_off.values():
                 for peer in [peer for peer, until in held.items() if until <= now]:

@@ -11,10 +11,11 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
-from libp2p.utils.varint import read_varint_prefixed_bytes
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes
 
-from p2p.engines.libp2p import connections
+from p2p.engines.libp2p import connections, pubsub
 from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MESHSUB
+from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from swarmd.testing import until
@@ -110,6 +111,27 @@ async def test_a_message_with_a_long_number_is_not_taken(nursery: trio.Nursery) 
         received: list[bytes] = []
         await until(lambda: received.extend(one.body for one in a.received()) or received)
         assert received == [b"fine"]
+
+
+async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(pubsub, "TIDY_S", 0.1)
+    _, engine, address = await started(nursery, 1)
+    router, ours = stack_of(engine).router, str(TOPIC)
+    target = info_from_p2p_addr(multiaddr.Multiaddr(address))
+    host = make_host(Identity.from_seed(bytes([66]) * 32))
+    they, rpc = host.get_id(), rpc_pb2.RPC()
+    rpc.control.graft.add(topicID=ours)
+    rpc.control.idontwant.add(messageIDs=[b"x"])
+    async with host.run(listen_addrs=[]):
+        await host.connect(target)
+        stream = await host.new_stream(target.peer_id, MESHSUB)
+        await stream.write(encode_varint_prefixed(rpc.SerializeToString()))
+        await until(lambda: they in router.mesh[ours] and they in router.dont_send_message_ids)
+        await host.get_network().close_sockets()
+    held = (router.mesh[ours], router.dont_send_message_ids, router.scorer.behavior_penalty)
+    await until(lambda: not any(they in one for one in held))
 
 
 async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nursery) -> None:
