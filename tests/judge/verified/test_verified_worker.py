@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from judge.verified.evaluator import COMMAND, START_S, Evaluator
+from judge.verified.evaluator import COMMAND, START_S, EvaluationFailed, Evaluator
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.weights_check import WeightsCheck
 from swarmd.policy.models.tiny import WEIGHTS
@@ -28,12 +28,13 @@ class Given:
     folder: Path
     said: str
 
-    def answers(self, weights: bytes, lora_rank: int | None = None, count: int = 1) -> list[list[str]]:
+    def answers(
+        self, weights: bytes, lora_rank: int | None = None, count: int = 1, digest: str = ""
+    ) -> list[list[str]]:
         file = self.folder / "weights"
         file.write_bytes(weights)
-        request = AnswerRequest(
-            "tiny", lora_rank, sha256(weights).hexdigest(), QUESTIONS, count, seed=1, cpu=300, memory=2**29
-        )  # fmt: skip
+        digest = digest or sha256(weights).hexdigest()
+        request = AnswerRequest("tiny", lora_rank, digest, QUESTIONS, count, seed=1, cpu=300, memory=2**29)
         rows = asyncio.run(Evaluator(600.0).answers(file, request))
         return [[answer.text for answer in row] for row in rows]
 
@@ -67,6 +68,12 @@ def test_the_worker_answers_with_the_given_weights(given: Given) -> None:
     WeightsCheck(len(nothing), sha256(nothing).hexdigest(), shapes).feed(nothing)
     # An adapter of zeros changes nothing
     assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]
+
+
+def test_weights_that_are_not_those_of_the_receipt_are_not_evaluated(given: Given) -> None:
+    tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
+    with pytest.raises(EvaluationFailed, match="damaged"):
+        given.answers(tiny, digest=64 * "0")
 
 
 def test_the_worker_does_not_outlive_a_judge_killed_at_its_start() -> None:
