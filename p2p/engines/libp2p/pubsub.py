@@ -408,13 +408,11 @@ class Router(GossipSub):  # type: ignore[misc]
         """
         while True:
             await trio.sleep(TIDY_S)
-            known = {*self.dont_send_message_ids, *self.scorer.behavior_penalty}
-            for peer in known - self.pubsub.peers.keys():
-                if not self.pubsub.host.get_network().get_connections(peer):
-                    self.remove_peer(peer)
-            now = time.time()  # the library's clock
-            for held in self.back_off.values():
-                for peer in [peer for peer, until in held.items() if until <= now]:
-                    del held[peer]
+            network, now = self.pubsub.host.get_network(), time.time()  # the library's clock
+            known = {*self.dont_send_message_ids, *self.scorer.behavior_penalty} - self.pubsub.peers.keys()
+            for peer in [peer for peer in known if not network.get_connections(peer)]:
+                self.remove_peer(peer)
+            for topic, held in self.back_off.items():
+                self.back_off[topic] = {peer: until for peer, until in held.items() if until > now}
             self.recent_message_deliveries.clear()
             self.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself

@@ -129,9 +129,10 @@ async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
         stream = await host.new_stream(target.peer_id, MESHSUB)
         await stream.write(encode_varint_prefixed(rpc.SerializeToString()))
         await until(lambda: they in router.mesh[ours] and they in router.dont_send_message_ids)
+        router.back_off[ours] = {they: int(time.time())}  # over now
         await host.get_network().close_sockets()
-    held = (router.mesh[ours], router.dont_send_message_ids, router.scorer.behavior_penalty)
-    await until(lambda: not any(they in one for one in held))
+    held = router.dont_send_message_ids, router.scorer.behavior_penalty
+    await until(lambda: not any(they in one for one in (router.mesh[ours], router.back_off[ours], *held)))
 
 
 async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nursery) -> None:
