@@ -169,12 +169,14 @@ def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
     """An answer that waits without using it is right, up to five times its seconds."""
     text = (
         GOOD.partition("def score")[0]
-        + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer): time.sleep(float(answer));"
-        " return 1.0\n"
+        + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer):\n"
+        "    for _ in range(90_000_000 * (answer == 'burns')): pass\n"
+        "    time.sleep(0 if answer == 'burns' else float(answer)); return 1.0\n"
     )
     with Verifier(find_curriculum(plugin(tmp_path, text))) as verifier:
         assert verifier.score([(TaskRef("a", 1), said("0", "0.4", "60", "0"))]) == [(1.0, 1.0, 0.0, 1.0)]
-        assert sum(verifier.faults.values()) == 1 and verifier.restarts == 0
+        assert verifier.score([(TaskRef("a", 2), said("burns", "0"))]) == [(0.0, 1.0)]
+        assert sum(verifier.faults.values()) == 2 and verifier.restarts == 0
 
 
 FAULT = bytes([list(GradeReason).index(GradeReason.FAULT), 0, 0])
