@@ -129,7 +129,8 @@ async def test_verify_uploads_the_newest_checkpoint(
     assert receipt is not None and receipt["lora_rank"] == 2 and receipt["answers"] == 2
     assert await run(found["verification"], "--judge", url, "--state-dir", str(node)) == 0
     said = capsys.readouterr().out
-    assert "pass@1 0.0%" in said and found["signature"] not in said and len(said) < 400
+    # The stand-in simplifies the one fraction rightly
+    assert "pass@1 11.1%" in said and found["signature"] not in said and len(said) < 400
 
 
 async def test_verify_uploads_a_file_and_shows_a_refusal(
