@@ -287,17 +287,17 @@ class AddressBook:
         file = _File(self._tables.key.hex(), list(self.anchors), peers)
         return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
 
-    def restore(self, content: bytes, written: float) -> None:
+    def restore(self, content: bytes, latest: float) -> None:
         """Add what a file holds, into a book that has at most pinned peers.
 
         Raises ValueError or RecursionError on anything else than what `dump` gives, and then changes nothing.
 
-        written: no time in it is later, seconds since the epoch.
+        latest: no time in it is later, seconds since the epoch.
         """
         if len(content) > MAX_FILE_BYTES:
             raise ValueError("too long")
         file = _decoder.decode(content)
-        entries = [_checked(*entry, written) for entry in itertools.islice(file.peers.items(), 2 * MAX_PEERS)]
+        entries = [_checked(*entry, latest) for entry in itertools.islice(file.peers.items(), 2 * MAX_PEERS)]
         self._tables = Tables(bytes.fromhex(file.key))
         self.anchors = tuple(map(PeerId, file.anchors[:ANCHORS]))
         for peer, known in entries:
@@ -340,7 +340,7 @@ class AddressBook:
             known.addresses, self.changed = wanted, True
 
 
-def _checked(name: str, known: Known, written: float) -> tuple[PeerId, Known]:
+def _checked(name: str, known: Known, latest: float) -> tuple[PeerId, Known]:
     """Check an entry of the file, without what holds for one run alone.
 
     Raises ValueError where the id is none.
@@ -350,8 +350,8 @@ def _checked(name: str, known: Known, written: float) -> tuple[PeerId, Known]:
     known.addresses = [str(endpoint) for endpoint in endpoints if endpoint]
     known.pinned, known.failures, known.last_failure = [], 0, 0.0
     # Where the clock was far ahead, these would count as fresh for years.
-    known.heard, known.missed = min(known.heard or written, written), min(known.missed, written)
-    known.last_success = min(known.last_success, written)
+    known.heard, known.missed = min(known.heard or latest, latest), min(known.missed, latest)
+    known.last_success = min(known.last_success, latest)
     known.source = known.source[:64] or (known.group if known.addresses else "")
     known.proved = known.addresses[0] if known.addresses[:1] == [known.proved] else ""
     return PeerId(name), known
