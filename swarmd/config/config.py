@@ -91,7 +91,7 @@ class GenerateConfig(_Section):
         str,
         Field(
             pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$",
-            description="own, continuous or the name of an installed engine",
+            description="own or the name of an installed engine",
         ),
     ] = "own"
     # For an engine that is a program of its own:

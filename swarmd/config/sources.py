@@ -88,9 +88,6 @@ def _from_profile(given: Sequence[Given]) -> Iterator[Given]:
             yield Given(f"{section}.{key}", value, f"profile {name}")
 
 
-OUR_ENGINES = ("auto", "own", "continuous")
-
-
 def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     """Yield one line for each contradiction: where, which keys, why, and what to do."""
     if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
@@ -114,7 +111,7 @@ def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
                 f' {config.swarm.engine!r}: libp2p alone limits its rate. Set swarm.engine to "libp2p" or'
                 ' "auto", or leave it out'
             )
-    if generate.engine not in OUR_ENGINES and generate.engine_memory > percent(limits.gpu_memory):
+    if generate.engine != "own" and generate.engine_memory > percent(limits.gpu_memory):
         yield (
             f"{origins['limits.gpu_memory']}: limits.gpu_memory: {limits.gpu_memory!r} is less than"
             f" generate.engine_memory, {generate.engine_memory:g}, which {generate.engine} takes alone. Lower"

@@ -19,8 +19,8 @@ from swarmd.terminal import printable
 # A log file's size before it is set aside.
 LOG_BYTES = 5 * 1024 * 1024
 LOGS_KEPT = 3
-# They log every request to a judge, and six lines for each round of answers: hundreds an hour.
-CHATTY = ("httpx2", "httpcore2", "ContinuousBatchingLogger")
+# They log every request to a judge: hundreds an hour.
+CHATTY = ("httpx2", "httpcore2")
 
 
 def installed_version(package: str = "swarmd") -> str:

@@ -1,1 +1,1 @@
-"""Inference engines: decoding with a shared prefix cache, continuous batching, plug-ins."""
+"""Inference engines: decoding with a shared prefix cache, and plug-ins."""

@@ -1,6 +1,6 @@
 """The interface of inference engines, which turn prompts into samples (docs/engines.md).
 
-`own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own,
+`own` is built in and works on the trainer's own network. Others are packages of their own,
 found by their entry point in the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives
 an `InferenceEngine`.
 """
@@ -19,7 +19,6 @@ from swarmd.policy.inference.decode import Sample, Sampling
 
 __all__ = [
     "GROUP",
-    "BuiltInEngine",
     "EngineFailed",
     "EngineOptions",
     "InferenceEngine",
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 GROUP: Final = "swarmd.engines"
-BUILT_IN: Final = ("own", "continuous")
+OWN: Final = "own"
 # What train.importance_cap stands for where it is not set and the engine is foreign: C of truncated
 # importance sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL
 # framework secretly brings you off-policy RL training").
@@ -123,27 +122,6 @@ class InferenceEngine(Protocol):
         """End everything that was started. Never raises; may be called again."""
 
 
-class BuiltInEngine:
-    """Base of the engines on the trainer's own network, which share its weights.
-
-    They keep nothing between calls.
-    """
-
-    foreign: Final = False
-
-    def sync(self, weights: Weights) -> None:
-        """Do nothing: the weights are the same tensors."""
-
-    def sleep(self) -> None:
-        """Do nothing: keys and values are gone with the last answer."""
-
-    def wake(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The options that an engine of another package is built from."""
@@ -169,7 +147,7 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     if name not in offered:
         raise NoEngine(
             f"generate.engine is {name!r}, and no such engine is installed. There are:"
-            f" {', '.join((*BUILT_IN, *sorted(offered)))}. Choose one of them, or install the package"
+            f" {', '.join((OWN, *sorted(offered)))}. Choose one of them, or install the package"
             ' that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
         )
     engine = _load(offered[name], asked)

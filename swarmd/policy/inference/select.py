@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Final
 
 from swarmd.config.config import NodeConfig
-from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sampling
 from swarmd.policy.inference.engine import (
-    BUILT_IN,
     FOREIGN_CAP,
+    OWN,
     EngineOptions,
     InferenceEngine,
     NoEngine,
@@ -35,11 +34,9 @@ def open_engine(
     between: Callable[[], int] | None = None,
 ) -> InferenceEngine:
     """Open the configured inference engine. Raises NoEngine and EngineFailed."""
-    name, tokens = config.generate.engine, loaded.plan.cache_tokens
-    if name == "own":
-        return OwnEngine(loaded.network, tokens, rest, between)
-    if name == "continuous":
-        return ContinuousEngine(loaded.network, tokens, rest)
+    name = config.generate.engine
+    if name == OWN:
+        return OwnEngine(loaded.network, loaded.plan.cache_tokens, rest, between)
     if loaded.plan.dtype == NF4:
         raise NoEngine(
             f"{name} would answer with other weights than the base in 4 bits that is trained. Set"
@@ -56,7 +53,7 @@ def importance_cap(config: NodeConfig) -> float:
     """
     if config.train.importance_cap is not None:
         return config.train.importance_cap
-    foreign = config.generate.engine not in BUILT_IN
+    foreign = config.generate.engine != OWN
     if not foreign or config.replay.mode == "on" or not LOSSES[config.train.loss].uses_ratio:
         return 0.0
     log.info(

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from swarmd.config.config import GenerateConfig, ReplayConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt, covers
 from swarmd.policy.inference import fused_decoder, prefix_cache
-from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows, groups
 from swarmd.policy.inference.driver import Driver, NetworkWeights
 from swarmd.policy.inference.engine import (
@@ -67,20 +65,12 @@ def moved(folder: Path, **changes: Any) -> Any:
     return policy
 
 
-# What every engine on the trainer's own network promises.
-
-ENGINES: dict[str, Any] = {"own": OwnEngine, "continuous": ContinuousEngine}
-WHERE = [
-    (engine, family)
-    for engine in ENGINES
-    for family in ALL_FAMILIES
-    if engine == "own" or family not in ("gemma2", "qwen3_5", "lfm2")
-]
+# What the engine on the trainer's own network promises.
 
 
-def exact(engine: str, family: str = "") -> dict[str, float]:
+def exact(family: str = "") -> dict[str, float]:
     """Return the tolerance: a delta rule by the token rounds otherwise than one by the chunk."""
-    return {"atol": 1e-5 if engine == "own" and family != "qwen3_5" else 1e-4, "rtol": 0}
+    return {"atol": 1e-5 if family != "qwen3_5" else 1e-4, "rtol": 0}
 
 
 def check_logprobs(
@@ -94,11 +84,10 @@ def check_logprobs(
             )
 
 
-@pytest.mark.parametrize(("engine", "family"), WHERE)
-def test_greedy_tokens_are_those_of_generate(engine: str, family: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_greedy_tokens_are_those_of_generate(family: str, folders: dict[str, Path]) -> None:
     network, plain = network_of(folders[family]), network_of(folders[family])
-    attention = network.config._attn_implementation
-    answers = ENGINES[engine](network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    answers = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     for prompt, samples in zip(PROMPTS, answers, strict=True):
         asked = {
             "attention_mask": torch.ones(1, len(prompt)),
@@ -109,67 +98,62 @@ def test_greedy_tokens_are_those_of_generate(engine: str, family: str, folders: 
         out = plain.generate(torch.tensor([prompt]), **asked)
         assert [s.ids for s in samples] == [tuple(out[0, len(prompt) :].tolist())] * 2
     assert len({samples[0].ids for samples in answers}) > 1
-    check_logprobs(plain, answers, **exact(engine, family))
-    assert engine == "own" or network.config._attn_implementation == attention
+    check_logprobs(plain, answers, **exact(family))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize(("engine", "family"), WHERE)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_logprobs_are_those_of_a_plain_forward(
-    engine: str, family: str, temperature: float, folders: dict[str, Path]
+    family: str, temperature: float, folders: dict[str, Path]
 ) -> None:
     ends = frozenset(range(40))  # many, so that rows leave the batch at different steps
-    answers = ENGINES[engine](network_of(folders[family]), MANY).generate(
+    answers = OwnEngine(network_of(folders[family]), MANY).generate(
         PROMPTS, 5, sampling(temperature, ends=ends), seeded(CPU, 3)
     )
     assert [len(samples) for samples in answers] == [5] * 4
     assert (
         len({len(s.ids) for samples in answers for s in samples}) > 3 and len({s.ids for s in answers[0]}) > 1
     )
-    check_logprobs(network_of(folders[family]), answers, temperature, **exact(engine, family))
+    check_logprobs(network_of(folders[family]), answers, temperature, **exact(family))
     for s in (s for samples in answers for s in samples):
         assert s.ended == (s.ids[-1] in ends) and not set(s.ids[:-1]) & ends
         assert s.ended or len(s.ids) == 20
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_full_context_ends_answers_and_little_memory_changes_none(
-    engine: str, folders: dict[str, Path]
-) -> None:
+def test_a_full_context_ends_answers_and_little_memory_changes_none(folders: dict[str, Path]) -> None:
     network, longest = network_of(folders["qwen2"]), max(map(len, PROMPTS))
     asked = sampling(0.0, limit=1000, ends=frozenset({-5}), context=longest)
     roomy, small = (
-        ENGINES[engine](network, tokens).generate(PROMPTS, 2, asked, seeded(CPU, 0)) for tokens in (MANY, 1)
+        OwnEngine(network, tokens).generate(PROMPTS, 2, asked, seeded(CPU, 0)) for tokens in (MANY, 1)
     )
     assert [[s.ids for s in samples] for samples in roomy] == [[s.ids for s in samples] for samples in small]
     assert [{len(s.ids) for s in samples} for samples in small] == [{longest - len(p)} for p in PROMPTS]
     assert small[2] == [Sample((), (), ended=False)] * 2
-    check_logprobs(network_of(folders["qwen2"]), small, **exact(engine))
+    check_logprobs(network_of(folders["qwen2"]), small, **exact())
     uneven = [[7] * 90, [8]]
     roomy, small = (
-        ENGINES[engine](network, tokens).generate(uneven, 2, sampling(0.0, limit=30), seeded(CPU, 0))
+        OwnEngine(network, tokens).generate(uneven, 2, sampling(0.0, limit=30), seeded(CPU, 0))
         for tokens in (MANY, 1)
     )
     assert [[s.ids for s in samples] for samples in roomy] == [[s.ids for s in samples] for samples in small]
 
 
 @pytest.mark.parametrize(
-    ("engine", "family", "dtype"),
+    ("family", "dtype"),
     [
-        ("own", "qwen3", "float32"),
-        ("own", "qwen3", "bfloat16"),
-        ("own", "qwen3_5", "float32"),  # recurrent layers
-        ("continuous", "qwen3", "float32"),
+        ("qwen3", "float32"),
+        ("qwen3", "bfloat16"),
+        ("qwen3_5", "float32"),  # recurrent layers
     ],
 )
 def test_an_adapter_acts_while_answering_and_no_weight_is_touched(
-    engine: str, family: str, dtype: str, folders: dict[str, Path]
+    family: str, dtype: str, folders: dict[str, Path]
 ) -> None:
     network = moved(folders[family], lora="on", lora_rank=4, dtype=dtype).network
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    answers = ENGINES[engine](network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0))
+    answers = OwnEngine(network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0))
     check_logprobs(
-        network, answers, **(exact(engine, family) if dtype == "float32" else {"atol": 0.25, "rtol": 0.05})
+        network, answers, **(exact(family) if dtype == "float32" else {"atol": 0.25, "rtol": 0.05})
     )
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
@@ -187,7 +171,7 @@ def test_large_weights_are_read_in_place_and_many_prompts_in_blocks(
         if name.endswith("bias"):  # else zeros under an adapter
             weight.data.copy_(torch.linspace(-1, 1, len(weight)))
     answers = OwnEngine(network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0))
-    check_logprobs(network, answers, **exact("own", family))
+    check_logprobs(network, answers, **exact(family))
 
 
 def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tmp_path: Path) -> None:
@@ -201,9 +185,8 @@ def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tm
         open_policy(folder, dtype="float16", lora="on").generate(["1+1?"], 2)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_randomness_is_the_generators_alone(engine: str, folders: dict[str, Path]) -> None:
-    asked = ENGINES[engine](network_of(folders["llama"]), MANY)
+def test_randomness_is_the_generators_alone(folders: dict[str, Path]) -> None:
+    asked = OwnEngine(network_of(folders["llama"]), MANY)
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -217,63 +200,6 @@ def test_randomness_is_the_generators_alone(engine: str, folders: dict[str, Path
     )
     asked.generate(PROMPTS, 3, sampling(0.0), untouched)
     assert draw_seed(untouched) == draw_seed(seeded(CPU, 5))
-
-
-@pytest.mark.parametrize("family", ["gemma2", "qwen3_5", "lfm2"])
-def test_continuous_refuses_networks_it_was_not_compared_on(family: str, folders: dict[str, Path]) -> None:
-    with pytest.raises(
-        NoEngine, match=rf"not found to compute what {family}\w* models do .*Set generate.engine"
-    ):
-        ContinuousEngine(network_of(folders[family]), MANY)
-
-
-def test_continuous_batching_that_fails_is_told_with_the_cause(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, failed = network_of(folders["qwen2"]), SimpleNamespace(error="no blocks left")
-    for outputs, why in (({}, "0 of 8 answers came back"), (dict.fromkeys("abcdefgh", failed), failed.error)):
-        monkeypatch.setattr(network, "generate_batch", lambda *_, outputs=outputs, **__: outputs)
-        with pytest.raises(EngineFailed, match=rf"batching failed \({why}\)\. Set generate\.engine"):
-            ContinuousEngine(network, MANY).generate(PROMPTS, 2, sampling(), seeded(CPU, 0))
-
-
-def test_continuous_batching_keeps_to_the_tokens_of_the_plan(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for the longest row, with one page in hand for each row and one for all."""
-    network, held = network_of(folders["qwen2"]), list[int]()
-    monkeypatch.setattr(
-        network,
-        "generate_batch",
-        lambda prompts, settings, batching, **_: held.append(batching.num_blocks * batching.page_size) or {},
-    )
-    for tokens in (1, 10 * 32, MANY):
-        with pytest.raises(EngineFailed):
-            ContinuousEngine(network, tokens).generate([[7] * 90, [8]], 2, sampling(limit=30), seeded(CPU, 0))
-    longest, shortest = 4 + 1, 1 + 1
-    assert held == [32 * (pages + 1) for pages in (longest, 10, 2 * (longest + shortest))]
-
-
-def test_continuous_batching_rests_once_a_pass_each_time(folders: dict[str, Path]) -> None:
-    rests = []
-    engine = ContinuousEngine(network_of(folders["qwen2"]), MANY, lambda: rests.append(1))
-    counts = []
-    for _ in range(2):
-        rests.clear()
-        engine.generate(PROMPTS[:1], 1, sampling(0.0, limit=3), seeded(CPU, 0))
-        counts.append(len(rests))
-    assert counts == [3, 3]
-
-
-def test_a_policy_can_answer_by_continuous_batching(folders: dict[str, Path]) -> None:
-    config = config_of(folders["qwen2"]).model_copy(
-        update={"generate": GenerateConfig(engine="continuous", max_new_tokens=12)}
-    )
-    policy, own = type(open_policy(folders["qwen2"])).open(config, 0), open_policy(folders["qwen2"])
-    assert policy.answer("What?") == own.answer("What?")
-    (generation,) = policy.generate(["What?"], 4)
-    assert len(generation.completions) == 4
-    policy.close()
 
 
 # The weights, as an engine elsewhere reads them.
@@ -295,7 +221,7 @@ def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_pa
         for n in (network, network_of(folders["qwen3"]))
     )
     assert [s[0].ids for s in own] != [s[0].ids for s in base]
-    check_logprobs(loaded, own, **exact("own"))
+    check_logprobs(loaded, own, **exact())
 
 
 @pytest.mark.parametrize(
@@ -309,7 +235,7 @@ def test_a_model_is_written_as_transformers_reads_it(
     network = moved(folders[family], lora=lora, lora_rank=4).network
     NetworkWeights(network, 3, 4 if lora == "on" else None, str(folders[family])).write_model(tmp_path)
     own = OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
-    check_logprobs(network_of(tmp_path), own, **exact("own"))
+    check_logprobs(network_of(tmp_path), own, **exact())
 
 
 def test_no_16_bit_base_swallows_an_adapter_that_is_folded_in(
@@ -487,7 +413,7 @@ def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules
             "vlm",
             "nothing",
             "",
-            r"is 'vlm', and no such engine is installed. There are: own, continuous, .*other",
+            r"is 'vlm', and no such engine is installed. There are: own, .*other",
         ),
         (
             "other",
@@ -560,7 +486,7 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
             config.model_copy(update={"replay": ReplayConfig.model_validate({"mode": replay})})
         )
 
-    assert [cap(engine) for engine in ("own", "continuous", "vllm")] == [0.0, 0.0, 2.0]
+    assert [cap(engine) for engine in ("own", "vllm")] == [0.0, 2.0]
     assert cap("vllm", importance_cap=0.0) == 0.0 and cap("own", importance_cap=1.5) == 1.5
     assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
 

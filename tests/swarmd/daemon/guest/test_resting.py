@@ -1,32 +1,29 @@
-"""Whoever computes is asked to rest before every token and every micro-batch, with every built-in engine."""
+"""Whoever computes is asked to rest before every token and every micro-batch, with the built-in engine."""
 
 from itertools import pairwise
 from typing import Any
-
-import pytest
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.types import Completion, PeerId, Rollout, Scored, TaskRef
 
 
-def policy_of(engine: str, **train: Any) -> tuple[LanguagePolicy, list[int]]:
-    sections: dict[str, Any] = {"model": {"device": "cpu"}, "generate": {"engine": engine}, "train": train}
+def policy_of(**train: Any) -> tuple[LanguagePolicy, list[int]]:
+    sections: dict[str, Any] = {"model": {"device": "cpu"}, "train": train}
     rests: list[int] = []
     config = NodeConfig.model_validate(sections)
     return LanguagePolicy.open(config, 1, rest=lambda: rests.append(len(rests))), rests
 
 
-@pytest.mark.parametrize("engine", ["own", "continuous"])
-def test_answering_rests_before_every_token(engine: str) -> None:
-    policy, rests = policy_of(engine)
+def test_answering_rests_before_every_token() -> None:
+    policy, rests = policy_of()
     (answers,) = policy.generate(["1 + 1 = ?"], 4)
     assert len(rests) >= max(map(len, answers.tokens.ids)) > 2
     policy.close()
 
 
 def test_training_rests_before_every_micro_batch() -> None:
-    policy, rests = policy_of("own", micro_batch_tokens=1, kl_every=0)
+    policy, rests = policy_of(micro_batch_tokens=1, kl_every=0)
     texts = tuple(Completion(f"<answer>{n}</answer>", True) for n in range(4))
     batch = [Scored(Rollout(TaskRef("bf", 1), texts, PeerId("p")), "1 + 1 = ?", (1.0, 0.0, 0.0, 0.0), 1)]
     policy.update(batch)
