@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
@@ -22,12 +22,13 @@ import httpx2
 import msgspec
 import trio
 
-from p2p.identity import Identity, verify
+from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA
-from swarmd.tasks.held_out import RECEIPT
+from swarmd.tasks.held_out import checked_receipt
+from swarmd.terminal import printable
 from swarmd.types import Completion
 
 log = logging.getLogger(__name__)
@@ -119,18 +120,12 @@ class _Health(msgspec.Struct, frozen=True):
     scorer: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
-class _Receipt(msgspec.Struct, frozen=True):
-    judge: str
-    evaluation: str
-    peer: str
-    answers: list[str]
-    rewards: list[float]
-    commitment: str
+_Words = Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARACTERS)]
 
 
 class JudgeRefusal(msgspec.Struct, frozen=True):
-    error: str = ""
-    remedy: str = ""
+    error: _Words = ""
+    remedy: _Words = ""
     sequence: Annotated[int, msgspec.Meta(ge=-1, lt=2**63 - 2**32)] = -1
 
 
@@ -183,6 +178,19 @@ def signed_headers(
         "swarmd-sequence": str(sequence),
         "swarmd-signature": identity.sign(DOMAIN, message).hex(),
     }
+
+
+async def reply_of(
+    request: AbstractAsyncContextManager[httpx2.Response], most: int
+) -> tuple[int, bytes | None]:
+    """Return status and body of a reply, as it was sent: nothing is inflated. None: over `most` bytes."""
+    async with request as response, contextlib.aclosing(response.aiter_raw()) as parts:
+        body = bytearray()
+        async for part in parts:
+            body += part
+            if len(body) > most:
+                return response.status_code, None
+        return response.status_code, bytes(body)
 
 
 class JudgeClient:
@@ -264,7 +272,7 @@ class JudgeClient:
         health = await self._call("/healthz", None, 200, _Health)
         if isinstance(health, NotJudged) or health.curriculum == self._digest:
             if self._own_reward and isinstance(health, _Health):
-                self.scorer = _readable(health.scorer)
+                self.scorer = printable(health.scorer)
             return None
         its = next((of for of in CURRICULA.values() if of.digest == health.curriculum), None)
         if its is not None and its.asks_as(self._digest):
@@ -303,7 +311,7 @@ class JudgeClient:
         receipt = {"receipt": grade.receipt, "signature": grade.signature}
         return Graded(
             grade.reward,
-            _readable(grade.reason),
+            printable(grade.reason),
             grade.specialty,
             grade.score,
             grade.n,
@@ -313,17 +321,16 @@ class JudgeClient:
 
     def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
         """Return whether the receipt is of our answer and its grade, and signed by the judge that asked."""
-        try:
-            receipt = msgspec.json.decode(grade.receipt, type=_Receipt)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return False
-        digest = sha256(text.encode()).hexdigest()
-        ours = _Receipt(
-            question.judge, question.id, self._identity.peer_id, [digest], [grade.reward], question.commitment
-        )
-        return receipt == ours and verify(
-            question.judge, RECEIPT, grade.receipt.encode(), bytes.fromhex(grade.signature)
-        )
+        said = checked_receipt({"receipt": grade.receipt, "signature": grade.signature})
+        ours = {
+            "judge": question.judge,
+            "evaluation": question.id,
+            "peer": self._identity.peer_id,
+            "answers": [sha256(text.encode()).hexdigest()],
+            "rewards": [grade.reward],
+            "commitment": question.commitment,
+        }
+        return said is not None and ours.items() <= said.items()
 
     def _failed(self, silence: NotJudged) -> NotJudged:
         self.failures += 1
@@ -403,19 +410,11 @@ class JudgeClient:
             headers |= {**self.signed(path, body), "content-type": "application/json"}
         # Also the name that the certificate must have.
         named = {"sni_hostname": origin.host.removesuffix(".")}
-        async with (
-            httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
-            client.stream(
+        async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
+            request = client.stream(
                 method, target.join(path), content=body, headers=headers, extensions=named
-            ) as response,
-            contextlib.aclosing(response.aiter_raw()) as parts,  # raw: nothing is inflated
-        ):
-            received = bytearray()
-            async for part in parts:
-                received += part
-                if len(received) > MAX_RESPONSE_BYTES:
-                    return response.status_code, None
-            return response.status_code, bytes(received)
+            )
+            return await reply_of(request, MAX_RESPONSE_BYTES)
 
     def signed(self, path: str, body: bytes) -> dict[str, str]:
         """Return the headers that prove who sends this, for the next sequence number."""
@@ -444,13 +443,8 @@ class JudgeClient:
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
         # A sentence of its own there, the end of one here
-        remedy = _readable(refusal.remedy).rstrip(".")
+        remedy = printable(refusal.remedy).strip().rstrip(".")
         return NotJudged(
-            f"the judge refused: {_readable(refusal.error)}",
+            f"the judge refused: {printable(refusal.error)}",
             remedy[:1].lower() + remedy[1:] or "ask the judge's operator",
         )
-
-
-def _readable(text: str) -> str:
-    """Return a stranger's words for the operator's terminal: one line, nothing that moves the cursor."""
-    return "".join(c if c.isprintable() else " " for c in text[:MAX_REFUSAL_CHARACTERS]).strip()

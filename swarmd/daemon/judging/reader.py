@@ -6,7 +6,6 @@ checked by signature, answers, commitment, question and score; that is pure but 
 
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
 from time import gmtime, strftime
@@ -16,7 +15,7 @@ import httpx2
 import msgspec
 import trio
 
-from swarmd.daemon.judging.client import judge_origin
+from swarmd.daemon.judging.client import judge_origin, reply_of
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.sandbox.client import Mark
@@ -136,17 +135,14 @@ async def _exchanged(
             limit.deadline = trio.current_time() + seconds
 
     with trio.move_on_after(seconds) as limit:
-        async with (
-            httpx2.AsyncClient(trust_env=False, timeout=httpx2.Timeout(seconds, connect=5.0)) as client,
-            client.stream(method, url, headers=headers, content=None if pieces is None else sent()) as got,
-            aclosing(got.aiter_raw()) as parts,
-        ):
-            body = bytearray()
-            async for part in parts:
-                body += part
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise httpx2.ReadError(f"more than {MAX_ANSWER_BYTES:,} bytes")
-            return got.status_code, bytes(body)
+        async with httpx2.AsyncClient(
+            trust_env=False, timeout=httpx2.Timeout(seconds, connect=5.0)
+        ) as client:
+            request = client.stream(method, url, headers=headers, content=None if pieces is None else sent())
+            status, body = await reply_of(request, MAX_ANSWER_BYTES)
+        if body is None:
+            raise httpx2.ReadError(f"more than {MAX_ANSWER_BYTES:,} bytes")
+        return status, body
     raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
 
 

@@ -9,16 +9,11 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from p2p.identity import Identity, verify
-from swarmd.daemon.judging.client import (
-    MAX_REFUSAL_CHARACTERS,
-    JudgeRefusal,
-    judge_origin,
-    signed_headers,
-)
+from p2p.identity import Identity
+from swarmd.daemon.judging.client import JudgeRefusal, judge_origin, signed_headers
 from swarmd.daemon.judging.reader import Share, exchanged, read
 from swarmd.errors import SwarmdError
-from swarmd.tasks.held_out import RECEIPT
+from swarmd.tasks.held_out import checked_receipt
 from swarmd.terminal import printable
 
 # What is sent at once.
@@ -101,15 +96,6 @@ class VerifiedOutcome(msgspec.Struct, frozen=True):
         return self.state in ("done", "refused")
 
 
-class _Receipt(msgspec.Struct, frozen=True):
-    judge: str
-    verification: str
-    peer: str
-    weights: str
-    right: float
-    n: int
-
-
 def upload(
     url: str,
     identity: Identity,
@@ -161,14 +147,9 @@ def receipt_of(found: VerifiedOutcome) -> Mapping[str, str]:
 
 
 def _stands(found: VerifiedOutcome) -> bool:
-    try:
-        receipt = msgspec.json.decode(found.receipt, type=_Receipt)
-        signed = verify(receipt.judge, RECEIPT, found.receipt.encode(), bytes.fromhex(found.signature))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    return signed and receipt == _Receipt(
-        receipt.judge, found.verification, found.peer, found.weights, found.right, found.n
-    )
+    said = checked_receipt(receipt_of(found))
+    result = {name: getattr(found, name) for name in ("verification", "peer", "weights", "right", "n")}
+    return said is not None and result.items() <= said.items()
 
 
 def _decoded(body: bytes, kind: type[K]) -> K:
@@ -181,7 +162,4 @@ def _decoded(body: bytes, kind: type[K]) -> K:
 
 
 def _refused(error: str, remedy: str) -> UploadRefused:
-    said = (
-        f"the judge refused: {error[:MAX_REFUSAL_CHARACTERS].rstrip('.')}. {remedy[:MAX_REFUSAL_CHARACTERS]}"
-    )
-    return UploadRefused(printable(said).strip())
+    return UploadRefused(printable(f"the judge refused: {error.rstrip('.')}. {remedy}").strip())
