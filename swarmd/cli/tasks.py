@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from swarmd.cli.options import AsJson, answer, print_json
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from swarmd.tasks.curriculum import Curriculum
 
 app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
-
-# 16 for each letter of the longest completion: JSON writes none in more than 12.
-MAX_LINE_CHARACTERS = 2 * 1024 * 1024
-
-
-class BadCompletion(SwarmdError):
-    """A line of standard input is not a completion.
-
-    Give one JSON object per line: {"text": "…", "ended": true}.
-    """
 
 
 def _curricula() -> list[str]:
@@ -134,46 +124,30 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
 
     They are scored in the contained process: no code in them runs here. One that is too long earns 0.
     """
-    from swarmd.tasks.answers import GradeReason, ScoredAnswer
     from swarmd.tasks.sandbox.client import Verifier
 
     with Verifier(_check(specialty, n, curriculum)) as verifier:
-        for completion in _completions(sys.stdin):
-            given = ScoredAnswer.of(GradeReason.TOO_LONG)
-            if completion is not None:
+        for number, line in enumerate(sys.stdin, 1):
+            if line.strip():
+                completion = _completion(line, number)
                 ((given,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
-            print_json({"reward": given.reward, "reason": given.reason.value})
+                print_json({"reward": given.reward, "reason": given.reason.value})
 
 
-def _completions(stream: IO[str]) -> Iterator[Completion | None]:
-    """Yield the completion of each line, None for a line that is too long; skip blank lines.
-
-    Raises BadCompletion with the number of the line.
-    """
-    number = 0
-    while line := stream.readline(MAX_LINE_CHARACTERS + 1):
-        number += 1
-        if len(line) > MAX_LINE_CHARACTERS:
-            while line and not line.endswith("\n"):
-                line = stream.readline(MAX_LINE_CHARACTERS)
-            yield None
-        elif line.strip():
-            yield _completion(line, number)
+class _Given(msgspec.Struct):
+    text: str
+    ended: bool = True
 
 
 def _completion(line: str, number: int) -> Completion:
-    form = 'give one JSON object a line: {"text": "…", "ended": true}'
     try:
-        document: Any = json.loads(line)
+        given = msgspec.json.decode(line, type=_Given)
     except (ValueError, RecursionError) as error:
-        raise BadCompletion(f"standard input, line {number}: not JSON ({error}); {form}.") from None
-    if (
-        not isinstance(document, dict)
-        or not isinstance(document.get("text"), str)
-        or not isinstance(document.get("ended", True), bool)
-    ):
-        raise BadCompletion(f"standard input, line {number}: not a completion; {form}.")
-    return Completion(document["text"], document.get("ended", True))
+        raise SwarmdError(
+            f"standard input, line {number}: not a completion: {error}. Give one JSON object a line:"
+            ' {"text": "…", "ended": true}.'
+        ) from None
+    return Completion(given.text, given.ended)
 
 
 def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":

@@ -41,8 +41,6 @@ SEARCH_EVERY_S, SEARCH_LATER_S, LATER_S = 10.0, 30.0, 300.0
 CALM_S, CALM_ASKED = 25.0, 2
 # After so long alone silence itself is told: the longest gap that the roster allows.
 PATIENT_S = 900.0
-# A clock that is set by so much is worth a search at once.
-JUMP_S = 60.0
 # A peer of a small swarm that was not connected for so long counts as gone.
 LEFT_S = 10.0
 # Searches in a row in which a bootstrap address answered, and its peer would not be asked.
@@ -85,7 +83,7 @@ class IsolationWatch:
 
     async def run(self) -> None:
         alone_since = searched = trio.current_time()
-        knock_at, heard_before, offset = alone_since + KNOCK_FIRST_S, False, self._offset()
+        knock_at, heard_before = alone_since + KNOCK_FIRST_S, False
         while True:
             now = trio.current_time()
             if self.member.away:
@@ -102,12 +100,12 @@ class IsolationWatch:
             if now >= knock_at:
                 await self._knock()
                 knock_at = now + KNOCK_EVERY_S
-            alone, jumped = now - alone_since, abs(self._offset() - offset) > JUMP_S
+            alone = now - alone_since
             every = CALM_S if heard else SEARCH_EVERY_S if alone < LATER_S else SEARCH_LATER_S
             if (earlier := self.member.earlier_twin()) is not None:
                 self._say(twin_trouble(earlier))
-            elif jumped or heard != heard_before or now - searched >= every:
-                offset, searched = self._offset(), now
+            elif heard != heard_before or now - searched >= every:
+                searched = now
                 self._say(await self._search(heard, alone))
             heard_before = heard
             await trio.sleep(CHECK_EVERY_S)
@@ -119,9 +117,6 @@ class IsolationWatch:
             "trouble": self.trouble.document() if self.trouble else None,
             "bootstrap": [found.document() for found in dead],
         }
-
-    def _offset(self) -> float:
-        return self._clock() - trio.current_time()
 
     def _say(self, trouble: Trouble | None) -> None:
         if trouble != self.trouble and trouble is not None:

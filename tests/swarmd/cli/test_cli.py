@@ -23,7 +23,6 @@ import typer
 
 from p2p.identity import Identity
 from swarmd.cli.app import app
-from swarmd.cli.tasks import MAX_LINE_CHARACTERS
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
@@ -276,7 +275,7 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
         "correct": [right, longest],
         "wrong": ["<answer>x</answer>"],
         "no answer": ["none"],
-        "too long": ["x" + longest, "x" * (MAX_LINE_CHARACTERS - 11), "x" * 3 * MAX_LINE_CHARACTERS],
+        "too long": ["x" + longest, "x" * 2**22],
         "correct again": [right],
     }
     lines = [json.dumps({"text": text, "ended": False}) for some in texts.values() for text in some]
