@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -186,7 +187,7 @@ class MetricsFile:
         try:
             there = _cut(path, resumed_round)
             if there is None:
-                lines = [line for line in read_metrics(path) if line["round"] <= resumed_round]
+                lines = list(each_round(path, resumed_round))
                 there = len(lines)
                 # The umask applies: others may read it.
                 durable.replace(path, "".join(map(_text, lines)).encode(), 0o666)
@@ -223,39 +224,25 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]]:
-    """Return the lines of a metrics file in order of rounds, without torn ones.
+    """Return the lines of a metrics file, as `each_round` does.
 
-    Of a round that was written twice, the later line counts. An absent file has no lines. last: read only
-    about so many lines, from the end of the file; weeks of rounds are gigabytes in memory.
-
-    Raises CannotRecord where the file cannot be read.
+    last: read only about so many lines, from the end of the file; weeks of rounds are gigabytes in memory.
     """
-    try:
-        with path.open("rb") as file:
-            if last is not None and (begin := file.seek(0, os.SEEK_END) - last * _LONG_LINE_BYTES) > 0:
-                file.seek(begin)
-                # Skip the rest of a line.
-                file.readline()
-            elif last is not None:
-                file.seek(0)
-            data = file.read()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    # What follows the last newline is torn, or empty.
-    rounds = {line["round"]: line for raw in data.split(b"\n")[:-1] if (line := parsed(raw)) is not None}
-    return [rounds[number] for number in sorted(rounds)[-last if last else None :]]
+    tail = None if last is None else last * _LONG_LINE_BYTES
+    return [*deque(each_round(path, tail=tail), last)]
 
 
-def each_round(path: Path, last: int) -> Iterator[dict[str, Any]]:
+def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of the rounds up to `last`, with one line at a time in memory.
 
-    Torn lines are left out, and rounds that come again. Raises CannotRecord where the file cannot be read.
+    Torn lines are left out, and rounds that come again. An absent file has no lines. tail: of the file's end,
+    only so many bytes. Raises CannotRecord where the file cannot be read.
     """
     before = 0
     try:
         with path.open("rb") as file:
+            if tail is not None:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - tail))
             for raw in file:
                 line = parsed(raw)
                 if line is not None and before < line["round"] <= last:
@@ -264,13 +251,9 @@ def each_round(path: Path, last: int) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> CannotRecord:
-    return CannotRecord(
-        f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
-    )
+        raise CannotRecord(
+            f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
+        ) from None
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:

@@ -125,7 +125,7 @@ RUBBISH = '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":
 @pytest.mark.parametrize(
     ("there", "resumed", "lost", "left"),
     [
-        (RUBBISH, 9, 1, '{"round":1,"loss":2}\n'),
+        (RUBBISH, 9, 1, '{"round":1,"loss":1}\n'),
         (
             '{"round":1}\nrubbish\n{"round":2}\n{"round":3}\n{"round":4}\n',
             2,
