@@ -159,35 +159,19 @@ class _Drawn(msgspec.Struct):
 def node_seed(configured: int | None, folder: Path) -> int:
     """Return the configured seed, else the one drawn when this folder was first used.
 
-    Raises ConfigError if the seed's file cannot be used.
+    Raises CannotRecord if the seed cannot be kept.
     """
     if configured is not None:
         return configured
-    path = folder / SEED_FILE
+    path, read = folder / SEED_FILE, msgspec.json.Decoder(_Drawn).decode
+    if (drawn := durable.load(path, read, "another seed is drawn")) is not None:
+        return drawn.seed
+    seed = secrets.randbits(32)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            return _drawn(path)
-        seed = secrets.randbits(32)
         write_atomically(path, {"schema": 1, "seed": seed})
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror or error}. Mend its permissions, or move it away."
-        ) from None
+        raise CannotRecord.to(path, error) from None
     return seed
-
-
-def _drawn(path: Path) -> int:
-    """Read the folder's drawn seed, and set a damaged file aside.
-
-    Raises FileNotFoundError where there is none or it was damaged, OSError where it cannot be read.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Drawn).seed
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        log.warning(
-            "%s is damaged (%s) and is now %s; another seed is drawn", path, error, durable.set_aside(path)
-        )
-        raise FileNotFoundError from None
 
 
 def _open_lock(folder: Path) -> int:

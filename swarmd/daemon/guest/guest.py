@@ -292,7 +292,7 @@ class UserPause:
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
-        self._asked = self._read()
+        self._asked = durable.load(path, msgspec.json.Decoder(_Asked).decode, "the node is not paused")
 
     def begin(self, until: float | None) -> str:
         self._asked = _Asked(until)
@@ -321,15 +321,6 @@ class UserPause:
             return PauseCause("user", "you paused it", None, f"with {REMEDY}", REMEDY)
         words = clock_words(datetime.fromtimestamp(until), datetime.fromtimestamp(self._clock()))
         return PauseCause("user", "you paused it", until, f"at {words}", REMEDY)
-
-    def _read(self) -> _Asked | None:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Asked)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            log.warning("%s cannot be read (%s): the node is not paused", self._path, error)
-            return None
 
 
 def _warned(text: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from p2p import durable
 from p2p.identity import Identity
-from swarmd.errors import ConfigError, StateFolderInUse
+from swarmd.errors import CannotRecord, ConfigError, StateFolderInUse
 from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
 from swarmd.testing import TIMEOUT_S
 
@@ -188,7 +188,9 @@ def test_an_odd_seed_is_set_aside_and_another_drawn(tmp_path: Path, content: byt
     assert (tmp_path / "node.json.corrupt").read_bytes() == content
 
 
-def test_a_folder_in_place_of_the_seed_file_gives_a_message(tmp_path: Path) -> None:
-    (tmp_path / "node.json").mkdir()
-    with pytest.raises(ConfigError, match=r"node\.json: Is a directory"):
+def test_a_seed_that_cannot_be_kept_gives_a_message(tmp_path: Path) -> None:
+    for name in ("node.json", "node.json.corrupt"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+    with pytest.raises(CannotRecord, match=r"node\.json: cannot be written: Is a directory"):
         node_seed(None, tmp_path)
