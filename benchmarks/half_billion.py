@@ -218,7 +218,6 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "dtype": plan.dtype,
         "lora": plan.lora_rank,
         "optimizer": plan.optimizer,
-        "precision": plan.precision,
         "checkpointing": plan.checkpointing,
         "micro_batch_tokens": plan.micro_batch_tokens,
         "kl": report.kl,

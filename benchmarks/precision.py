@@ -7,8 +7,7 @@ large upon it, the same for every way, and every way begins from the same weight
 
     float32              the measure: plain AdamW on float32 weights
     bfloat16, plain      the peer: torch's AdamW on bfloat16 weights, as most trainers do it
-    bfloat16, master     ours: train.precision = "master"
-    bfloat16, stochastic ours: train.precision = "stochastic"
+    bfloat16, master     ours
     …, 8 bits            ours: with train.optimizer = "adamw8bit", where bitsandbytes is installed
 
 "gone" is the way from the start along float32's own, as a share of float32's: 1 is all of it, 0 is nowhere.
@@ -71,14 +70,13 @@ def main() -> None:
 
 def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
     """Return for each way: gone and shown, as shares; bytes of the moments; CPU seconds."""
-    ways = {"float32": ("float32", "adamw", "master"), "bfloat16, plain": ("bfloat16", "plain", "master")}
-    ways |= {
-        "bfloat16, master": ("bfloat16", "adamw", "master"),
-        "bfloat16, stochastic": ("bfloat16", "adamw", "stochastic"),
+    ways = {
+        "float32": ("float32", "adamw"),
+        "bfloat16, plain": ("bfloat16", "plain"),
+        "bfloat16, master": ("bfloat16", "adamw"),
     }
     if importlib.util.find_spec("bitsandbytes"):
-        ways["bfloat16, master, 8 bits"] = ("bfloat16", "adamw8bit", "master")
-        ways["bfloat16, stoch., 8 bits"] = ("bfloat16", "adamw8bit", "stochastic")
+        ways["bfloat16, master, 8 bits"] = ("bfloat16", "adamw8bit")
     rows: dict[str, dict[str, float]] = {}
     measure: Tensor | None = None
     for name, way in ways.items():
@@ -94,7 +92,7 @@ def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
     return rows
 
 
-def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tuple[Tensor, Tensor, int, float]:
+def gone(dtype: str, kind: str, steps: int, rate: float) -> tuple[Tensor, Tensor, int, float]:
     """Return the way from the start, flat, of the stepped copy and of the weights.
 
     Also the bytes of Adam's moments, and CPU seconds.
@@ -107,7 +105,7 @@ def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tupl
     weights = dict(network.named_parameters())
     start = flat(weights)
     plain = torch.optim.AdamW(weights.values(), lr=rate, weight_decay=0.0) if kind == "plain" else None
-    adam = Optimizer(weights, "adamw" if plain else kind, precision)
+    adam = Optimizer(weights, "adamw" if plain else kind)
     begun = time.process_time()
     for i in range(steps):
         give_gradients(weights, i)
@@ -117,7 +115,7 @@ def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tupl
             plain.step()
     seconds = time.process_time() - begun
     state: Mapping[str, Tensor] = {} if plain else adam.tensors()
-    moments = sum(t.nbytes for key, t in state.items() if not key.startswith((MASTER, "step", "rounding")))
+    moments = sum(t.nbytes for key, t in state.items() if not key.startswith((MASTER, "step")))
     if plain:
         moments = sum(s[field].nbytes for s in plain.state.values() for field in ("exp_avg", "exp_avg_sq"))
     copies = {name: state.get(f"{MASTER}/{name}", weight) for name, weight in weights.items()}

@@ -113,7 +113,6 @@ class TrainConfig(_Section, LossSettings):
     # "adamw8bit" takes a quarter of the memory for moments; it needs `pip install 'swarmd[bitsandbytes]'`.
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     # How bfloat16 weights keep small steps; see policy/training/optimizer.py.
-    precision: Literal["auto", "master", "stochastic"] = "auto"
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     # Updates between two measurements of the KL from the start; 0: none.
     kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10

@@ -135,7 +135,6 @@ class LanguagePolicy:
             settings=config.train.model_copy(update={"importance_cap": importance_cap(config)}),
             head_tokens=loaded.plan.head_tokens,
             optimizer=config.train.optimizer,
-            precision=loaded.plan.precision or "master",
             kl_every=config.train.kl_every if measures_start(loaded.plan, loaded.device) else 0,
         )
         rows = partial(
@@ -145,10 +144,8 @@ class LanguagePolicy:
             context=sampling.context,
             mean=MEANS[config.train.loss_mean],
         )
-        learner, generator = (
-            Learner(loaded.network, learning, loaded.device, seed, rest),
-            seeded(loaded.device, seed),
-        )
+        learner = Learner(loaded.network, learning, loaded.device, rest)
+        generator = seeded(loaded.device, seed)
         engine = open_engine(config, loaded, sampling, rest=rest, between=between)
         return cls(
             loaded,
@@ -330,7 +327,7 @@ class LanguagePolicy:
     def restore(self, folder: Path) -> None:
         """Go on from where `save` was called.
 
-        Raises CheckpointUnfit where the folder is damaged or of another base model.
+        Raises CheckpointUnfit where it is of another base model; see `policy_files.read`.
         """
         for note in policy_files.read(folder, self._identity(), self._learner, self._generator):
             log.warning("%s", note)

@@ -30,7 +30,6 @@ from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.training.policy_files import CheckpointDamaged
 from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks
@@ -193,10 +192,7 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
 
     Where this raises, the node is half restored, until an older checkpoint restores it whole.
     """
-    try:
-        policy.restore(folder)
-    except CheckpointDamaged as error:
-        raise ValueError(str(error)) from error
+    policy.restore(folder)
     parts.task_rng.setstate(state.task_rng)
     parts.batch_rng.setstate(state.batch_rng)
     kept = map(PoolEntry, state.pool, state.uses, state.last_uses, state.since)

@@ -89,8 +89,8 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
 
 
 def for_generator(config: NodeConfig) -> NodeConfig:
-    """Return the configuration of a process that never trains, without the copies of weights of training."""
-    train = config.train.model_copy(update={"kl_every": 0, "precision": "stochastic"})
+    """Return the configuration of a process that never trains, without the copy of the start's weights."""
+    train = config.train.model_copy(update={"kl_every": 0})
     return config.model_copy(update={"train": train})
 
 

@@ -35,11 +35,6 @@ from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
 
 SCHEMA = 1
-PRECISION: Final = {
-    None: "",
-    "master": ", on a float32 copy of the weights",
-    "stochastic": ", the weights rounded at random",
-}
 
 
 def document(fit: FittedModel) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def explain(fit: Fit) -> list[str]:
             "trained",
             (f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
         ),
-        ("optimizer", plan.optimizer + PRECISION[plan.precision]),
+        ("optimizer", plan.optimizer + ", on a float32 copy of the weights" * plan.master),
         ("KL from the start", _kl(fit)),
         ("gradient checkpointing", "on" if plan.checkpointing else "off"),
         (
@@ -276,7 +271,7 @@ def _to_fetch(name: str, shape: Shape) -> int:
 
 def _checkpoints(plan: Plan) -> int:
     """Return the bytes of all kept checkpoints: the trained weights, Adam's two moments, a float32 copy."""
-    moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4) + 4 * (plan.precision == "master")
+    moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4) + 4 * plan.master
     return KEPT_CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
 
 

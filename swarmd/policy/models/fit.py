@@ -191,7 +191,6 @@ def work_of(config: NodeConfig) -> Workload:
         new_tokens=config.generate.max_new_tokens or (NEW_TOKENS_TINY if tiny else default),
         micro_batch_tokens=config.train.micro_batch_tokens,
         optimizer=config.train.optimizer,
-        precision=config.train.precision,
         start_copy=config.train.kl_every > 0,
         **lengths,
     )

@@ -6,7 +6,7 @@ A round has two phases, and the larger of them has to fit beside what is always 
 
     always      weights; the adapter's, and a copy in the base's dtype (`lora.lora_factors`); gradients and
                 Adam's two moments of what is trained; with weights in 16 bits that are all trained a float32
-                copy of them, where there is room (optimizer.py); what they were at the start (learner.py)
+                copy of them (optimizer.py); what they were at the start (learner.py)
     answering   keys and values of the answers in hand, and a row of logits for each of them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
 
@@ -31,7 +31,7 @@ again.
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 # Bytes of a number that is computed with. In nf4 the adapted layers' weights are kept in less (NF4_BITS).
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "nf4": 2})
@@ -55,9 +55,6 @@ HEAD_TOKENS: Final = 256
 LOGIT_BYTES: Final = 12
 # Numbers of an 8-bit moment that share a scale.
 BLOCK: Final = 256
-
-
-Precision = Literal["master", "stochastic"]  # of trained weights in 16 bits; see optimizer.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,6 @@ class Workload:
     mean_prompt_tokens: int = 128
     micro_batch_tokens: int = 0  # as configured; 0: the plan decides
     optimizer: str = "adamw"  # or "adamw8bit"
-    # The precision of trained weights in 16 bits; auto: the first that fits.
-    precision: Literal["auto"] | Precision = "auto"
     # Whether to keep a copy of the start's weights, where all are trained.
     start_copy: bool = False
     # The curriculum's longest questions, from which the tokenizer counts `prompt_tokens`.
@@ -149,30 +144,25 @@ class Plan:
     peak: int  # bytes that the plan needs
     items: tuple[Item, ...]
     optimizer: str = "adamw"
-    precision: Precision | None = None  # None: what is trained is in float32
     start_copy: bool = False
 
     @property
     def fits(self) -> bool:
         return self.least <= self.usable
 
+    @property
+    def master(self) -> bool:
+        """Whether steps are taken on a float32 copy of the weights; adapters are float32 themselves."""
+        return self.lora_rank is None and ITEMSIZE[self.dtype] < 4
+
 
 def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Workload) -> Plan:
     """Plan a model's memory on a device with `free` bytes.
 
-    A plan that does not fit says so (`fits`), and is the least there is. Weights in 16 bits that are all
-    trained never take their steps in 16 bits: a small learning rate would be lost.
+    A plan that does not fit says so (`fits`), and is the least there is.
     """
-    rounded = lora_rank is None and ITEMSIZE[dtype] < 4
-    precisions: list[Precision | None] = [None]
-    if rounded:
-        precisions = ["master", "stochastic"] if work.precision == "auto" else [work.precision]
     copies = [True, False] if work.start_copy and lora_rank is None else [False]
-    plans = [
-        _plan(shape, dtype, lora_rank, free, work, precision, copy)
-        for precision in precisions
-        for copy in copies
-    ]
+    plans = [_plan(shape, dtype, lora_rank, free, work, copy) for copy in copies]
     return next((plan for plan in plans if plan.fits), plans[-1])
 
 
@@ -182,11 +172,10 @@ def _plan(
     lora_rank: int | None,
     free: int,
     work: Workload,
-    precision: Precision | None,
     start_copy: bool,
 ) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
-    always = _always(shape, size, lora_rank, work.optimizer, precision, start_copy)
+    always = _always(shape, size, lora_rank, work.optimizer, start_copy)
     if dtype == "nf4":
         always = [*_in_four_bits(shape, size), *always[1:]]
     held, usable = sum(item.bytes for item in always), max(0, int(USABLE_SHARE * free) - WORKSPACE_BYTES)
@@ -247,7 +236,6 @@ def _plan(
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
         items=(*always, *answering, *training),
         optimizer=work.optimizer,
-        precision=precision,
         start_copy=start_copy,
     )
 
@@ -263,7 +251,7 @@ def _trained(shape: Shape, lora_rank: int | None) -> int:
 
 
 def _always(
-    shape: Shape, size: int, lora_rank: int | None, optimizer: str, precision: str | None, start_copy: bool
+    shape: Shape, size: int, lora_rank: int | None, optimizer: str, start_copy: bool
 ) -> list[Item]:  # fmt: skip
     trained = _trained(shape, lora_rank)
     items = [Item("always", "weights", f"{shape.parameters:,} × {size} B", shape.parameters * size)]
@@ -277,7 +265,7 @@ def _always(
         of_trained("copy of the adapter in the base's dtype", 1, size)
     else:
         of_trained("gradient", 1, size)
-    if precision == "master":
+    if not lora_rank and size < 4:
         of_trained("float32 copy", 1, 4)
     if optimizer == "adamw8bit":
         of_trained("Adam's two moments, in 8 bits", 2, 1)

@@ -26,7 +26,6 @@ from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.attention import adopt
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 from swarmd.policy.models.lora import lora_layers
-from swarmd.policy.models.memory_plan import Precision
 from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
 from swarmd.policy.training.losses import LOSSES, LossSettings, k3
 from swarmd.policy.training.optimizer import Optimizer
@@ -123,7 +122,6 @@ class Learning:
     # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary.
     head_tokens: int = 0
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
     # Updates between two measurements of the KL from the start; 0: none.
     kl_every: int = 0
 
@@ -155,16 +153,14 @@ class Learner:
         network: nn.Module,
         learning: Learning,
         device: torch.device,
-        seed: int = 0,
         rest: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare to train a network. Raises NoOptimizer.
 
-        network: as training begins with it; what a checkpoint holds is loaded later. seed: of weights rounded
-        at random.
+        network: as training begins with it; what a checkpoint holds is loaded later.
         """
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
+        self.optimizer = Optimizer(self.weights, learning.optimizer)
         self.updates = 0
         self.skipped = 0  # consecutive updates that were skipped
         self._network, self._learning, self._device, self.rest = network, learning, device, rest

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from swarmd.errors import SwarmdError
 from swarmd.policy.training.learner import Learner
-from swarmd.policy.training.optimizer import MASTER, ROUNDING
+from swarmd.policy.training.optimizer import MASTER
 
 SCHEMA = 1
 FILES = ("weights.safetensors", "training.safetensors", "policy.json")
@@ -36,13 +36,6 @@ class CheckpointUnfit(SwarmdError):
     """The checkpoint does not belong to this model.
 
     Join with the model it was made with, or give another folder with --state-dir.
-    """
-
-
-class CheckpointDamaged(CheckpointUnfit):
-    """What is in the checkpoint cannot be read, or does not fit together.
-
-    Remove it: the one before it is used.
     """
 
 
@@ -106,39 +99,31 @@ def described(document: bytes) -> ModelIdentity:
 
 
 def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> list[str]:
-    """Put back what `contents` gave, all of it or nothing; returns what an operator should know.
+    """Put back what `contents` gave; returns what an operator should know.
 
-    Raises CheckpointUnfit, CheckpointDamaged.
+    Raises CheckpointUnfit; OSError, ValueError or KeyError where a file is damaged.
     """
+    document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
+    _check(document, identity)
     try:
-        document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
-        _check(document, identity)
         weights = load_file(folder / "weights.safetensors")
         training = load_file(folder / "training.safetensors")
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError, SafetensorError) as error:
-        raise CheckpointDamaged(
-            f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used."
-        ) from error
+    except SafetensorError as error:
+        raise ValueError(f"the policy in {folder} cannot be read ({error})") from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
         raise CheckpointUnfit(
             f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}"
         )
-    random = training.pop(_RANDOM, None)
-    notes = _of_another_optimizer(document, training, learner)
-    own = generator.get_state()
-    whole = random is not None and (
-        document.base.device != identity.device or (random.dtype, random.shape) == (own.dtype, own.shape)
-    )
-    if random is None or not whole or not learner.optimizer.fits(training):
-        raise CheckpointDamaged(
-            f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is"
-            " used."
+    random, notes = training.pop(_RANDOM), list[str]()
+    if document.optimizer != learner.optimizer.kind:
+        training = {key: value for key, value in training.items() if key.startswith(f"{MASTER}/")}
+        notes.append(
+            f"the checkpoint's optimizer was {document.optimizer}, this run's is {learner.optimizer.kind}:"
+            " the optimizer's moments start anew"
         )
-
-    same_device = document.base.device == identity.device
-    learner.optimizer.load(weights, training, same_device)
+    learner.optimizer.load(weights, training)
     learner.updates = document.updates
-    if same_device:
+    if document.base.device == identity.device:
         generator.set_state(random)
     else:
         generator.manual_seed(generator.initial_seed() + document.updates)
@@ -182,25 +167,6 @@ def _kind(identity: ModelIdentity) -> str:
     return (
         f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
     )
-
-
-def _of_another_optimizer(document: _Document, training: dict[str, Tensor], learner: Learner) -> list[str]:
-    """Remove the moments of another optimizer from `training`; return notes for the operator.
-
-    Weights and master copies stay. Large weights have moments in pieces in 16 bits, and whole ones else.
-    """
-    then, now = document.optimizer, learner.optimizer
-    moments = [key for key in training if key != ROUNDING and not key.startswith(f"{MASTER}/")]
-    if then == now.kind and (not moments or any("#" in key for key in moments) == now.in_pieces):
-        return []
-    for key in moments:
-        del training[key]
-    was = (
-        f"optimizer was {then}, this run's is {now.kind}"
-        if then != now.kind
-        else "weights were of another number of bits than this run's"
-    )
-    return [f"the checkpoint's {was}: the optimizer's moments start anew"]
 
 
 _DTYPE_NAMES: Final = {
