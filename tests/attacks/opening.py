@@ -1,10 +1,10 @@
-"""A peer that opens without end, streams or connections.
+"""A peer that opens without end, streams or connections, or sends frames that open nothing.
 
 `python -m tests.attacks.opening`, a process of its own, JSON lines out.
 
 It writes yamux frames that are made beforehand, as fast as the victim takes them, and counts what comes back.
 
-Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in,
+Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in, or frames,
 "answered": streams on which the victim said something, "answers": how often, "ended": streams that it ended,
 "dials": connections tried, "refused": of these, not let in, "spent": its own CPU seconds}.
 """
@@ -56,6 +56,7 @@ STREAMS = {  # what is written on a stream
     "pings": HELLO + line("/ipfs/ping/1.0.0") + bytes(32 * 500),
 }
 CONNECTIONS = {"connect": "the handshake, and closed", "hello": "closed as soon as the victim says something"}
+FRAMES = "frames"  # on one connection, for a stream that there is not
 
 
 @dataclass
@@ -118,6 +119,18 @@ async def open_streams(
     await secured.close()
 
 
+async def send_frames(address: str, identity: Identity, count: Count, limit: int) -> None:
+    """Write frames that nobody needs on one connection, until it ends or there were so many."""
+    count.dials += 1
+    secured = await connect(address, identity)
+    some = frame(TYPE_WINDOW_UPDATE, 0, 1) * 1000
+    with contextlib.suppress(Exception):  # hung up on, in the words of whichever layer finds it first
+        while count.opened < limit:
+            await secured.write(some)
+            count.opened += 1000
+    await secured.close()
+
+
 async def _listen(secured: Any, count: Count, done: trio.CancelScope) -> None:
     before = count.answered, count.ended
     data, answered, ended = b"", set[int](), set[int]()
@@ -169,7 +182,9 @@ async def attack(given: argparse.Namespace) -> None:
     say(ready=time.process_time())
     with trio.move_on_after(given.seconds):
         while True:
-            if given.kind in STREAMS:
+            if given.kind == FRAMES:
+                await send_frames(given.bootstrap[0], next(identities), count, 10**9)
+            elif given.kind in STREAMS:
                 await open_streams(
                     given.bootstrap[0], next(identities), given.kind, count, given.limit, given.rate
                 )
@@ -190,7 +205,7 @@ def main() -> None:
         "rate": "streams a second",
         "limit": "streams of one connection",
     }
-    choices = {"kind": [*STREAMS, *CONNECTIONS], "redial": REDIALS}
+    choices = {"kind": [*STREAMS, *CONNECTIONS, FRAMES], "redial": REDIALS}
     declare(parser, defaults | {"seed": 1}, choices, about)
     trio.run(attack, parser.parse_args())
 

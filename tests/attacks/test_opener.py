@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_WINDOW_UPDATE
 
 from p2p.engines.libp2p import network
 from p2p.engines.libp2p.metering import (
@@ -29,10 +30,21 @@ from p2p.engines.libp2p.metering import (
     message_limits,
 )
 from p2p.engines.libp2p.network import ARRIVALS_PER_S, GROUP_FACTOR
+from p2p.engines.libp2p.streams import FRAMES_AT_A_TIME
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import ENGINES, REDIALS, Attack, show
 from tests.attacks.nodes import attacker, cpu, key_of, probe_swarm
-from tests.attacks.opening import CONNECTIONS, STREAMS, Count, open_connections, open_streams
+from tests.attacks.opening import (
+    CONNECTIONS,
+    FRAMES,
+    STREAMS,
+    Count,
+    connect,
+    frame,
+    open_connections,
+    open_streams,
+    opening,
+)
 from tests.p2p.real import heard, real_member
 
 ANSWERS = 3  # to a stream that names one protocol: hello, no, and the end
@@ -72,6 +84,30 @@ async def test_a_stream_has_a_bounded_number_of_answers(
     (address,) = await nursery.start(victim.run)
     await open_streams(address, key_of(1, 0), kind, count, 5)
     assert 0 < count.answers <= answers
+
+
+@pytest.mark.net
+async def test_the_frames_of_a_machine_are_read_no_faster_than_its_rate(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Two connections share it: each brings as many frames as one second allows, and opens a stream then."""
+    monkeypatch.setattr(network, "FRAMES_PER_S", rate := 1000)
+    victim, begun = real_member("libp2p", 1), trio.current_time()
+    (address,) = await nursery.start(victim.run)
+
+    async def send(key: int) -> None:
+        secured, heard = await connect(address, key_of(1, key)), b""
+        await secured.write(frame(TYPE_WINDOW_UPDATE, 0, 1) * rate + opening("silent", 1))
+        while frame(TYPE_WINDOW_UPDATE, FLAG_ACK, 1) not in heard:
+            heard += await secured.read()
+        await secured.close()
+
+    with trio.fail_after(TIMEOUT_S):
+        async with trio.open_nursery() as sending:
+            sending.start_soon(send, 0)
+            sending.start_soon(send, 1)
+    # Of the second that one may bring at once, the frames taken at a time may be left.
+    assert trio.current_time() - begun > (rate - 2 * FRAMES_AT_A_TIME) / rate
 
 
 def test_new_keys_that_come_through_a_relay_pay_together() -> None:
@@ -143,7 +179,7 @@ def attack(
 ATTACK = Attack(
     attack,
     {"cost": 0.08},
-    choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS], "redial": REDIALS},
+    choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS, FRAMES], "redial": REDIALS},
     about={
         "kind": "what it does on each stream; connect, hello: connections, with the handshake or without",
         "redial": "with the same key or with new ones",

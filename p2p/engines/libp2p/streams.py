@@ -11,10 +11,11 @@ import trio
 from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
+from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE
 from libp2p.transport.tcp.tcp import TCP
 
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
-from p2p.engines.traffic import Traffic
+from p2p.engines.traffic import RateGate, Traffic
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -26,6 +27,9 @@ GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\
 
 # The size of one read of a metered stream.
 READ_BYTES = 65536
+
+# A connection waits once for so many frames: a wait for each would cost more than the frame.
+FRAMES_AT_A_TIME = 100
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,27 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
     def _counted(self, connection: Any) -> Any:
         connection.stream = CountedSocket(connection.stream, self._traffic)
         return connection
+
+
+class PacedFrames:
+    """A secured connection that hands its muxer no more frames than the gate lets through.
+
+    gate: of the machine at the other end.
+    """
+
+    def __init__(self, secured: Any, gate: RateGate) -> None:
+        self._secured, self._gate, self._left = secured, gate, 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == HEADER_SIZE:
+            if not self._left:
+                await self._gate.wait(FRAMES_AT_A_TIME)
+                self._left = FRAMES_AT_A_TIME
+            self._left -= 1
+        return bytes(await self._secured.read(n))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._secured, name)
 
 
 class MeteredStream:
