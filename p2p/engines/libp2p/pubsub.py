@@ -60,6 +60,8 @@ UNKNOWN = ("", "", b"")
 NOTED_MESSAGES = 8192
 # Messages that we ask a peer for at once: they come in one RPC, and most of ours have 2 KiB.
 MAX_WANTED = 128
+# Bytes of a message's id: its author's, and its number.
+MAX_MESSAGE_ID_BYTES = 64
 
 log = logging.getLogger(__name__)
 
@@ -385,7 +387,9 @@ class Router(GossipSub):  # type: ignore[misc]
         )
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
-        await super().emit_iwant(msg_ids[:MAX_WANTED], to_peer)
+        """Ask for messages by ids that there can be: a peer that takes nothing could have us hold 20 MB."""
+        wanted = [msg_id for msg_id in msg_ids if len(msg_id) <= MAX_MESSAGE_ID_BYTES]
+        await super().emit_iwant(wanted[:MAX_WANTED], to_peer)
 
     async def handle_iwant(self, iwant_msg: Any, sender_peer_id: Any) -> None:
         """Give no more than waits for one neighbour.

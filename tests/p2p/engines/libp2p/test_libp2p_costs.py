@@ -14,7 +14,7 @@ from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes
 
 from p2p.engines.libp2p import connections, pubsub
-from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MESHSUB
+from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MAX_MESSAGE_ID_BYTES, MESHSUB
 from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -111,6 +111,22 @@ async def test_a_message_with_a_long_number_is_not_taken(nursery: trio.Nursery) 
         received: list[bytes] = []
         await until(lambda: received.extend(one.body for one in a.received()) or received)
         assert received == [b"fine"]
+
+
+async def test_no_message_is_asked_for_by_a_longer_id_than_there_are(nursery: trio.Nursery) -> None:
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        wanted = list[bytes]()
+
+        async def note(iwant: Any, _sender: Any) -> None:
+            wanted.extend(iwant.messageIDs)
+
+        stack.router.handle_iwant = note
+        await until(lambda: stack.host.get_id() in stack_of(engine).pubsub.peer_queues)
+        fine = b"\xff" * MAX_MESSAGE_ID_BYTES  # no hexadecimal digits
+        await stack.router.emit_ihave(str(TOPIC), [fine + b"x", fine], target)
+        await until(lambda: wanted)
+        assert wanted == [fine]
 
 
 async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
