@@ -315,11 +315,6 @@ class LanguagePolicy:
         """Yield what `save` writes, one file at a time: its name and its content as of now."""
         return policy_files.contents(self._identity(), self._learner, self._generator)
 
-    @property
-    def state_bytes(self) -> int:
-        """Approximate size of what `files` yields."""
-        return policy_files.size(self._learner)
-
     def close(self) -> None:
         """End what the engine has started. The policy cannot be used afterwards."""
         self._driver.close()

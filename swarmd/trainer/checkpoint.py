@@ -8,8 +8,8 @@
 A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever
 has a round's name is whole as far as the disk keeps its promises, and the manifest finds the rest.
 
-One is due every `checkpoint.every` seconds (`Timetable`), and written in a thread while rounds go on
-(`Saver`). kill -9 loses the rounds since the last one. They are run again from the state they began with: the
+One is due every `checkpoint.every` seconds (`Timetable`), and written between two rounds. kill -9 loses the
+rounds since the last one. They are run again from the state they began with: the
 same seed draws the same questions, and their lines in metrics.jsonl are cut off and written again.
 """
 
@@ -22,9 +22,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +135,6 @@ class Checkpoints:
         self.size = sum(line["bytes"] for line in written.values())
         return final
 
-    def require_room(self, size: int) -> None:
-        """Raise DiskFull if a checkpoint of `size` bytes would not fit on the disk.
-
-        It is asked at the start, when there is nothing to lose yet.
-        """
-        self._clear_partial()
-        there = self.folder if self.folder.is_dir() else self.folder.parent
-        if (free := shutil.disk_usage(there).free) < size:
-            raise DiskFull(
-                f"no room for a checkpoint in {self.folder}: it takes {size / 1e6:.0f} MB, and the disk has"
-                f" {free / 1e6:.0f} MB free. Free some space; {_what_is_saved(self.folder)}."
-            )
-
     def newest(
         self, take_up: Callable[[RunState, Path], None] | None = None
     ) -> tuple[RunState, Path, list[str]] | None:
@@ -254,55 +239,6 @@ class Timetable:
     def interval(self, size: int) -> float:
         """Return the seconds between two checkpoints of that size that the limit allows."""
         return size * DAY_S / self.bytes_a_day
-
-
-class Saver:
-    """Saves in a thread of its own, one at a time, from copies, while the caller goes on.
-
-    saver.begin(state, files)     # returns at once
-    …
-    saver.settle()                # before anything that must not outlive the loss of what is being saved
-    """
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._checkpoints = checkpoints
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._begun: tuple[partial[Path], Future[Path]] | None = None
-
-    def close(self) -> None:
-        """Wait for the save under way.
-
-        Its failure is raised by `settle` alone: an exception that skipped `settle` matters more.
-        """
-        self._thread.shutdown()
-
-    def begin(self, state: RunState, files: Sequence[tuple[str, Content]]) -> None:
-        """Begin a save once the one before is settled; raises what that raises."""
-        self.settle()
-        save = partial(self._checkpoints.save, state, files)
-        self._begun = save, self._thread.submit(save)
-
-    @property
-    def over(self) -> bool:
-        """Return whether the last save has ended and is not settled yet; then `settle` does not wait."""
-        return self._begun is not None and self._begun[1].done()
-
-    def settle(self) -> None:
-        """Return when the save begun last is durable.
-
-        Where it failed it is tried again, here and at each call. Raises DiskFull or CheckpointRefused where
-        it fails again.
-        """
-        if self._begun is None:
-            return
-        save, future = self._begun
-        # This waits for the thread.
-        failure = future.exception()
-        if isinstance(failure, SwarmdError):
-            save()
-        elif failure is not None:
-            raise failure
-        self._begun = None
 
 
 def _set_aside(path: Path, error: Exception) -> str:

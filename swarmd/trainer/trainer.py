@@ -5,7 +5,7 @@
     exchange     rollouts in bytes, over the link
     verifier     scores answers, in a contained process
     parts        what a round runs on, built of the above by `node.build`
-    saver, timetable, metrics    checkpoints in a thread, when they are due, and the line of each round
+    timetable, metrics           when checkpoints are due, and the line of each round
     workers      `[workers]`: generators and further trainers; None in one process
 
 `open_trainer` builds them all; none knows the trainer. A round is never cut: stop, pause, saves and the
@@ -38,7 +38,7 @@ from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
+from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Timetable
 from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
@@ -59,9 +59,6 @@ RETRY_FULL_DISK_S = 10.0
 MAX_WAIT_S = 60.0
 # How often the daemon's messages are read while waiting for generators.
 POLL_S = 0.1
-# A policy's state up to this size is copied, to be saved while the next round generates. A larger one is
-# saved before it.
-MAX_COPIED_BYTES = 2**28
 
 
 @dataclass
@@ -76,12 +73,10 @@ class Trainer:
     exchange: RolloutExchange
     link: TrainerLink
     checkpoints: Checkpoints
-    saver: Saver
     metrics: MetricsFile
     round: int  # rounds behind us
     timetable: Timetable
-    saved: int  # rounds in a checkpoint, or being saved
-    durable: int  # rounds that are in a checkpoint on disk
+    saved: int  # rounds in a checkpoint
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # whether waiting for others' rollouts was reported
     slowed: bool = False  # whether it was reported that checkpoints come less often than configured
@@ -94,7 +89,6 @@ class Trainer:
         after_first: called after one.
         """
         limit, begun_at = self.config.round.rounds, self.round
-        self._write_when_room(partial(self.checkpoints.require_room, self._checkpoint_bytes()))
         self.link.tell(
             link.TrainerState("training", "the first round since the start", "wait: it is often the longest")
         )
@@ -112,14 +106,6 @@ class Trainer:
             self._rest(begun + self.config.round.pace)
         self._save_all()
         self.link.tell(link.Stopped(self.round))
-
-    def _checkpoint_bytes(self) -> int:
-        """About how large the first checkpoint will be.
-
-        Before the first update there are weights, and no moments of them.
-        """
-        moments = 1 if self.config.train.optimizer == "adamw8bit" else 2
-        return self.policy.state_bytes * (1 + moments if self.round == 0 else 1)
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)
@@ -160,7 +146,7 @@ class Trainer:
         shared = self.exchange.shared - shared
         used, lead = report.first_used, self.parts.sharing.lead
         self.link.tell(
-            link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, used, lead)
+            link.RoundDone(line, authors, self.verifier.pid, self.saved, affordable, shared, used, lead)
         )
 
     def _supplied(self) -> bool:
@@ -224,8 +210,6 @@ class Trainer:
 
     def _between_rounds(self) -> None:
         """Save what is due and answer the judge; called between rounds and wherever the loop waits."""
-        if self.saver.over:
-            self._wait_for_save()
         if self.saved < self.round and self.timetable.due(time.monotonic()):
             self._save()
         self._answer_judge()
@@ -233,23 +217,14 @@ class Trainer:
             self._compare()
 
     def _save(self) -> None:
-        """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
+        """Write a checkpoint of the rounds behind us."""
         begun = time.perf_counter()
         # Every round of a checkpoint has its line, even after a power cut.
         self._write_when_room(self.metrics.sync)
         state = run_state(self.round, self.seed, self.parts)
-        if self.policy.state_bytes <= MAX_COPIED_BYTES:
-            self._write_when_room(partial(self.saver.begin, state, tuple(self.policy.files())))
-            # The save before this one is durable now.
-            self.durable = self.saved
-        else:
-            # One begun when it was smaller may be under way, or have failed.
-            self._write_when_room(self.saver.settle)
-            self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
-            self.durable = self.round
-        size = max(self.policy.state_bytes, self.checkpoints.size)
-        self.timetable.wrote(size, time.monotonic())
-        self._say_when_slower(size)
+        self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
+        self.timetable.wrote(self.checkpoints.size, time.monotonic())
+        self._say_when_slower(self.checkpoints.size)
         self.saved = self.round
         self.save_seconds += time.perf_counter() - begun
 
@@ -257,13 +232,6 @@ class Trainer:
         """Return when every round behind us is in a checkpoint."""
         if self.saved < self.round:
             self._save()
-        self._wait_for_save()
-
-    def _wait_for_save(self) -> None:
-        begun = time.perf_counter()
-        self._write_when_room(self.saver.settle)
-        self.durable = self.saved
-        self.save_seconds += time.perf_counter() - begun
 
     def _say_when_slower(self, size: int) -> None:
         interval, limits = self.timetable.interval(size), self.config.checkpoint
@@ -352,7 +320,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
 
     policy = _open_policy(config, start.seed, report, daemon.rest)
-    with closing(policy), closing(Saver(checkpoints)) as saver:
+    with closing(policy):
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
         parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
@@ -374,8 +342,8 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
                 parts = beside_generators(parts, workers.policy, workers.generators, workers.lag.note)
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
             yield Trainer(
-                config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, saver, metrics,
-                behind, timetable, saved=behind, durable=behind, workers=workers,
+                config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, metrics, behind,
+                timetable, saved=behind, workers=workers,
             )  # fmt: skip
 
 

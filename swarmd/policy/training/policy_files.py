@@ -74,11 +74,6 @@ def contents(
     yield "policy.json", msgspec.json.format(msgspec.json.encode(document), indent=1)
 
 
-def size(learner: Learner) -> int:
-    """Return roughly the bytes of `contents`."""
-    return sum(tensor.nbytes for tensor in (*learner.weights.values(), *learner.optimizer.tensors().values()))
-
-
 def described(document: bytes) -> ModelIdentity:
     """Return what a checkpoint was trained from, by its policy.json.
 

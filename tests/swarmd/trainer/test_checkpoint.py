@@ -153,11 +153,10 @@ def test_what_a_kill_left_half_written_takes_no_room_from_the_next(tmp_path: Pat
     folder = tmp_path / "checkpoints"
     left = folder / "partial-99999999"
     checkpoints = Checkpoints(folder, most=40_000)
-    for use in (lambda: checkpoints.require_room(1), lambda: checkpoints.save(state(1), policy())):
-        left.mkdir(parents=True)
-        (left / "weights.bin").write_bytes(bytes(40_000))
-        use()
-        assert not left.exists()
+    left.mkdir(parents=True)
+    (left / "weights.bin").write_bytes(bytes(40_000))
+    checkpoints.save(state(1), policy())
+    assert not left.exists()
 
 
 def test_another_program_can_read_one(tmp_path: Path) -> None:
@@ -319,21 +318,6 @@ def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path)
     for _ in range(2):  # nor when it is started again
         with pytest.raises(SwarmdError, match=r"round-00000001 is damaged.*--state-dir"):
             checkpoints.newest()
-
-
-def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is_said_as_it_is(
-    tmp_path: Path,
-) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.require_room(1)
-    with pytest.raises(
-        DiskFull,
-        match=r"it takes 1000000000000 MB, and the disk has \d+ MB free\. Free some space; no checkpoint",
-    ):
-        checkpoints.require_room(10**18)
-    checkpoints.save(state(1), policy())
-    with pytest.raises(DiskFull, match=r"Free some space; the last checkpoint, round-00000001, is whole"):
-        checkpoints.require_room(10**18)
 
 
 @pytest.mark.skipif(

@@ -6,12 +6,9 @@ Over real parts and a disk that can be held up or full.
 import errno
 import math
 import os
-import shutil
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +20,16 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
-from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
-from swarmd.types import Generation
+from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState
 from tests.swarmd.trainer.conftest import TrainerIn
-from tests.swarmd.trainer.test_checkpoint import policy, state, written
+from tests.swarmd.trainer.test_checkpoint import written
 
 
 class SlowDisk(Checkpoints):
-    """A disk that takes nothing until `let_go`, where it is held, and is slow then."""
-
-    def __init__(self, folder: Path, *, held: bool = True) -> None:
-        super().__init__(folder)
-        self.let_go, self.asked, self.late = threading.Event(), threading.Event(), 0.05
-        if not held:
-            self.let_go.set()
+    late = 0.05
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-        self.asked.set()
-        self.let_go.wait(TIMEOUT_S)
-        threading.Event().wait(self.late)  # long enough for whoever does not wait to be seen
+        time.sleep(self.late)  # long enough for whoever does not wait to be seen
         return super().save(state, files)
 
     def durable(self) -> int:
@@ -62,59 +50,6 @@ class SmallDisk(Checkpoints):
 
         self.tries += 1
         return super().save(state, written())
-
-
-# The saver alone.
-
-
-def test_whoever_saves_goes_on_and_settling_waits_until_it_is_durable(tmp_path: Path) -> None:
-    disk = SlowDisk(tmp_path)
-    with closing(Saver(disk)) as saver:
-        saver.begin(state(1), policy())
-        assert disk.asked.wait(TIMEOUT_S) and disk.durable() == 0 and not saver.over
-        disk.let_go.set()
-        saver.settle()
-        assert disk.durable() == 1 and not saver.over
-        saver.settle()
-
-
-def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
-    disk = SlowDisk(tmp_path)
-    with closing(Saver(disk)) as saver:
-        saver.begin(state(1), policy())
-        threading.Timer(0.05, disk.let_go.set).start()
-        saver.begin(state(2), policy())
-        assert disk.durable() >= 1
-    assert disk.durable() == 2
-
-
-def test_a_save_that_failed_is_told_and_tried_again_until_there_is_room(tmp_path: Path) -> None:
-    disk = SmallDisk(tmp_path)
-    with closing(Saver(disk)) as saver:
-        saver.begin(state(1), policy())
-        for tries in (2, 3):
-            with pytest.raises(DiskFull, match="Free some space"):
-                saver.settle()
-            assert disk.tries == tries
-        with pytest.raises(DiskFull):
-            saver.begin(state(2), policy())
-        assert list(tmp_path.iterdir()) == []
-        disk.room = True
-        saver.settle()
-        saver.settle()
-        assert disk.tries == 5
-    assert disk.newest()[0] == state(1)
-
-
-def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
-    class Broken(Checkpoints):
-        def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-            raise ZeroDivisionError
-
-    with closing(Saver(Broken(tmp_path))) as saver:
-        saver.begin(state(1), policy())
-        with pytest.raises(ZeroDivisionError):
-            saver.settle()
 
 
 def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
@@ -155,8 +90,8 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path, 4) as (trainer, daemon):
-        disk = SlowDisk(trainer.checkpoints.folder, held=False)
-        trainer.checkpoints, trainer.saver, one, saved = disk, Saver(disk), trainer._one_round, []
+        disk = SlowDisk(trainer.checkpoints.folder)
+        trainer.checkpoints, one, saved = disk, trainer._one_round, []
 
         def round_() -> None:
             one()
@@ -260,37 +195,7 @@ def test_a_long_rest_is_not_unsaved(trainer_in: TrainerIn, tmp_path: Path) -> No
         trainer._one_round()
         trainer.link.wait = lambda seconds: daemon.sendall(link.pack(link.Stop()))  # type: ignore[method-assign]
         trainer._rest(time.monotonic() + 3600)
-        trainer.saver.settle()
         assert [p.name for p in trainer.checkpoints.folder.iterdir()] == ["round-00000001"]
-
-
-def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(
-    trainer_in: TrainerIn, tmp_path: Path
-) -> None:
-    """The checkpoint of round 1, written while round 2 is under way, holds nothing of round 2."""
-    with trainer_in(tmp_path / "whole", 3) as (trainer, _):
-        trainer.run()
-    with trainer_in(tmp_path / "cut", 3, every=0, gigabytes_a_day=10**6) as (trainer, _):
-        disk, generate, begun = SlowDisk(trainer.checkpoints.folder), trainer.policy.generate, []
-
-        def generated(questions: Sequence[str], completions: int) -> Sequence[Generation]:
-            answers = generate(questions, completions)
-            begun.append(disk.durable())
-            if len(begun) == 2:
-                disk.let_go.set()
-            return answers
-
-        trainer.saver, trainer.policy.generate = Saver(disk), generated  # type: ignore[method-assign]
-        for _ in range(2):
-            trainer._one_round()
-            trainer._between_rounds()
-        assert begun == [0, 0]
-        trainer.saver.settle()
-        shutil.rmtree(tmp_path / "cut" / "checkpoints" / "round-00000002")
-    with trainer_in(tmp_path / "cut", 3) as (trainer, _):
-        assert trainer.round == 1 and len(figures(tmp_path / "cut")) == 1
-        trainer.run()
-    assert_same_end(tmp_path, "round-00000003")
 
 
 def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_it(
@@ -310,7 +215,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_
             wait(seconds, **kinds)
             took.append(time.monotonic() - begun)
 
-        trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
+        trainer.checkpoints, trainer.link.wait = disk, waited  # type: ignore[method-assign]
         trainer.run()
         messages = heard(daemon)
     assert any(isinstance(m, link.JudgeAnswer) for m in messages) and took and min(took) >= 0.05
@@ -330,7 +235,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(
     with trainer_in(tmp_path, 0) as (trainer, daemon):
         disk = SmallDisk(trainer.checkpoints.folder)
         disk.room = True
-        trainer.saver = Saver(disk)
+        trainer.checkpoints = disk
         trainer._one_round()
         trainer._save_all()
         disk.room = False
@@ -354,12 +259,11 @@ def test_a_paused_run_is_saved(trainer_in: TrainerIn, tmp_path: Path) -> None:
                 daemon.sendall(link.pack(link.Stop()))
             tell(message)
 
-        trainer.saver, trainer.link.tell = Saver(disk), told  # type: ignore[method-assign]
+        trainer.checkpoints, trainer.link.tell = disk, told  # type: ignore[method-assign]
         trainer._one_round()
         daemon.sendall(link.pack(link.Pause()))
         while not trainer.link.paused:
             trainer.link.wait(TIMEOUT_S)
-        threading.Timer(0.05, disk.let_go.set).start()
         trainer.run()
         assert link.Stopped(1) in heard(daemon)
     assert paused == [1]
@@ -367,8 +271,8 @@ def test_a_paused_run_is_saved(trainer_in: TrainerIn, tmp_path: Path) -> None:
 
 def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 1) as (trainer, daemon):
-        disk, durable = SlowDisk(trainer.checkpoints.folder, held=False), list[int]()
-        trainer.saver, trainer.policy.answer = Saver(disk), noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
+        disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
+        trainer.checkpoints, trainer.policy.answer = disk, noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
         daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
         trainer.link.wait(TIMEOUT_S)
         trainer.run()
@@ -398,43 +302,11 @@ def test_a_question_is_answered_with_todays_weights_and_the_first(
     assert rounds == play(tmp_path / "alone", asked=False)[0]
 
 
-def test_a_large_policy_is_saved_before_the_next_round_begins(
-    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
+def test_a_round_is_saved_before_the_next_begins(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
-        disk, begun = SlowDisk(trainer.checkpoints.folder, held=False), list[int]()
+        disk, begun = SlowDisk(trainer.checkpoints.folder), list[int]()
         trainer.checkpoints, trainer.policy.generate = disk, noting(disk, trainer.policy.generate, begun)  # type: ignore[method-assign]
         trainer.run()
         heard(daemon)
     assert begun == [0, 1] and disk.durable() == 2
     assert read_metrics(tmp_path / "metrics.jsonl")[1]["seconds"]["checkpoint"] >= disk.late
-
-
-def test_a_policy_that_has_become_large_is_not_saved_beside_a_save_under_way(
-    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before its first update a policy has no moments, and may be small enough to be saved in a thread."""
-
-    class OneAtATime(SlowDisk):
-        now = most = 0
-
-        def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-            self.now += 1
-            self.most = max(self.most, self.now)
-            try:
-                return super().save(state, files)
-            finally:
-                self.now -= 1
-
-    with trainer_in(tmp_path, 0) as (trainer, _):
-        trainer.checkpoints = disk = OneAtATime(trainer.checkpoints.folder)
-        trainer.saver = Saver(disk)
-        trainer._one_round()
-        trainer._save()
-        assert disk.asked.wait(TIMEOUT_S)
-        monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
-        trainer._one_round()
-        threading.Timer(0.05, disk.let_go.set).start()
-        trainer._save()
-        assert (disk.most, disk.durable(), trainer.durable) == (1, 2, 2)
