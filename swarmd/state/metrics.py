@@ -52,9 +52,6 @@ class WorkersReport:
     generator_pids: Annotated[Sequence[int], Figure("generators.pids", "their processes")]
     trainers_alive: Annotated[int, Figure("trainers.alive", "trainers at work, rank 0 among them")]
     trainers: Annotated[int, Figure("trainers.of", "trainers wanted")]
-    trainer_restarts: Annotated[
-        int, Figure("trainers.restarts", "trainers started again since the trainer's start")
-    ]
     trainer_pids: Annotated[Sequence[int], Figure("trainers.pids", "their processes, without rank 0")]
     version: Annotated[
         int | None,

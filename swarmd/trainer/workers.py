@@ -139,7 +139,6 @@ class WorkerGroup:
             generator_pids=generators.pids,
             trainers_alive=trainers.alive if trainers else 1,
             trainers=ranks,
-            trainer_restarts=trainers.restarts if trainers else 0,
             trainer_pids=trainers.pids if trainers else [],
             version=self.handover.version,
             lag_mean=lag_mean,

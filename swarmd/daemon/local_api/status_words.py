@@ -196,7 +196,7 @@ def workers_words(workers: Mapping[str, Any]) -> str:
     if not workers:
         return ""
     kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
-    restarts = sum(there["restarts"] for _, there in kinds)
+    restarts = workers["generators"]["restarts"]
     parts = [
         *(f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds),
         f"{number(workers['tokens_per_second'])} tokens/s",

@@ -6,7 +6,6 @@ weights and optimizer after each step. torch.distributed moves tensors only (its
 rows go over the pipes of the workers, as msgpack.
 """
 
-import logging
 import os
 import shutil
 import socket
@@ -28,14 +27,11 @@ from torch import Tensor, nn
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.parallel.generator_pool import WorkerFailed
-from swarmd.policy.parallel.messages import Fatal, Join, Message, Share, Stepped, WorkerReady
-from swarmd.policy.parallel.restarts import Deaths
+from swarmd.policy.parallel.messages import Fatal, Join, Message, Share, Stepped
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import UpdateReport
-
-log = logging.getLogger(__name__)
 
 # Gradients that are added up at once.
 BUCKET_BYTES: Final = 2**25
@@ -87,8 +83,6 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
-    # A failed meeting stays counted, and under another name we would meet nobody.
-    c10d._world.group_count = 0
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
     except RuntimeError as error:
@@ -165,7 +159,8 @@ def digest(learner: Learner) -> int:
 class Trainers:
     """The other ranks as rank 0 sees them: processes that compute a share of each step.
 
-    Give `step` to `LanguagePolicy.stepping`.
+    Give `step` to `LanguagePolicy.stepping`. Where a rank dies, all end; the daemon starts the trainer again
+    from its last checkpoint, as when rank 0 dies itself.
     """
 
     def __init__(
@@ -180,30 +175,25 @@ class Trainers:
 
         start: starts the process of a rank. folder: private, for what the ranks read.
         """
-        self._size, self._policy, self._start, self._folder, self._check_every = (
-            size,
-            policy,
-            start,
-            folder,
-            check_every,
-        )
+        self._size, self._policy, self._start, self._folder = size, policy, start, folder
+        self._check_every = check_every
         self._children: list[WorkerProcess] = []
-        self._waiting: list[WorkerProcess] = []  # processes that started and did not join yet
-        self._meetings, self._deaths = 0, Deaths()
+        self._met = False
         # What every other rank must answer for the last step.
         self._expected: Stepped | None = None
-        self.restarts = 0
 
     def __enter__(self) -> Self:
         """Start the others, without waiting for them."""
-        self._waiting = [self._start(rank) for rank in range(1, self._size)]
+        self._children = [self._start(rank) for rank in range(1, self._size)]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._disconnect()
-        for child in self._waiting:
+        for child in self._children:
+            child.kill()
+        leave()
+        for child in self._children:
             child.end()
 
     @property
@@ -219,22 +209,21 @@ class Trainers:
     def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
         """Take `Learner.step` shared among the ranks.
 
-        Where a rank dies, all others are started again with our weights and optimizer, and the step is
-        repeated. Raises WorkerFailed.
+        Raises RankLost where one dies, WorkerFailed where it said why.
         """
         if not rows:
             return UpdateReport()
-        while True:
-            try:
-                if not self._children:
-                    self._meet()
-                self._check_last_step()
-                report = self._shared(learner, rows)
-            except RankLost as lost:
-                self._restart(str(lost))
-                continue
-            self._deaths.progress()
-            return report
+        try:
+            if not self._met:
+                self._meet()
+            self._check_last_step()
+            return self._shared(learner, rows)
+        except RankLost:
+            for child in self._children:
+                child.kill()
+                while (message := child.receive()) is not None:
+                    _raise_failure(message)
+            raise
 
     def _shared(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
         own, *others = deal(rows, self._size)
@@ -247,51 +236,25 @@ class Trainers:
 
     def _check_last_step(self) -> None:
         """Check that each of the others finished the last step with the same result as ours."""
-        expected, self._expected = self._expected, None
-        for child in self._children if expected else ():
+        for child in self._children if self._expected else ():
             message = child.receive()
-            if message is None or isinstance(message, Fatal):
-                _raise_failure(message)
-                raise RankLost("it ended between two steps")
-            if message != expected:
-                raise RankLost("its weights are not ours any more")
-
-    def _restart(self, cause: str) -> None:
-        self._await_end()
-        for child in self._children:
-            while not child.alive and (message := child.receive()) is not None:
-                _raise_failure(message)
-        death = self._deaths.died(cause)
-        if death.hopeless:
-            raise WorkerFailed(
-                f"a trainer died {death.count} times in a row without finishing a step: {cause}. See"
-                " trainer.log; where memory is short, lower workers.trainers or take a smaller model.",
-                1,
-            )
-        log.warning(
-            "a trainer is lost (%s): the others are started again with our weights, and the step is repeated",
-            cause,
-        )
-        self._disconnect()
-        time.sleep(death.backoff)
-        self.restarts += self._size - 1
+            _raise_failure(message)
+            if message != self._expected:
+                raise RankLost(
+                    "another trainer ended between two steps, or its weights are not ours any more"
+                )
 
     def _meet(self) -> None:
         """Send the others our state, and wait for them to join."""
-        self._meetings += 1
-        state, meeting = self._folder / f"state-{self._meetings}", self._folder / f"meeting-{self._meetings}"
-        self._children, self._waiting = (
-            self._waiting or [self._start(rank) for rank in range(1, self._size)],
-            [],
-        )
+        state, meeting = self._folder / "state", self._folder / "meeting"
         state.mkdir(mode=0o700)
         try:
             self._save(state)
             for child in self._children:
                 message = child.receive()
                 _raise_failure(message)
-                if not isinstance(message, WorkerReady):
-                    raise RankLost("it ended while it was starting")
+                if message is None:
+                    raise RankLost("another trainer ended while it was starting")
             for rank, child in enumerate(self._children, 1):
                 child.send(Join(str(state), str(meeting), rank, self._size))
             join(str(meeting), 0, self._size, self._policy.device)
@@ -301,6 +264,7 @@ class Trainers:
         finally:
             shutil.rmtree(state, ignore_errors=True)
             meeting.unlink(missing_ok=True)
+        self._met = True
 
     def _save(self, state: Path) -> None:
         try:
@@ -311,26 +275,8 @@ class Trainers:
                 " space there, or set workers.trainers to 1."
             ) from error
 
-    def _disconnect(self) -> None:
-        self._expected = None
-        for child in self._children:
-            child.kill()
-        leave()
-        for child in self._children:
-            child.end()
-        self._children = []
-
     def _all_alive(self) -> bool:
         return all(child.alive for child in self._children)
-
-    def _await_end(self, seconds: float = 2.0) -> None:
-        """Wait for a child to end: its connection breaks before its process does.
-
-        Returns after `seconds` where all stay alive.
-        """
-        until = time.monotonic() + seconds
-        while self._all_alive() and time.monotonic() < until:
-            time.sleep(0.01)
 
 
 def _raise_failure(message: Message | None) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     try:
         run(train)
     except RankLost as lost:
-        # Rank 0 loses touch too, and starts us all again.
+        # Rank 0 loses touch too, and ends.
         log.warning("another trainer is lost: %s", lost)
         sys.exit(1)
 

@@ -531,7 +531,7 @@ def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFix
 
 WORKERS = {
     "generators": {"alive": 2, "of": 2, "restarts": 1, "pids": [1, 2]},
-    "trainers": {"alive": 1, "of": 1, "restarts": 0, "pids": []},
+    "trainers": {"alive": 1, "of": 1, "pids": []},
     "version": 30,
     "lag": {"mean": 1.25, "max": 3},
     "tokens_per_second": None,

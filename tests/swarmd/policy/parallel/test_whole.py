@@ -65,17 +65,17 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None
                 lambda s: s["last"] and all(workers(s)[kind]["alive"] == n for kind, n in all_up.items()),
                 node,
             )
-            for kind in ("generators", "trainers"):
-                os.kill(workers(first)[kind]["pids"][0], signal.SIGKILL)
-            kinds = ("generators", "trainers")
-            both = until(
+            os.kill(workers(first)["generators"]["pids"][0], signal.SIGKILL)
+            again = until(
                 state,
                 lambda s: (
-                    s["last"] and all(workers(s)[k]["restarts"] == 1 and workers(s)[k]["pids"] for k in kinds)
+                    s["last"]
+                    and workers(s)["generators"]["restarts"] == 1
+                    and workers(s)["generators"]["pids"]
                 ),
                 node,
             )
-            newer = workers(both)["version"] + 1
+            newer = workers(again)["version"] + 1
             after = until(
                 state,
                 lambda s: (
@@ -90,13 +90,20 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None
                 for kind in ("generators", "trainers")
                 for pid in workers(after)[kind]["pids"]
             ]
-            os.kill(after["trainer"]["pid"], signal.SIGKILL)
-            again = until(
-                state,
-                lambda s: s["last"] and s["trainer"]["restarts"] == 1 and s["round"] > after["round"] + 1,
-                node,
-            )
-            assert workers(again)["version"] > 0
+            # A trainer's end is that of rank 0.
+            for restarts, pid in enumerate((after["trainer"]["pid"], None), 1):
+                os.kill(pid or workers(again)["trainers"]["pids"][0], signal.SIGKILL)
+                again = until(
+                    state,
+                    lambda s, restarts=restarts: (
+                        s["last"]
+                        and s["trainer"]["restarts"] == restarts
+                        and s["round"] > after["round"] + 1
+                        and workers(s)["trainers"]["alive"] == 2
+                    ),
+                    node,
+                )
+                assert workers(again)["version"] > 0
             wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
             node.send_signal(signal.SIGTERM)
             assert node.wait(TIMEOUT_S) == 0
