@@ -1,10 +1,9 @@
 """The daemon: holds key and p2p engine, supervises the trainer, talks to the judge. Never imports torch.
 
-    member       key and p2p engine; its inbox admits frames before anything here sees them
-    gatherer     offers of others: chooses a round's, fetches their blobs, hands bodies to the trainer
+    sharing      `Participant`: the member of the swarm, what it hears, and what it fetches of others
     publisher    what the trainer shares, at the node's pace
     child        `TrainerChild`: starts, watches and restarts the trainer; the link to it
-    guest, judging, isolation    limits and pauses; the judge's questions; why nobody is heard
+    guest, judging    limits and pauses; the judge's questions
     status       `StatusBoard`: all that the terminal, the page and `swarmd status` show
 
 One trio loop. `Daemon` builds them and passes messages; they do not know it, and get callables for what they
@@ -13,10 +12,7 @@ tell. A crash of the trainer does not drop the node from the swarm, nor the othe
 
 import logging
 import os
-import random
-import secrets
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,14 +22,12 @@ import trio
 
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
-from p2p.identity import Identity
 from p2p.peers.introduction import PAUSED, TRAINING
-from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody, Started
+from p2p.types import PeerId, Reason, ReceivedBody, Started
 from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.choices import remember_limits
-from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import LIVE, changed
@@ -41,30 +35,18 @@ from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import Programs
-from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
+from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
-from swarmd.daemon.membership import (
-    chosen_engine,
-    connection_news,
-    introduce,
-    nearby,
-    run,
-    sharing_member,
-    topic_of,
-)
+from swarmd.daemon.membership import chosen_engine, connection_news, run
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
-from swarmd.daemon.publishing import Publisher
+from swarmd.daemon.sharing import Participant, Publisher
 from swarmd.daemon.trainer_process import TrainerChild, run_tracker
 from swarmd.daemon.watchdog import Stuck, Watchdog
 from swarmd.errors import SwarmdError
-from swarmd.exchange import wire
-from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
-from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.parallel.restarts import Death
 from swarmd.protocols import View
-from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
+from swarmd.state.folder import LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
 from swarmd.state.tracking import check_installed
@@ -99,7 +81,7 @@ def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
         daemon = Daemon(config, state.path, view, works)
-        log_with(peer=daemon.identity.peer_id, engine=daemon.engine.name if daemon.engine else "none")
+        log_with(peer=daemon.sharing.identity.peer_id, engine=daemon.engine.name if daemon.engine else "none")
         run(daemon.run)
     except OperatorError as error:
         log.error("node failed: %s", error)  # noqa: TRY400  the operator can mend it: no traceback
@@ -118,35 +100,23 @@ class Daemon:
         self.config, self.view, self._works, self._folder = config, view, works, folder
         self.exit_code, self.limits = 0, config.limits  # limits: the current ones, which the user can change
         check_installed(config.metrics.report_to)
-        self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
         self.engine = chosen_engine(config)
-        curriculum = curriculum_of(config)
-        self.topic = topic_of(config.swarm, curriculum)
         up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
         traffic = Traffic(up, down)
-        self.member = sharing_member(
-            self.engine, self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic
-        )
-        rng = random.Random(secrets.randbits(64))
-        self.publisher = Publisher(
-            self.member, curriculum.offers_a_second, config.round.max_age, rng, view.talk
-        )
-        self.gatherer = Gatherer(
-            self.member,
-            curriculum,
-            config.round,
-            config.sharing.take,
+        self.sharing = Participant(
+            config,
+            folder,
+            self.engine,
             self._hand_on,
-            time.monotonic,
-            rng,
-            self.publisher.heard.tried,
+            lambda: PAUSED if self.guest.pauses else TRAINING,
+            view.talk,
+            traffic,
         )
-        self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
-        self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
+        self.member, self.gatherer = self.sharing.member, self.sharing.gatherer
+        peer_id, curriculum = self.sharing.identity.peer_id, self.sharing.curriculum
+        self.publisher = Publisher(self.member, self.sharing.pacing, config.round.max_age, view.talk)
         seed = node_seed(config.seed, folder)
-        start = link.StartTrainer(
-            config.model_dump_json(), str(folder), self.identity.peer_id, seed, curriculum.scoring
-        )
+        start = link.StartTrainer(config.model_dump_json(), str(folder), peer_id, seed, curriculum.scoring)
         self.child = TrainerChild(
             start,
             folder / "trainer.log",
@@ -155,12 +125,8 @@ class Daemon:
             self._on_trainer_stuck,
             Watchdog(pace=config.round.pace),
         )
-        self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
+        self.status = StatusBoard(config, folder, self.sharing.roster)
         self.status.replay(read_metrics(folder / METRICS_FILE, KEPT_REWARDS))
-        runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
-        self.isolation = IsolationWatch(
-            self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs
-        )
         self.guest = Guest(
             config,
             folder,
@@ -169,7 +135,7 @@ class Daemon:
             self.child.tell,
             view.talk,
             on_gpu=self.status.on_gpu,
-            helped=lambda: self.given.used,
+            helped=lambda: self.sharing.given.used,
         )
         self.judging = judging_of(
             self.member,
@@ -177,12 +143,12 @@ class Daemon:
             curriculum,
             folder,
             self.status.device,
-            self.status.roster,
+            self.sharing.roster,
             self.child.tell,
             view.talk,
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
-        self.programs = Programs(config, self.identity.peer_id, self._on_trainer_message, self._count)
+        self.programs = Programs(config, peer_id, self._on_trainer_message, self._count)
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
         self._nursery: trio.Nursery | None = None
@@ -211,7 +177,7 @@ class Daemon:
         self._nursery = nursery
         handlers: dict[str, control.Handler] = {
             "status": self._on_status,
-            "peers": self._on_peers,
+            "peers": self.sharing.on_peers,
             "network": self._on_network,
             "invitation": self._on_invitation,
             "pause": self.guest.on_pause,
@@ -230,13 +196,10 @@ class Daemon:
         self.guest.begin()
         nursery.start_soon(self._be_in_swarm, nursery)
         for name in self.config.metrics.report_to:
-            nursery.start_soon(run_tracker, name, self._folder, self.identity.peer_id, self.view.talk)
+            nursery.start_soon(run_tracker, name, self._folder, self.sharing.identity.peer_id, self.view.talk)
         for task in (
-            self.member.dial_back.run,
-            *((self.isolation.run, self.acknowledger.run) if self.engine is not None else ()),
             self.judging.run,
             self.guest.run,
-            self.gatherer.run,
             self._report_swarm,
             self.publisher.run,
             self._refresh_view,
@@ -262,24 +225,8 @@ class Daemon:
     # The network's side.
 
     async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
-        await nursery.start(self.member.run)
+        await nursery.start(self.sharing.run)
         self._listens.set()
-        if self.engine is not None and self.config.swarm.mdns == "on":
-            # Announces our addresses, so the member must listen already.
-            nursery.start_soon(nearby(self.member).run)
-
-    def _on_envelope(self, envelope: Envelope) -> None:
-        """Give the gatherer an admitted envelope. What is not text is only counted."""
-        modality = wire.modality_of(envelope.kind)
-        if modality is None:
-            # It is a kind of a later version.
-            return
-        self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
-        if modality == wire.TEXT:
-            self.publisher.hear(envelope)
-            self.gatherer.on_envelope(envelope)
-        else:
-            self.member.ignore(Reason.OTHER_MODALITY)
 
     def _hand_on(self, received: ReceivedBody) -> None:
         self.child.tell(received)
@@ -293,7 +240,7 @@ class Daemon:
             now_connected = {peer.id for peer in self.member.peers()}
             for news in connection_news(connected, now_connected):
                 self.view.talk(news)
-            peers = self.status.peers(time.time())
+            peers = self.sharing.heard()
             if refused or peers != told:
                 self.child.tell(
                     link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()})
@@ -311,7 +258,7 @@ class Daemon:
                 self.member.hold(blob)
             case link.ReportPeer(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
-                self.status.roster.bad(PeerId(author))
+                self.sharing.roster.bad(PeerId(author))
             case link.TrainerState():
                 self.status.trainer_says(message)
             case link.TrainerReady():
@@ -337,7 +284,7 @@ class Daemon:
         self.gatherer.resume(ready.round + 1)
         for note in ready.notes:
             self.view.talk(note)
-        self.child.tell(link.SwarmNews(self.status.peers(time.time()), {}))
+        self.child.tell(link.SwarmNews(self.sharing.heard(), {}))
         self.guest.tell_again()
         self.comparison.ask_again()
 
@@ -358,10 +305,8 @@ class Daemon:
             self._nursery.start_soon(self.judging.ask, done.line["round"])
 
     def _count(self, shared: int, used: Sequence[tuple[PeerId, str]]) -> None:
-        self.given.rollouts += shared if self.member.peers() else 0
-        for author, specialty in used:
-            self.status.roster.useful(author, specialty)
-        self.acknowledger.used(author for author, _ in used)
+        self.sharing.given.rollouts += shared if self.member.peers() else 0
+        self.sharing.used(used)
 
     def _on_trainer_exit(self, death: Death) -> None:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
@@ -387,38 +332,25 @@ class Daemon:
 
     def _document(self) -> dict[str, Any]:
         return self.status.document(
-            peers=self.status.peers(time.time()),
-            connected=len(self.member.peers()),
-            addresses=self.member.addresses(),
-            rejected=self.member.rejected,
-            trainer={"pid": self.child.pid, "restarts": self.child.restarts},
-            exchange=self.gatherer.document(),
-            offers=self.publisher.document(),
-            given=self.given.document(),
-            isolation=self.isolation.document(),
-            guest=self.guest.document(),
-            judge=self.judging.document(),
+            self.sharing.document(),
+            {"pid": self.child.pid, "restarts": self.child.restarts},
+            self.guest.document(),
+            self.judging.document(),
         )
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._document()
 
-    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        document = peers_document(self.status.roster, self.member.peers(), time.time())
-        for row in document["peers"]:
-            row |= {"score": round(self.member.score(row["id"]), 1)}
-        return document
-
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.engine is None:
             return {"schema": 1, "engine": None}
         await self._wait_until_it_listens()
-        known = {"trouble": self.isolation.document()["trouble"], "judge": self.judging.document()}
+        known = {"trouble": self.sharing.isolation.document()["trouble"], "judge": self.judging.document()}
         return await survey(self.member, self.engine, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         await self._wait_until_it_listens()
-        return invite(self.config, curriculum_of(self.config), self.member.addresses())
+        return invite(self.config, self.sharing.curriculum, self.member.addresses())
 
     async def _wait_until_it_listens(self) -> None:
         # A member that is away comes back when its pause ends.

@@ -44,7 +44,12 @@ class Crowd:
             [Rollout(TaskRef("bf", 2), (Completion("1", True),), identity.peer_id)], 1, "tiny"
         )
         frame = seal(
-            identity, self.daemon.topic.swarm_id, next(self.sequence), time.time(), wire.KIND, set_of_one
+            identity,
+            self.daemon.sharing.topic.swarm_id,
+            next(self.sequence),
+            time.time(),
+            wire.KIND,
+            set_of_one,
         )
         self.let_in += self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
@@ -60,7 +65,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
         crowd = Crowd(daemon)
         crowd.send(HONEST)
-        daemon.status.roster.useful(HONEST.peer_id, "gcd")  # as its trainer says
+        daemon.sharing.roster.useful(HONEST.peer_id, "gcd")  # as its trainer says
         crowd.come(range(1, names + 1))
         reply = trio.run(_asked, daemon, folder)
     found = {
@@ -68,7 +73,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         "reply_KiB": len(json.dumps(reply)) // 1024,
         "shown": len(reply["peers"]),
         "left_out": reply["left_out"],
-        "kept": len(daemon.status.roster),  # authors that are remembered to be shown
+        "kept": len(daemon.sharing.roster),  # authors that are remembered to be shown
         "honest_hidden": int(HONEST.peer_id not in {row["id"] for row in reply["peers"]}),
     }
     show(f"names, {names} authors with a frame each", found)
@@ -79,7 +84,7 @@ async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
     """What `swarmd peers` is told, over the socket."""
     with StateFolder.open(folder):
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(control.serve, folder, {"peers": daemon._on_peers}))
+            await nursery.start(partial(control.serve, folder, {"peers": daemon.sharing.on_peers}))
             reply = await trio.to_thread.run_sync(partial(control.call, folder, "peers"))
             nursery.cancel_scope.cancel()
     return reply

@@ -321,7 +321,7 @@ def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: P
         assert network is not None and own.network is not None
         wait_until(lambda: bad.report()["present"] and good.report()["present"])
         refs = [task.ref for task in bad.tasks.draw(6)]
-        me, texts = network.identity.peer_id, [*CODE, *SLOW[:2], *DEEP]
+        me, texts = network.peer_id, [*CODE, *SLOW[:2], *DEEP]
         for at, ref in enumerate(refs):
             answers = [Completion(f"<answer>{text}</answer>", True) for text in texts[at :: len(refs)]]
             network.publish(wire.KIND, wire.encode([Rollout(ref, tuple(answers), me)], at, "\x1b[31mbad"))

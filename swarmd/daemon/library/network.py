@@ -3,8 +3,6 @@
 import contextlib
 import logging
 import os
-import random
-import secrets
 import threading
 import time
 from collections import deque
@@ -17,23 +15,15 @@ import trio
 from p2p.admission.fair_queue import FairQueue
 from p2p.engines import choose
 from p2p.errors import StateUnwritable
-from p2p.identity import Identity, nickname
 from p2p.peers.introduction import TRAINING
-from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody
+from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.local_api import control
-from swarmd.daemon.local_api.roster import Roster
-from swarmd.daemon.local_api.status import peers_document
-from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
+from swarmd.daemon.membership import run
+from swarmd.daemon.sharing import Participant
 from swarmd.errors import ConfigError
-from swarmd.exchange import wire
-from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
-from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.pacing import Heard, Pacing
 from swarmd.exchange.rollout_exchange import share
-from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.state.folder import IDENTITY_FILE, StateFolder
+from swarmd.state.folder import StateFolder
 from swarmd.types import Lead, Rollout
 
 # Rollouts that wait to be sent; the oldest go.
@@ -101,36 +91,13 @@ class Network(ProgramNetwork):
         """Build the member, without running it. Raises ConfigError where the configuration cannot be used."""
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
-        self._config, self._state, self._author = config, state, author
+        self._state, self._author = state, author
         super().__init__(changed, "swarmd-network", self._run)
         self._talk, self._stop = talk, stop
-        self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
-        self._curriculum, self.topic = curriculum, topic_of(config.swarm, curriculum)
-        self.identity = Identity.load_or_create(state.path / IDENTITY_FILE)
-        self.peer_id = self.identity.peer_id
-        self.member = sharing_member(
-            self._engine, self.identity, self.topic, config.swarm, state.path, self._on_envelope
+        self._swarm = Participant(
+            config, state.path, choose(config.swarm.engine), self._put, lambda: TRAINING, talk
         )
-        self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
-        engine = self.member.engine
-        self._acknowledger = Acknowledger(engine.request, engine.connected, time.time)
-        self._heard, rng = Heard(), random.Random(secrets.randbits(64))
-        self._pacing = Pacing(self._heard, rng, curriculum.offers_a_second)
-        self._gatherer = Gatherer(
-            self.member,
-            curriculum,
-            config.round,
-            config.sharing.take,
-            self._put,
-            time.monotonic,
-            rng,
-            self._heard.tried,
-        )
-        self._roster, self._started_at = Roster(), time.time()
-        runs = introduce(self.member, curriculum, lambda: TRAINING)
-        self._isolation = IsolationWatch(
-            self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs
-        )
+        self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
         self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
         self._sent_at, self._starts, self._leaving = -MIN_GAP_S, False, False
         self._token: trio.lowlevel.TrioToken | None = None
@@ -145,7 +112,7 @@ class Network(ProgramNetwork):
 
     def offer(self, rollout: Rollout, round_number: int) -> None:
         """Send it when somebody is there to receive it and the pace allows it."""
-        self.given.rollouts += 1
+        self._swarm.given.rollouts += 1
         self.waiting.append((rollout, round_number))
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
@@ -153,13 +120,13 @@ class Network(ProgramNetwork):
         self._soon(self._next_round, number, used, lead)
 
     def publish(self, kind: str, body: bytes) -> None:
-        self._soon(self.member.publish, kind, body)
+        self._soon(self._swarm.member.publish, kind, body)
 
     def hold(self, blob: bytes) -> None:
-        self._soon(self.member.hold, blob)
+        self._soon(self._swarm.member.hold, blob)
 
     def report(self, author: PeerId, reason: Reason) -> None:
-        self._soon(self.member.report, author, reason)
+        self._soon(self._swarm.member.report, author, reason)
 
     def status(self) -> dict[str, Any]:
         """Return the status document, made by the network's thread while there is one."""
@@ -206,24 +173,15 @@ class Network(ProgramNetwork):
         self._begun.set()
         handlers: Mapping[str, control.Handler] = {
             "status": self._on_status,
-            "peers": self._on_peers,
+            "peers": self._swarm.on_peers,
             "stop": self._on_stop,
         }
-        self._gatherer.resume(1)
+        self._swarm.gatherer.resume(1)
         with self._scope:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self.member.run)
+                await nursery.start(self._swarm.run)
                 await nursery.start(partial(control.serve, self._state.path, handlers))
-                for task in (
-                    self.member.dial_back.run,
-                    self._isolation.run,
-                    self._acknowledger.run,
-                    self._gatherer.run,
-                    self._send,
-                ):
-                    nursery.start_soon(task)
-                if self._config.swarm.mdns == "on":
-                    nursery.start_soon(nearby(self.member).run)
+                nursery.start_soon(self._send)
                 self.ready.set()
 
     async def _send(self) -> None:
@@ -234,77 +192,56 @@ class Network(ProgramNetwork):
         while True:
             now = time.monotonic()
             gap = now >= self._sent_at + MIN_GAP_S
-            if self.waiting and self.present and (self._leaving or (gap and self._pacing.may_send(now))):
+            if (
+                self.waiting
+                and self.present
+                and (self._leaving or (gap and self._swarm.pacing.may_send(now)))
+            ):
                 waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
-                rollouts, specialties = [rollout for rollout, _ in waiting], self._curriculum.specialties
+                rollouts, specialties = (
+                    [rollout for rollout, _ in waiting],
+                    self._swarm.curriculum.specialties,
+                )
                 try:
-                    share(self.member, rollouts, waiting[-1][1], self._author, specialties)
+                    share(self._swarm.member, rollouts, waiting[-1][1], self._author, specialties)
                 except StateUnwritable as error:  # no sequence number can be reserved
                     self._talk(f"sharing is off for now: {error}")
-                self._pacing.sent(now)
+                self._swarm.pacing.sent(now)
                 self._sent_at = now
             await trio.sleep(POLL_S)
 
     @property
     def present(self) -> int:
         """Connected peers of our swarm."""
-        return self.member.engine.present(self.topic)
+        return self._swarm.member.engine.present(self._swarm.topic)
 
     def _next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
-        for author, specialty in used:
-            self._roster.useful(author, specialty)
-        self._acknowledger.used(author for author, _ in used)
-        self._gatherer.next_round(number, lead)
-
-    def _on_envelope(self, envelope: Envelope) -> None:
-        modality = wire.modality_of(envelope.kind)
-        if modality is None:
-            return  # a kind of a later version
-        self._roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
-        if modality == wire.TEXT:
-            self._heard.offer(envelope.author, envelope.group, time.monotonic())
-            self._gatherer.on_envelope(envelope)
-        else:
-            self.member.ignore(Reason.OTHER_MODALITY)
+        self._swarm.used(used)
+        self._swarm.gatherer.next_round(number, lead)
 
     def document(self) -> dict[str, Any]:
         """Return the status document."""
+        shared = self._swarm.given.rollouts
         waits = f", {len(self.waiting)} of them not sent yet" if self.waiting else ""
         return {
             "schema": 1,
             "role": "library",
             "state": "joined" if self.lives else "left",
-            "cause": f"{self.given.rollouts} rollouts shared{waits}"
-            if self.error is None
-            else str(self.error),
+            "cause": f"{shared} rollouts shared{waits}" if self.error is None else str(self.error),
             "remedy": "" if self.error is None else "join again; the program's own work goes on without it",
-            "peer_id": self.peer_id,
-            "name": nickname(self.peer_id),
-            "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
-            "engine": {"name": self._engine.name, "why": self._engine.why},
             "pid": os.getpid(),
             "state_dir": str(self._state.path),
             "started_at": self._started_at,
-            "round": self._gatherer.round,
-            "shared": self.given.rollouts,
+            "round": self._swarm.gatherer.round,
+            "shared": shared,
             "waiting": len(self.waiting),
-            "exchange": self._gatherer.document(),
-            "offers": {"every": self._pacing.every},
-            "given": self.given.document(),
-            "peers": len(self._roster.present(time.time())),
-            "connected": len(self.member.peers()),
             "present": self.present,
-            "addresses": list(self.member.addresses()),
-            "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
-            **self._isolation.document(),
             "last": None,
+            **self._swarm.document(),
         }
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.document()
-
-    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return peers_document(self._roster, self.member.peers(), time.time())
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop()

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from p2p.engines import Choice
 from p2p.identity import nickname
-from p2p.topic import Topic
-from p2p.types import Peer, PeerId, Reason
+from p2p.types import Peer, PeerId
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
@@ -29,16 +27,8 @@ MIN_SHOWN = 500
 class StatusBoard:
     """Collects what happens in the daemon; documents are made from it on demand."""
 
-    def __init__(
-        self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None
-    ) -> None:
-        self.config, self.folder, self.peer_id, self.topic, self.engine = (
-            config,
-            folder,
-            peer_id,
-            topic,
-            engine,
-        )
+    def __init__(self, config: NodeConfig, folder: Path, roster: Roster) -> None:
+        self.config, self.folder, self._roster = config, folder, roster
         self.state, self.cause, self.remedy = "starting", "starting the trainer", "wait: usually 1 s"
         # `since` is the time of the last change of state or cause.
         self.started_at = self.since = time.time()
@@ -57,7 +47,6 @@ class StatusBoard:
         self.rewards: deque[float | None] = deque(maxlen=KEPT_REWARDS)
         # Rollouts of others in the batches of these rounds.
         self.external: deque[int] = deque(maxlen=KEPT_REWARDS)
-        self.roster = Roster()
 
     def device(self) -> str:
         """Return the device that the model runs on; "" until it is loaded."""
@@ -101,27 +90,12 @@ class StatusBoard:
             # Not every update measures the KL.
             self.kl = {"round": self.round, "value": done.line["kl"]}
         for author, said in done.authors.items():
-            self.roster.says(PeerId(author), said[0], said[1])
-
-    def peers(self, now: float) -> int:
-        """Return how many peers are heard, connected or not.
-
-        This is the number of peers wherever one is shown.
-        """
-        return len(self.roster.present(now))
+            self._roster.says(PeerId(author), said[0], said[1])
 
     def document(
         self,
-        *,
-        peers: int,
-        connected: int,
-        addresses: Sequence[str],
-        rejected: Mapping[Reason, int],
+        swarm: Mapping[str, Any],
         trainer: Mapping[str, Any],
-        exchange: Mapping[str, int],
-        offers: Mapping[str, float | None],
-        given: Mapping[str, int],
-        isolation: Mapping[str, Any],
         guest: Mapping[str, Any],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
@@ -131,10 +105,6 @@ class StatusBoard:
             "cause": self.cause,
             "remedy": self.remedy,
             "since": self.since,
-            "peer_id": self.peer_id,
-            "name": nickname(self.peer_id),
-            "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
-            "engine": {"name": self.engine.name, "why": self.engine.why} if self.engine is not None else None,
             "model": dict(self.model),
             "pid": os.getpid(),
             "started_at": self.started_at,
@@ -147,17 +117,7 @@ class StatusBoard:
             "rewards": list(self.rewards),
             "external": list(self.external),
             "kl": self.kl,
-            "peers": peers,
-            "connected": connected,
-            "addresses": list(addresses),
-            "rejected": {reason.value: count for reason, count in rejected.items() if count},
-            "advice": {
-                reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy
-            },
-            "exchange": dict(exchange),
-            "offers": dict(offers),
-            "given": dict(given),
-            **isolation,
+            **swarm,
             **guest,
             "limits": self.limits,
             "judge": judge,

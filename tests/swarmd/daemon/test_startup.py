@@ -23,6 +23,7 @@ from swarmd import link
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import daemon as daemon_module
+from swarmd.daemon import sharing
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.membership import connection_news
 from swarmd.daemon.trainer_process import TrainerChild
@@ -102,7 +103,7 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
 
         return SimpleNamespace(run=run)
 
-    monkeypatch.setattr(daemon_module, "nearby", nearby)
+    monkeypatch.setattr(sharing, "nearby", nearby)
     config = NodeConfig.model_validate({"swarm": {"engine": "libp2p", "listen": ("/ip4/127.0.0.1/tcp/0",)}})
     async with trio.open_nursery() as nursery:
         await Daemon(config, tmp_path, PlainView(io.StringIO())).startup(nursery, nursery)

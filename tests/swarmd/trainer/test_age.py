@@ -57,7 +57,7 @@ class Played:
         ]
 
     def gossip(self, kind: str, body: bytes) -> None:
-        frame = seal(OTHER, self.daemon.topic.swarm_id, next(self._numbers), time.time(), kind, body)
+        frame = seal(OTHER, self.daemon.sharing.topic.swarm_id, next(self._numbers), time.time(), kind, body)
         assert self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
     def offer(self, n: int, specialty: str = "bf") -> None:

@@ -4,15 +4,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from p2p.engines import Choice
 from p2p.identity import Identity, nickname
-from p2p.topic import Topic
 from p2p.types import Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
 from swarmd.daemon.local_api.status_words import status_lines
 from swarmd.daemon.page.prometheus import exposition
+from swarmd.daemon.sharing import Participant
 
 ME = Identity.from_seed(bytes(32)).peer_id
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
@@ -21,51 +21,50 @@ EXCHANGE = {"on_offer": 12, "fetched": 5, "missed": 1, "bytes_in": 20_480, "byte
 GIVEN = {"rollouts": 12, "used": 31, "by": 4}
 
 
-def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
+def board(rounds: int = 0) -> StatusBoard:
     config = NodeConfig.model_validate({"round": {"rounds": rounds}})
-    return StatusBoard(config, Path("/state"), ME, Topic("main", "0123456789abcdef"), engine)
+    return StatusBoard(config, Path("/state"), Roster())
 
 
-def document(of: StatusBoard, rejected: dict[Reason, int] | None = None, **told: Any) -> dict[str, Any]:
-    rest: dict[str, Any] = {
-        "peers": 0,
-        "connected": 0,
-        "addresses": [],
-        "isolation": {},
-        "guest": {},
-        "judge": None,
-        "offers": {"every": None},
-        "trainer": {"pid": 1, "restarts": 0},
-    }
-    return of.document(rejected=rejected or {}, exchange=EXCHANGE, given=GIVEN, **rest | told)
+def document(
+    of: StatusBoard,
+    trainer: dict[str, Any] = {"pid": 1, "restarts": 0},  # noqa: B006
+    judge: dict[str, Any] | None = None,
+    **swarm: Any,
+) -> dict[str, Any]:
+    seen = {"peers": 0, "connected": 0, "rejected": {}, "offers": {"every": None}}
+    return of.document({**seen, "exchange": EXCHANGE, "given": GIVEN, **swarm}, trainer, {}, judge)
 
 
-def test_refusals_come_with_reason_and_remedy() -> None:
-    shown = document(board(), {Reason.WRONG_VERSION: 3, Reason.BAD_SIGNATURE: 2, Reason.STALE: 0})
+def test_refusals_come_with_reason_and_remedy(tmp_path: Path) -> None:
+    config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
+    of = Participant(config, tmp_path, None, print, str, print)
+    for reason in [Reason.WRONG_VERSION] * 3 + [Reason.BAD_SIGNATURE] * 2:
+        of.member.ignore(reason)
+    shown = document(board(), **of.document())
     assert shown["rejected"] == {"another wire version": 3, "bad signature": 2}
     assert shown["advice"] == {"another wire version": Reason.WRONG_VERSION.remedy}
     text = "\n".join(status_lines(shown))
     assert "3 another wire version" in text and "update the older" in text and "2 bad signature" in text
-    assert document(board(), {Reason.WRONG_VERSION: 0})["advice"] == {}
     assert shown["state"] == "starting" and shown["cause"] and shown["remedy"]
 
 
 def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> None:
     of = board()
     for _ in range(4):
-        of.roster.heard(OTHER, 100.0)
+        of._roster.heard(OTHER, 100.0)
     of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
-    of.roster.useful(OTHER, "gcd")
-    relayed = peers_document(of.roster, [], 110.0)["peers"]
+    of._roster.useful(OTHER, "gcd")
+    relayed = peers_document(of._roster, [], 110.0)["peers"]
     assert relayed[0]["learnt"] == {"gcd": 1}
     assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [
         (OTHER, "relayed", 4, 7, "qwen2.5-0.5b")
     ]
-    connected = peers_document(of.roster, [Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)], 110.0)[
+    connected = peers_document(of._roster, [Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)], 110.0)[
         "peers"
     ]
     assert [(p["direction"], p["address"]) for p in connected] == [("inbound", "/ip4/192.0.2.1/tcp/1")]
-    assert peers_document(of.roster, [], 1000.0)["peers"] == []  # it is gone
+    assert peers_document(of._roster, [], 1000.0)["peers"] == []  # it is gone
 
 
 def test_the_document_has_the_present_and_the_history() -> None:
@@ -80,7 +79,6 @@ def test_the_document_has_the_present_and_the_history() -> None:
     history = {"round": last["round"], "last": last}
     history["rewards"] = [n / 1000 for n in range(3, KEPT_REWARDS + 3)]
     of_us = {
-        "peer_id": ME,
         "state_dir": "/state",
         "pid": os.getpid(),
         "state": "restarting",
@@ -104,10 +102,10 @@ def test_the_model_has_one_name_before_and_after_it_is_loaded() -> None:
 def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
     of = board()
     for _ in range(5):
-        of.roster.heard(OTHER, 9.0)
+        of._roster.heard(OTHER, 9.0)
     for _ in range(2):
-        of.roster.bad(OTHER)
-    (peer,) = peers_document(of.roster, [Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)], 9.0)["peers"]
+        of._roster.bad(OTHER)
+    (peer,) = peers_document(of._roster, [Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)], 9.0)["peers"]
     assert peer == {
         "id": OTHER,
         "name": nickname(OTHER),
@@ -124,8 +122,7 @@ def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
 
 
 def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
-    told = document(board(Choice("libp2p", "as configured")))
-    assert told["engine"] == {"name": "libp2p", "why": "as configured"}
+    told = document(board(), engine={"name": "libp2p", "why": "as configured"})
     assert "engine   libp2p: as configured" in status_lines(told)
 
 
