@@ -19,18 +19,14 @@ MAX_COUNTED_S: Final = 2.0
 _RECENT_ROUNDS: Final = 20
 
 
-@dataclass(frozen=True)
-class StuckLimits:
-    """Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded."""
-
-    silent: float = 15.0  # silence of the process until it counts as stuck
-    # The same until its first round has ended: imports hold up every thread of a process.
-    importing: float = 300.0
-    silent_end: float = 300.0  # until it is killed
-    hanging: float = 300.0  # time without the end of a round until it counts as stuck
-    hanging_end: float = 1800.0  # until it is killed
-    rounds: float = 5.0
-    rounds_end: float = 20.0  # in slowest rounds, until a hanging loop is killed
+# Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded.
+# Silence of the process until it counts as stuck, and until it is killed.
+SILENT_S, SILENT_END_S = 15.0, 300.0
+# The first until its first round has ended: imports hold up every thread of a process.
+IMPORTING_S = 300.0
+# Time without the end of a round until it counts as stuck, and until it is killed.
+HANGING_S, HANGING_END_S = 300.0, 1800.0
+HANGING_ROUNDS, HANGING_END_ROUNDS = 5.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,8 @@ class Watchdog:
     pace: `round.pace`, seconds of which a loop may rest between two rounds.
     """
 
-    def __init__(self, limits: StuckLimits = StuckLimits(), pace: float = 0.0) -> None:
-        self._limits, self._pace = limits, pace
+    def __init__(self, pace: float = 0.0) -> None:
+        self._pace = pace
         self._rounds: deque[float] = deque(maxlen=_RECENT_ROUNDS)  # seconds
         self._looked = 0.0
         self.started(0.0)
@@ -88,11 +84,11 @@ class Watchdog:
         return self._silence(stopped) or self._hanging()
 
     def _silence(self, stopped: bool) -> Stuck | None:
-        limits, slowest = self._limits, max(self._rounds, default=0.0)
-        patience = limits.silent if self._played or stopped else limits.importing
+        slowest = max(self._rounds, default=0.0)
+        patience = SILENT_S if self._played or stopped else IMPORTING_S
         if self._silent < patience:
             return None
-        end = max(limits.silent_end, limits.rounds * slowest, 2 * patience)
+        end = max(SILENT_END_S, HANGING_ROUNDS * slowest, 2 * patience)
         why = (
             "it is stopped (SIGSTOP, a debugger)"
             if stopped
@@ -105,11 +101,11 @@ class Watchdog:
         )
 
     def _hanging(self) -> Stuck | None:
-        limits, slowest = self._limits, max(self._rounds, default=0.0)
-        enough = self._pace + max(limits.hanging, limits.rounds * slowest)
+        slowest = max(self._rounds, default=0.0)
+        enough = self._pace + max(HANGING_S, HANGING_ROUNDS * slowest)
         if not self._rounds or self._without_round < enough:
             return None
-        end = self._pace + max(limits.hanging_end, limits.rounds_end * slowest)
+        end = self._pace + max(HANGING_END_S, HANGING_END_ROUNDS * slowest)
         return Stuck(
             f"no round has ended for over {_minutes(enough)}; the slowest of late took {slowest:.1f} s",
             f"look into trainer.log; after {_minutes(end)} without a round it is killed and starts again",

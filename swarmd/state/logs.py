@@ -66,7 +66,7 @@ def log_with(**fields: object) -> None:
     structlog.contextvars.bind_contextvars(**fields)
 
 
-def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
+def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
     """Send all logs, the libraries' and ours, to `log_file` as JSON lines and to stderr for people.
 
     Called once, early in each process. Raises CannotRecord.
@@ -113,9 +113,9 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
             )
         )
     for library in CHATTY:
-        logging.getLogger(library).setLevel(max(level, logging.WARNING))
+        logging.getLogger(library).setLevel(logging.WARNING)
     logging.getLogger("trio.serve_listeners").addFilter(_no_more_files)
-    logging.basicConfig(level=level, handlers=handlers or [logging.NullHandler()], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=handlers or [logging.NullHandler()], force=True)
 
 
 # What is read for the last lines.

@@ -4,7 +4,6 @@ It counts all the node's processes: the daemon, the trainer, the verifier, worke
 node's share of the processor's, and the whole of its GPUs' while it trains.
 """
 
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +24,14 @@ class Spent:
 
 
 class ProcessMeter:
-    """Counts CPU time and disk writes; `read` returns what was spent since the last call.
+    """Counts CPU time and disk writes of this process and its descendants, since the last `read`.
 
     A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. Only
     the figures of processes whose parent was killed are lost.
     """
 
-    def __init__(self, now: float, pid: int | None = None) -> None:
-        """Meter a process with all its descendants.
-
-        pid: of the process; None for this one.
-        """
-        self._root = psutil.Process(pid or os.getpid())
+    def __init__(self, now: float) -> None:
+        self._root = psutil.Process()
         self._processes = [self._root]
         self._found_at = now - FIND_EVERY_S
         self._totals = self._read(now)

@@ -38,10 +38,9 @@ class AuthorRecord:
 
 
 class Roster:
-    def __init__(self, kept: int = MAX_AUTHORS) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         # Authors of useful rollouts; the one heard last is at the end. Newcomers have the rest of the room.
-        self._useful: Latest[PeerId, AuthorRecord] = Latest(kept * 3 // 4)
+        self._useful: Latest[PeerId, AuthorRecord] = Latest(MAX_AUTHORS * 3 // 4)
         self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
     def __len__(self) -> int:
@@ -66,7 +65,7 @@ class Roster:
             (self._useful if peer in self._useful else self._others).move_to_end(peer)
         author.frames += 1
         author.usable |= usable
-        while len(self) > self._kept:
+        while len(self) > MAX_AUTHORS:
             self._others.popitem(last=False)
 
     def useful(self, peer: PeerId, specialty: str) -> None:

@@ -6,7 +6,7 @@ All but the static files, which are for everybody, needs the token.
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,9 @@ _REFUSED = "This page needs the address that `swarmd ui` prints: run it as the u
 class NodePage:
     """Answers requests for one node's page. handlers: the control API's."""
 
-    def __init__(
-        self, handlers: Mapping[str, control.Handler], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, handlers: Mapping[str, control.Handler]) -> None:
         self.token = secrets.token_urlsafe(32)
-        self._handlers, self._clock = handlers, clock
+        self._handlers = handlers
         self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {
             "pause": self._pause
         }
@@ -77,7 +75,7 @@ class NodePage:
         """Pause for `for` seconds by the node's clock, from which the browser's may differ."""
         seconds = arguments.get("for")
         return await self._handlers["pause"](
-            {"until": self._clock() + seconds} if isinstance(seconds, int) else {}
+            {"until": time.time() + seconds} if isinstance(seconds, int) else {}
         )
 
     async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,7 +90,7 @@ class NodePage:
         document = await self._handlers["status"]({})
         peers = await self._handlers["peers"]({})
         return (
-            rendering.parts(document, peers, self._clock()),
+            rendering.parts(document, peers, time.time()),
             rendering.title_of(document),
             rendering.curve(document),
         )

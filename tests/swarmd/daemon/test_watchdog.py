@@ -14,9 +14,10 @@ from p2p.identity import Identity
 from swarmd import link
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
+from swarmd.daemon import watchdog
 from swarmd.daemon.daemon import Daemon as Node
 from swarmd.daemon.trainer_process import TrainerChild
-from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
+from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, Watchdog
 from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 from swarmd.state.logs import LOG_BYTES
 from swarmd.testing import TIMEOUT_S
@@ -256,7 +257,9 @@ class OfStopped(Watchdog):
 
 
 @pytest.mark.slow
-def test_a_stopped_trainer_is_reported_killed_and_restarted(tmp_path: Path) -> None:
+def test_a_stopped_trainer_is_reported_killed_and_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real trainer is stopped by SIGSTOP, and nobody lets it go on."""
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}
@@ -266,6 +269,8 @@ def test_a_stopped_trainer_is_reported_killed_and_restarted(tmp_path: Path) -> N
     )
     told: list[Stuck | None] = []
     deaths: list[Death] = []
+    for limit, value in {"SILENT_S": 1.0, "SILENT_END_S": 3 * MAX_COUNTED_S, "HANGING_ROUNDS": 0.0}.items():
+        monkeypatch.setattr(watchdog, limit, value)
 
     async def run() -> None:
         done = trio.Event()
@@ -278,8 +283,7 @@ def test_a_stopped_trainer_is_reported_killed_and_restarted(tmp_path: Path) -> N
             elif not told:
                 os.kill(child.pid, signal.SIGSTOP)
 
-        dog = OfStopped(StuckLimits(silent=1, silent_end=3 * MAX_COUNTED_S, rounds=0))
-        child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
+        child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, OfStopped())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)
             with trio.fail_after(TIMEOUT_S):
