@@ -1,6 +1,6 @@
 """The local control API: how `swarmd status`, `peers`, `pause`, `resume` and `stop` talk to the running node.
 
-One JSON object a line over a Unix socket, so nothing on the network and no web page can reach it:
+One JSON object each way over a Unix socket, so nothing on the network and no web page can reach it:
 
     -> {"operation": "status", "arguments": {}}
     <- {"ok": true, "result": {...}}        or        <- {"ok": false, "error": "...", "exit_code": 2}
@@ -103,37 +103,25 @@ async def _serve_until_removed(
 
 
 async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
-    """Serve one connection: requests and replies in turn.
-
-    It ends when the caller closes it, is idle too long or sends no valid request.
-    """
-    buffer = bytearray()
-    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+    """Answer a connection's one request. It ends without an answer where its caller is silent too long."""
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
         async with stream:
-            while True:
-                with trio.move_on_after(_IDLE_S) as waiting:
-                    line = await _line(stream, buffer)
-                if waiting.cancelled_caught or line is None:
-                    return
-                reply = await answer(line, handlers)
-                with trio.move_on_after(_IDLE_S) as sending:
-                    await stream.send_all(reply)
-                if sending.cancelled_caught or len(line) > MAX_REQUEST_BYTES:
-                    return
+            with trio.fail_after(_IDLE_S):
+                line = await _line(stream)
+            reply = await answer(line, handlers)
+            with trio.fail_after(_IDLE_S):
+                await stream.send_all(reply)
 
 
-async def _line(stream: trio.SocketStream, buffer: bytearray) -> bytes | None:
-    """Read the next line; None at the end, the first MAX_REQUEST_BYTES of a longer line."""
-    while (end := buffer.find(b"\n")) < 0:
-        if len(buffer) > MAX_REQUEST_BYTES:
-            return bytes(buffer)
-        received = await stream.receive_some(16 * 1024)
-        if not received:
-            return None
-        buffer += received
-    line = bytes(buffer[:end])
-    del buffer[: end + 1]
-    return line
+async def _line(stream: trio.SocketStream) -> bytes:
+    """Read up to the first newline, or more than MAX_REQUEST_BYTES, or the end."""
+    received = bytearray()
+    while b"\n" not in received and len(received) <= MAX_REQUEST_BYTES:
+        part = await stream.receive_some(16 * 1024)
+        if not part:
+            break
+        received += part
+    return bytes(received.partition(b"\n")[0])
 
 
 async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
