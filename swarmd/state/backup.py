@@ -66,8 +66,6 @@ class _Index(msgspec.Struct, frozen=True):
 class BadBackup(SwarmdError):
     """The backup cannot be used. Nothing was changed."""
 
-    exit_code = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Restored:

@@ -27,7 +27,6 @@ from swarmd.daemon.judging.client import (
     LONGEST_WAIT_S,
     MAX_ANSWER_CHARACTERS,
     MAX_RESPONSE_BYTES,
-    BadJudgeUrl,
     Graded,
     JudgeClient,
     NotJudged,
@@ -38,7 +37,7 @@ from swarmd.daemon.judging.client import (
 )
 from swarmd.daemon.judging.judging import Judging, ReceiptFile
 from swarmd.daemon.judging.reader import exchanged
-from swarmd.errors import SwarmdError, Unreachable
+from swarmd.errors import ConfigError, Unreachable
 from swarmd.tasks.curriculum import CURRICULA, TINY_9
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
@@ -603,9 +602,9 @@ def test_an_origin_has_one_spelling(url: str, origin: str) -> None:
     ],
 )  # fmt: skip
 def test_a_malformed_judge_address_is_refused(url: str) -> None:
-    with pytest.raises(BadJudgeUrl, match="http://host:port") as caught:
+    with pytest.raises(ConfigError, match="http://host:port") as caught:
         judge_origin(url)
-    assert isinstance(caught.value, SwarmdError)
+    assert caught.value.exit_code == 2
 
 
 # The daemon's side.

@@ -15,8 +15,8 @@ from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWi
 from p2p.identity import Identity
 from swarmd.cli import app
 from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examine
-from swarmd.daemon.judging.weights_upload import JudgeLied, outcome
-from swarmd.errors import Unreachable
+from swarmd.daemon.judging.weights_upload import outcome
+from swarmd.errors import SwarmdError, Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
@@ -196,7 +196,7 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
         ]
         for lie in lies:
             pages[f"/v1/verified/{ID}"] = {**done, **lie}
-            with pytest.raises(JudgeLied):
+            with pytest.raises(SwarmdError, match="What the judge sent is not"):
                 outcome(url, ID)
         # The terminal would obey it.
         for odd in (

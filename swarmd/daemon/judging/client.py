@@ -50,10 +50,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
-class BadJudgeUrl(ConfigError):
-    """The judge's address is malformed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     id: str
@@ -146,11 +142,11 @@ def _is_ip(host: str) -> bool:
 
 
 def judge_origin(url: str) -> str:
-    """Return `url` in its one spelling, scheme://host[:port]. Raises BadJudgeUrl."""
+    """Return `url` in its one spelling, scheme://host[:port]. Raises ConfigError."""
     try:
         return web_origin(url)
     except ValueError as error:
-        raise BadJudgeUrl(f"judge.url: {url!r} is not an address: {error}; give http://host:port") from None
+        raise ConfigError(f"judge.url: {url!r} is not an address: {error}; give http://host:port") from None
 
 
 def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
@@ -212,7 +208,7 @@ class JudgeClient:
         own_reward: bool = False,
         learnt: Callable[[], Mapping[PeerId, int]] = dict,
     ) -> None:
-        """Set up a client. Raises BadJudgeUrl.
+        """Set up a client. Raises ConfigError.
 
         Args:
             clock: seconds, for waits and deadlines.

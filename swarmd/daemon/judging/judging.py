@@ -215,7 +215,7 @@ def judging_of(
     tell: Callable[[link.ToTrainer], None],
     talk: Callable[[str], None],
 ) -> Judging:
-    """Make a node's judge. Raises BadJudgeUrl.
+    """Make a node's judge. Raises ConfigError.
 
     folder: the node's, for receipts. device: what the model runs on, as torch names it. tell, talk: as
     Judging has them.

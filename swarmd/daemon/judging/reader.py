@@ -84,7 +84,7 @@ class PublicEvaluation(msgspec.Struct, frozen=True):
 def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     """Return what the judge says at this path, checked and as it came.
 
-    Raises Unreachable, BadJudgeUrl.
+    Raises Unreachable, ConfigError.
     """
     origin = judge_origin(url)
     status, body = exchanged("GET", origin, path, {})

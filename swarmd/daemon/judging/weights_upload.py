@@ -20,17 +20,9 @@ from swarmd.terminal import printable
 PIECE_BYTES = 64 * 1024
 # The time for each piece, and from the last piece to the whole answer.
 PIECE_TIMEOUT_S = 30.0
-
+_LIED = "What the judge sent is not what the protocol says. Check its address, or tell its operator."
 
 K = TypeVar("K")
-
-
-class UploadRefused(SwarmdError):
-    """The judge did not evaluate the weights."""
-
-
-class JudgeLied(SwarmdError):
-    """What the judge sent is not what the protocol says. Check its address, or tell its operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,7 @@ def upload(
 ) -> str:
     """Send the weights, or name them; returns the id of their verification.
 
-    told: called with the bytes sent so far. Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied.
+    told: called with the bytes sent so far. Raises SwarmdError.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -130,13 +122,12 @@ def upload(
 def outcome(url: str, verification: str) -> VerifiedOutcome:
     """Return what became of an upload so far, with its receipt checked.
 
-    Raises BadJudgeUrl, Unreachable, and JudgeLied for a wrong receipt.
+    Raises SwarmdError, also for a wrong receipt.
     """
     found, _ = read(url, f"/v1/verified/{verification}", VerifiedOutcome)
     if found.verification != verification or (found.state == "done" and not _stands(found)):
-        raise JudgeLied(
-            "the judge sent a receipt that is not of this result, or that it did not sign."
-            f" {JudgeLied.__doc__}"
+        raise SwarmdError(
+            f"the judge sent a receipt that is not of this result, or that it did not sign. {_LIED}"
         )
     return found
 
@@ -156,10 +147,8 @@ def _decoded(body: bytes, kind: type[K]) -> K:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise JudgeLied(
-            f"the judge sent something else than the protocol says. {JudgeLied.__doc__}"
-        ) from None
+        raise SwarmdError(f"the judge sent something else than the protocol says. {_LIED}") from None
 
 
-def _refused(error: str, remedy: str) -> UploadRefused:
-    return UploadRefused(printable(f"the judge refused: {error.rstrip('.')}. {remedy}").strip())
+def _refused(error: str, remedy: str) -> SwarmdError:
+    return SwarmdError(printable(f"the judge refused: {error.rstrip('.')}. {remedy}").strip())
