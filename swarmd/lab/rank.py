@@ -125,9 +125,8 @@ def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
 def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
     results = Results.open(Path(folder))
     nodes = results.experiment.setting(setting).nodes
-    on_gpus = all(node.model.device.startswith("cuda") for node in nodes)
     try:
-        with Ranks(meeting, int(rank), len(nodes), on_gpus=on_gpus) as ranks:
+        with Ranks(meeting, int(rank), len(nodes)) as ranks:
             play_rank(results, Run(setting, int(seed)), ranks)
     except RankLost as error:
         print(f"another node's process is lost: {error}", file=sys.stderr)

@@ -6,7 +6,6 @@ are the same (tests/swarmd/policy/test_engine.py).
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Layout, Rules
-from swarmd.policy.models.lora import FourBitLinear, adapted, lora_factors, summed
+from swarmd.policy.models.lora import adapted, lora_factors, summed
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-# Projections laid side by side are a second copy of the weights.
-MAX_COPY_BYTES: Final = 2**28
 
 
 class Blocks:
@@ -28,20 +25,14 @@ class Blocks:
     def __init__(self, network: nn.Module, frozen: bool) -> None:
         """Read a network's layers.
 
-        network: one that is `readable`. frozen: its weights stay as they are while this is in use, so they
+        network: one that is `readable`. frozen: its adapters stay as they are while this is in use, so they
             may be copied.
         """
         model: Any = network
         decoder = model.base_model
-        size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
-        # A copy of what is kept in 4 bits would be four times as large.
-        whole = not any(isinstance(module, FourBitLinear) for module in decoder.layers.modules())
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
-        self._layers = [
-            _Block(layer, i, frozen, frozen and whole and size <= MAX_COPY_BYTES)
-            for i, layer in enumerate(decoder.layers)
-        ]
+        self._layers = [_Block(layer, i, frozen) for i, layer in enumerate(decoder.layers)]
         self._norm: Any = decoder.norm
         self._head: nn.Module = model.get_output_embeddings()
 
@@ -65,7 +56,7 @@ def readable(network: nn.Module) -> bool:
 
 
 class _Block:
-    def __init__(self, layer: Any, index: int, frozen: bool, copy: bool) -> None:
+    def __init__(self, layer: Any, index: int, frozen: bool) -> None:
         attention, config = layer.self_attn, layer.self_attn.config
         self._index, self._activation = index, layer.mlp.act_fn
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
@@ -79,9 +70,8 @@ class _Block:
         )
         everywhere = config.sliding_window if config.model_type == "mistral" else None
         self._rules = Rules(attention.scaling, getattr(attention, "sliding_window", everywhere), None)
-        side_by_side = _copied if copy else partial(_in_place, frozen=frozen)
-        self._project = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gated = side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj])
+        self._project = _side_by_side([attention.q_proj, attention.k_proj, attention.v_proj], frozen)
+        self._gated = _side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj], frozen)
         self._attended, self._down = _added(attention.o_proj, frozen), _added(layer.mlp.down_proj, frozen)
 
     def step(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -113,22 +103,14 @@ class _Block:
 Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or of several side by side
 
 
-def _copied(projections: list[Any]) -> Project:
-    layers = [_linear(p) for p in projections]
-    weight, bias = torch.cat([layer.weight for layer in layers]), _bias(layers)
-    factors = _factors(projections)
-    if factors is None:
-        return lambda x: F.linear(x, weight, bias)
-    return lambda x: adapted(x, weight, bias, *factors)
-
-
-def _in_place(projections: list[Any], *, frozen: bool) -> Project:
+def _side_by_side(projections: list[Any], frozen: bool) -> Project:
     layers, factors = [_linear(p) for p in projections], _factors(projections) if frozen else None
     if factors is None or not all(isinstance(layer, nn.Linear) for layer in layers):
         each = [_project(p, frozen) for p in projections]
         return lambda x: torch.cat([project(x) for project in each], dim=-1)
     down, up = factors
-    bias, widths = _bias(layers), [layer.out_features for layer in layers]
+    widths = [layer.out_features for layer in layers]
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
 
     def project(x: Tensor) -> Tensor:
         # As `adapted` does, with the adapters of all layers at once.
@@ -138,10 +120,6 @@ def _in_place(projections: list[Any], *, frozen: bool) -> Project:
         return out if bias is None else out + bias
 
     return project
-
-
-def _bias(layers: list[nn.Linear]) -> Tensor | None:
-    return None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
 
 
 def _factors(projections: list[Any]) -> tuple[Tensor, Tensor] | None:

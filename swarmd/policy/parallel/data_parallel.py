@@ -290,23 +290,17 @@ class Ranks:
     Use it as a context manager: entering it waits for all of them. Raises RankLost where one is gone.
 
     It gathers what `all_gather_object` does, but in tensors: that one pickles, and nothing is unpickled here.
-    It uses NCCL where each rank has a GPU of its own, which is then this process's default; gloo otherwise.
     """
 
-    def __init__(self, meeting: str, rank: int, size: int, *, on_gpus: bool) -> None:
+    def __init__(self, meeting: str, rank: int, size: int) -> None:
         """Prepare to meet the other ranks.
 
-        meeting: a file that does not exist yet, the same for all. on_gpus: whether the nodes' models are on
-            GPUs.
+        meeting: a file that does not exist yet, the same for all.
         """
         self.rank, self.size, self._meeting = rank, size, meeting
-        self.device = torch.device("cpu")
-        if on_gpus and torch.cuda.device_count() >= size:
-            self.device = torch.device("cuda", rank)
-            torch.cuda.set_device(self.device)
 
     def __enter__(self) -> Self:
-        join(self._meeting, self.rank, self.size, self.device)
+        join(self._meeting, self.rank, self.size, torch.device("cpu"))
         return self
 
     def __exit__(
@@ -319,17 +313,17 @@ class Ranks:
 
         Sizes are exchanged first, then the bytes, padded to the longest.
         """
-        sizes = [int(size) for size in self._all(torch.tensor([len(data)], device=self.device))]
+        sizes = [int(size) for size in self._all(torch.tensor([len(data)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
-        found = self._all(padded.to(self.device))
-        return [bytes(each[:size].cpu().numpy()) for each, size in zip(found, sizes, strict=True)]
+        found = self._all(padded)
+        return [bytes(each[:size].numpy()) for each, size in zip(found, sizes, strict=True)]
 
     def _all(self, mine: Tensor) -> list[Tensor]:
         everybody = [torch.empty_like(mine) for _ in range(self.size)]
         try:
             dist.all_gather(everybody, mine)
         except RuntimeError as error:
-            # gloo and NCCL raise this for a broken connection.
+            # gloo raises this for a broken connection.
             raise RankLost(str(error).splitlines()[0]) from error
         return everybody

@@ -14,8 +14,6 @@ import msgspec
 
 from swarmd.types import Generation
 
-# Both ends are ours, so anything larger is a bug.
-MAX_MESSAGE_BYTES = 1 << 30
 _HEADER = struct.Struct(">I")
 
 
@@ -100,7 +98,7 @@ class Channel:
     """One end of the pair: whole messages, sent by any thread, received by one."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket, self._sending = sock, threading.Lock()
+        self._socket, self._incoming, self._sending = sock, sock.makefile("rb"), threading.Lock()
 
     def send(self, message: Message) -> bool:
         """Send a message; return False if the other end is closed."""
@@ -113,35 +111,19 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """Receive the next message; return None at the end of the stream.
-
-        Raises ValueError for a message over MAX_MESSAGE_BYTES bytes.
-        """
-        header = self._exactly(_HEADER.size)
-        if header is None:
+        """Receive the next message; return None at the end of the stream, whoever ended it."""
+        try:
+            (length,) = _HEADER.unpack(self._incoming.read(_HEADER.size))
+            payload = self._incoming.read(length)
+        except (OSError, ValueError, struct.error):
+            # It was torn down, closed here, or ended within a header.
             return None
-        (length,) = _HEADER.unpack(header)
-        if length > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {length} bytes from a worker; the limit is {MAX_MESSAGE_BYTES}")
-        payload = self._exactly(length)
-        return None if payload is None else _decoder.decode(payload)
+        return _decoder.decode(payload) if len(payload) == length else None
 
     def close(self) -> None:
         """Close the channel and wake a pending `receive`, here and at the other end."""
         with contextlib.suppress(OSError):
             # The other end is gone already.
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._incoming.close()
         self._socket.close()
-
-    def _exactly(self, count: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < count:
-            try:
-                piece = self._socket.recv(min(count - len(data), 1 << 20))
-            except OSError:
-                # Closed here, or torn down there: the same as end of file.
-                return None
-            if not piece:
-                return None
-            data += piece
-        return bytes(data)
