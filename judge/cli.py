@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 INTERRUPTED = 130
 DIFFERS = 1
 NOT_WELL = 1
-EXTRA = ("alembic", "fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
+EXTRA = ("fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -1,8 +1,7 @@
 """Opens the judge's database: a SQLite file, or PostgreSQL by its address.
 
 One judge at a time uses it, or several that share it. What is committed survives kill -9 and a power cut:
-SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. Alembic makes the schema when a
-new database is opened.
+SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on.
 """
 
 import contextlib
@@ -11,13 +10,32 @@ import sqlite3
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, inspect, make_url
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    QueuePool,
+    String,
+    Table,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
+from judge.store.tables import about, metadata
 from swarmd.errors import command_for
 
-HEAD = "0001"  # the newest migration
+# Of the tables as `judge.store.tables` has them.
+SCHEMA_VERSION = "0001"
+# Named as Alembic's, which can change the tables from there when a version has to.
+_VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 # What a step on the database may raise; sqlite3.Error only when it begins.
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
 # Those whose words say it all: a full disk, a server that is gone. Of the others the log needs a traceback.
@@ -104,7 +122,7 @@ class Database:
         try:
             self.engine = _engine(url, alone, shared, writes or alone)
             with self.engine.begin() as connection:
-                _migrate(connection, self.name, may_make=alone)
+                _make_or_check(connection, self.name, may_make=alone)
         except ModuleNotFoundError:
             # psycopg is missing.
             self.close()
@@ -143,13 +161,8 @@ def inspect_database(database: Path | str, shared: bool = False) -> tuple[str | 
         try:
             with engine.begin() as connection:
                 version = _known(connection, shown(url))
-                about = inspect(connection).has_table("about")
-                held = (
-                    connection.exec_driver_sql("SELECT value FROM about WHERE name = 'curriculum'").scalar()
-                    if about
-                    else None
-                )
-                return version, held
+                held = select(about.c.value).where(about.c.name == "curriculum")
+                return version, connection.scalar(held) if version else None
         except SQLAlchemyError as error:
             raise _unusable(shown(url), error) from None
         finally:
@@ -285,34 +298,25 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     return engine
 
 
-def _migrate(connection: Connection, name: str, may_make: bool) -> None:
-    """Bring the schema to HEAD. Raises DatabaseUnusable where another version of the judge wrote it."""
-    version = _known(connection, name)
-    if version == HEAD:
+def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
+    """Make the tables of a new database. Raises DatabaseUnusable where another version of the judge did."""
+    if _known(connection, name) == SCHEMA_VERSION:
         return
     if not may_make:
         raise DatabaseUnusable(f"{name} is no database of a judge yet; `swarmd-judge serve` makes it one")
-    if connection.dialect.name == "postgresql":
-        # This may take as long as it takes.
-        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-    # Imported here: it takes a while, and is rarely needed.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    metadata.create_all(connection, checkfirst=False)
+    _VERSION.create(connection)
+    connection.execute(insert(_VERSION).values(version_num=SCHEMA_VERSION))
 
 
 def _known(connection: Connection, name: str) -> str | None:
     """Return the schema's version; None where there is none yet. Raises DatabaseUnusable for another's."""
-    if not inspect(connection).has_table("alembic_version"):
+    if not inspect(connection).has_table(_VERSION.name):
         return None
-    version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-    if version not in (None, HEAD):
+    version = connection.scalar(select(_VERSION))
+    if version not in (None, SCHEMA_VERSION):
         raise DatabaseUnusable(
-            f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
-            "run that version, or give another one with --database"
+            f"{name} was written by another version of the judge (schema {version}, this one knows"
+            f" {SCHEMA_VERSION}); run that version, or give another one with --database"
         )
     return version

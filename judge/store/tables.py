@@ -1,4 +1,4 @@
-"""The tables of the judge's database, alike on SQLite and PostgreSQL. judge/store/migrations makes them.
+"""The tables of the judge's database, alike on SQLite and PostgreSQL.
 
 What counts has a number: graded answers, and questions that lapsed. `low` is the lower end of the score's
 interval.
