@@ -46,14 +46,7 @@ async def ask(request: Request) -> Response:
     if signed.peer in wish.learnt:
         raise Refused(OWN_ROLLOUTS)
     service = service_of(request)
-    handed = await service.ask(signed, host_of(request), wish)
-    evaluations = [
-        {
-            "evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers,
-            "window": h.window.number, "commitment": h.window.commitment,
-        }
-        for h in handed
-    ]  # fmt: skip
+    evaluations = await service.ask(signed, host_of(request), wish)
     return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
 
 

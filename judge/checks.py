@@ -14,7 +14,6 @@ from pathlib import Path
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import NotTogether
 from judge.server import listening_socket
 from judge.store.database import database_url, inspect_database, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator
@@ -56,8 +55,6 @@ def _database(settings: JudgeSettings) -> CheckFinding:
     url = database_url(settings.database)
     name = shown(url)
     refuse_to_share(url, settings.shared)
-    if settings.shared and settings.verified_bytes:
-        raise NotTogether
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         return _new("database", Path(str(url.database)), "--database")
     version, held = inspect_database(settings.database, settings.shared)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 import typer
 
 from judge.config import SCHEMA, JudgeSettings, default_database, write_example
-from judge.errors import NotAlone
+from judge.errors import NotAlone, NotTogether
 from p2p.errors import OperatorError
 from swarmd.errors import command_for
 from swarmd.tasks.held_out import checked_receipt
@@ -205,6 +205,8 @@ def serve(
         or settings.verified_model != DEFAULTS.verified_model
     ):
         raise NotAlone
+    if settings.shared and settings.verified_bytes:
+        raise NotTogether
     if settings.invitation:
         from swarmd.config.invitation import read_invitation
 
@@ -388,7 +390,7 @@ def verify(
             settings.database, f"{lessons.name} {lessons.digest}", verifier.judge
         )
     for difference in differences:
-        tell(f"{difference.what}: stored {difference.stored}, found {difference.found}", sys.stdout)
+        tell(difference, sys.stdout)
     print(f"{answers:,} answers scored again, {len(differences)} differences.")
     if differences:
         raise typer.Exit(DIFFERS)

@@ -104,17 +104,6 @@ class OpenQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedQuestion:
-    """A question as a node gets it: its text, never its reference or answer."""
-
-    id: str
-    question: str
-    seconds: float  # seconds left to answer
-    answers: int  # wanted
-    window: QuestionWindow
-
-
-@dataclass(frozen=True, slots=True)
 class GradedQuestion:
     """What a receipt says besides the answers.
 

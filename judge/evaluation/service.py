@@ -26,7 +26,6 @@ from judge.errors import (
     FAULT,
     NEWCOMERS_TOO_OFTEN,
     UNHEALTHY,
-    NotTogether,
     Refusal,
     Refused,
     too_often,
@@ -51,7 +50,6 @@ from judge.store.windows import dated_ahead
 from judge.types import (
     GradedEvaluation,
     GradedQuestion,
-    HandedQuestion,
     OpenQuestion,
     QuestionRequest,
     QuestionWindow,
@@ -88,8 +86,6 @@ async def open_service(
     evaluator: of uploaded weights; None: the usual one. Raises OperatorError.
     """
     lessons = find_curriculum(settings.curriculum)
-    if settings.shared and settings.verified_bytes:
-        raise NotTogether
     with (
         contextlib.closing(
             Store(settings.database, f"{lessons.name} {lessons.digest}", shared=settings.shared)
@@ -186,11 +182,10 @@ class JudgeService:
         self.comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
         )
-        # When the database was last probed, and whether it could be written.
-        self._probed: tuple[float, bool] | None = None
         self._failed = -math.inf  # when the database last failed
         self._cause = ""  # what it said then
-        self._probe_lock = asyncio.Lock()
+        # Whether the database could be written.
+        self._probes = Recent[None, bool](self._probed, config.PROBE_S, 1, monotonic)
         self._banned = reader.banned()
         # When abandoned questions were last searched; the first search finds all of them.
         self._abandoned = 0.0
@@ -200,10 +195,10 @@ class JudgeService:
         """The peer id of the key that signs the receipts."""
         return self._key.peer_id
 
-    async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
-        """Return the peer's open questions, with new ones up to as many as it asks for.
+    async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[Mapping[str, Any]]:
+        """Return the peer's open questions as it gets them, with new ones up to as many as it asks for.
 
-        host: its address. Raises Refused.
+        A question is its text, never its reference or answer. host: the peer's address. Raises Refused.
         """
         known = await self.claim(signed)
         mine = self.curriculum
@@ -229,12 +224,14 @@ class JudgeService:
         await self._turn_windows()
         await self._draw(signed, asker, wish, standing, known)
         now = self._monotonic()
-        mine_now = self._sessions.of(signed.peer)
         return [
-            HandedQuestion(q.id, q.task.question, q.deadline - now, q.answers, q.window)
-            for q in mine_now
+            {
+                "evaluation": q.id, "question": q.task.question, "seconds": q.deadline - now,
+                "answers": q.answers, "window": q.window.number, "commitment": q.window.commitment,
+            }
+            for q in self._sessions.of(signed.peer)
             if q.window is not None
-        ]
+        ]  # fmt: skip
 
     async def _draw(
         self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding, known: bool
@@ -366,17 +363,16 @@ class JudgeService:
 
     async def health(self) -> Mapping[str, int]:
         """Return load figures. Raises Refused if the database cannot be written."""
-        async with self._probe_lock:
-            now = self._monotonic()
-            if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_S:
-                try:
-                    await self.write(self._store.probe, self.now())
-                    self._probed = (now, True)
-                except Refused:
-                    self._probed = (now, False)
-            if not self._probed[1] or now - self._failed < config.FAILED_S:
-                raise Refused(UNHEALTHY)
+        if not await self._probes.get(None) or self._monotonic() - self._failed < config.FAILED_S:
+            raise Refused(UNHEALTHY)
         return {"open": len(self._sessions), "scoring": self._scoring}
+
+    async def _probed(self, _: None) -> bool:
+        try:
+            await self.write(self._store.probe, self.now())
+        except Refused:
+            return False
+        return True
 
     async def close(self) -> None:
         """Wait for writing and scoring to finish. The caller closes the store and the verifier."""

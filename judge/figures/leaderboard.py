@@ -39,26 +39,24 @@ class RankRange:
     last: int
 
 
-class RankRanges:
-    def __init__(self, peers: Mapping[tuple[float, int], int]) -> None:
-        """Compute the ranges. peers: how many there are with such a sum of rewards of so many questions."""
-        if not peers:
-            self._ranges: dict[tuple[float, int], RankRange] = {}
-            return
-        right, n, many = (
-            np.array(column, dtype=float)
-            for column in zip(*((*score, m) for score, m in peers.items()), strict=True)
-        )
-        tail = (1 - (1 - LEVEL) ** (1 / many.sum())) / 2
-        with np.errstate(invalid="ignore"):
-            low = np.where(right > 0, betaincinv(right, n - right + 1, tail), 0.0)
-            high = np.where(right < n, betaincinv(right + 1, n - right, 1 - tail), 1.0)
-        above, below = _weight_above(low, many, high), _weight_above(-high, many, -low)
-        ranges = zip((1 + above).astype(int).tolist(), (many.sum() - below).astype(int).tolist(), strict=True)
-        self._ranges = {score: RankRange(*between) for score, between in zip(peers, ranges, strict=True)}
+def rank_ranges(peers: Mapping[tuple[float, int], int]) -> Mapping[tuple[float, int], RankRange]:
+    """Return the ranges by score: the sum of the rewards, and the number of questions.
 
-    def of(self, right: float, n: int) -> RankRange:
-        return self._ranges[right, n]
+    peers: how many there are with this score.
+    """
+    if not peers:
+        return {}
+    right, n, many = (
+        np.array(column, dtype=float)
+        for column in zip(*((*score, m) for score, m in peers.items()), strict=True)
+    )
+    tail = (1 - (1 - LEVEL) ** (1 / many.sum())) / 2
+    with np.errstate(invalid="ignore"):
+        low = np.where(right > 0, betaincinv(right, n - right + 1, tail), 0.0)
+        high = np.where(right < n, betaincinv(right + 1, n - right, 1 - tail), 1.0)
+    above, below = _weight_above(low, many, high), _weight_above(-high, many, -low)
+    ranges = zip((1 + above).astype(int).tolist(), (many.sum() - below).astype(int).tolist(), strict=True)
+    return {score: RankRange(*between) for score, between in zip(peers, ranges, strict=True)}
 
 
 def _weight_above(values: Reals, weights: Reals, than: Reals) -> Reals:

@@ -6,7 +6,6 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,15 +24,6 @@ from swarmd.tasks.sandbox.client import Completion, Mark, TaskRef
 ROWS = 500
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A figure that does not follow from what is stored."""
-
-    what: str  # an evaluation's or a peer's id
-    stored: Any
-    found: Any
 
 
 def backup(database: Path | str, to: Path | str) -> int:
@@ -101,10 +91,10 @@ def export(database: Path | str, to: TextIO) -> int:
     return rows
 
 
-def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[Difference]]:
+def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[str]]:
     """Score every stored answer again, and add up each peer's figures again.
 
-    curriculum: name and digest. Returns the number of answers, and what differs.
+    curriculum: name and digest. Returns the number of answers, and a line for each difference.
     """
     with reading(database) as db:
         held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
@@ -113,7 +103,7 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
                 f"the database holds answers to {held}, not to {curriculum}; give its --curriculum"
             )
         answers = 0
-        found: list[Difference] = []
+        found: list[str] = []
         graded = select(evaluations).where(evaluations.c.state == "graded").order_by(evaluations.c.id)
         for part in _parts(db.execute(graded).mappings()):
             answers += len(part)
@@ -121,7 +111,7 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
         return answers, [*found, *_counted_otherwise(db)]
 
 
-def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator[Difference]:
+def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator[str]:
     further = [json.loads(row["further"] or "[]") for row in rows]
     items = []
     for row, others in zip(rows, further, strict=True):
@@ -138,10 +128,10 @@ def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator
             *((score.reward, score.reason.value) for score in scores),
         )
         if stored != again:
-            yield Difference(f"evaluation {row['id']}", stored, again)
+            yield f"evaluation {row['id']}: stored {stored}, found {again}"
 
 
-def _counted_otherwise(db: Connection) -> Iterator[Difference]:
+def _counted_otherwise(db: Connection) -> Iterator[str]:
     """Check that each peer's questions are numbered 1, 2, 3 … and add up to the peer's totals."""
     c = evaluations.c
     counting = (
@@ -157,20 +147,14 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
         reward = added(reward, row.reward)
         sums[row.peer] = answered, unanswered, reward
         newest[row.peer].append(row.reward)
-        if (row.number, row.total) != (answered + unanswered, reward):
-            again = (answered + unanswered, reward)
-            yield Difference(f"question {row.number} of {row.peer}", (row.number, row.total), again)
-    for peer, *stored in db.execute(
-        select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)
-    ):
-        if tuple(stored) != (
-            found := (
-                *sums.get(peer, (0, 0, 0.0)),
-                len(newest[peer]),
-                added(*newest[peer]),
-            )
-        ):
-            yield Difference(f"peer {peer}", tuple(stored), found)
+        stored, again = (row.number, row.total), (answered + unanswered, reward)
+        if stored != again:
+            yield f"question {row.number} of {row.peer}: stored {stored}, found {again}"
+    totals = select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)
+    for peer, *kept in db.execute(totals):
+        found = [*sums.get(peer, (0, 0, 0.0)), len(newest[peer]), added(*newest[peer])]
+        if kept != found:
+            yield f"peer {peer}: stored {tuple(kept)}, found {tuple(found)}"
 
 
 @contextmanager

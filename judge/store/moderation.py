@@ -6,11 +6,10 @@ Each act is kept, with its time and reason; the newest counts.
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable, JudgeError
@@ -33,14 +32,6 @@ BANNED_PEERS = select(table.c.peer).where(table.c.act == "ban", _newest)
 
 class NothingToModerate(JudgeError):
     """There is nothing to be done to this peer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModerationEntry:
-    at: float  # seconds since the epoch
-    act: str
-    peer: str
-    why: str
 
 
 def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: float) -> None:
@@ -68,11 +59,10 @@ def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: floa
         ) from None
 
 
-def history(database: Path | str) -> Sequence[ModerationEntry]:
+def history(database: Path | str) -> Sequence[Row[Any]]:
     """List the acts, the oldest first. Raises DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened, opened.begin() as db:
-        rows = db.execute(select(table).order_by(table.c.number)).all()
-    return [ModerationEntry(row.at, row.act, row.peer, row.why) for row in rows]
+        return db.execute(select(table).order_by(table.c.number)).all()
 
 
 def banned(db: Connection) -> frozenset[str]:

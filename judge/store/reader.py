@@ -31,13 +31,13 @@ from judge.figures.leaderboard import (
     BoardView,
     LeaderboardPage,
     LearntMatrix,
-    RankRanges,
     Record,
     ScoreTally,
     Standing,
     SwarmHealth,
     SwarmProgress,
     curve_numbers,
+    rank_ranges,
 )
 from judge.figures.verification import Verification
 from judge.store import arms, moderation, windows
@@ -154,9 +154,9 @@ class Reader:
             rows = _ranked_rows(db, view, wanted)
             verified = newest(db, [row.peer for _, row in rows])
             read = partial(_whole if view.whole else _brief, points=view.curves, hidden=moderation.hidden(db))
-            ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
+            ranges = rank_ranges({(right, n): many for right, n, many in db.execute(_SCORES)})
             standings = [
-                Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n))
+                Standing(rank, read(db, row, verified), ranges[row.recent_right, row.recent_n])
                 for rank, row in rows
             ]
             models = db.execute(_FREQUENT).scalars().all()

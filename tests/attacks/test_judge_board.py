@@ -43,8 +43,8 @@ class Hall:
         self.clock[0] += 1.0  # one question a second
         wish = QuestionRequest(Attributes(1, "tiny"), TINY_9.digest)
         (handed,) = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", wish)
-        task = next(q.task for q in self.service._sessions._open.values() if q.id == handed.id)
-        return handed.id, f"<answer>{solution(self._tasks, task)}</answer>"
+        task = next(q.task for q in self.service._sessions._open.values() if q.id == handed["evaluation"])
+        return handed["evaluation"], f"<answer>{solution(self._tasks, task)}</answer>"
 
     async def answer(self, peer: str, id: str, text: str) -> None:
         await self.service.answer(self._signed(peer), id, [Completion(text, True)])

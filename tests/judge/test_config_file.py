@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from judge.checks import CheckFinding, check
 from judge.cli import DEFAULTS, app
 from judge.config import EXAMPLE, SCHEMA, JudgeSettings, write_example
-from judge.errors import JudgeError, NotAlone
+from judge.errors import JudgeError, NotAlone, NotTogether
 from judge.store.store import Store
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
@@ -195,11 +195,18 @@ def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [database]
 
 
-@pytest.mark.parametrize("option", ["--verified-hub=https://huggingface.co", "--verified-model=other"])
-def test_options_that_need_uploads_are_refused_without_them(option: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--verified-hub=https://huggingface.co"], NotAlone),
+        (["--verified-model=other"], NotAlone),
+        (["--shared", "--verified-bytes=1"], NotTogether),
+    ],
+)
+def test_options_that_need_or_forbid_uploads(options: list[str], why: type[JudgeError]) -> None:
     for command in ("check", "serve"):
-        done = CliRunner().invoke(app, [command, option])
-        assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)
+        done = CliRunner().invoke(app, [command, *options])
+        assert isinstance(done.exception, why) and "--verified-bytes" in str(done.exception)
 
 
 def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from judge.config import JudgeSettings
-from judge.errors import DatabaseInUse, DatabaseUnusable, NotTogether
+from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.server import serve
 from judge.store.database import Database
 from judge.store.reader import Reader
@@ -144,11 +144,6 @@ def test_only_postgresql_may_be_shared(judges: TwoJudges, tmp_path: Path) -> Non
         Store(judges.address, f"tiny-9 {TINY_9.digest}")
     with pytest.raises(DatabaseUnusable, match="SQLite"):
         Store(tmp_path / "j", f"tiny-9 {TINY_9.digest}", shared=True)
-    with pytest.raises(NotTogether):
-        serve(
-            JudgeSettings(judges.address, "tiny-9", port=0, shared=True, verified_bytes=1),
-            lambda url: pytest.fail(url),
-        )
 
 
 def test_judges_of_one_database_share_key_deadline_and_window(

@@ -8,20 +8,20 @@ from judge.figures.leaderboard import (
     LISTED_ANSWERS,
     WINDOW_QUESTIONS,
     RankRange,
-    RankRanges,
     ScoreTally,
+    rank_ranges,
 )
 
 
 def test_overlapping_peers_are_tied() -> None:
     scores = {(90, 100): 1, (50, 100): 1, (45, 100): 2, (10, 100): 1, (10, 10): 1}
-    ranges = RankRanges(scores)
-    found = {score: (ranges.of(*score).first, ranges.of(*score).last) for score in scores}
+    ranges = rank_ranges(scores)
+    found = {score: (ranges[score].first, ranges[score].last) for score in scores}
     apart = {(90, 100): (1, 2), (50, 100): (2, 5), (45, 100): (2, 5), (10, 100): (6, 6)}
     assert found == apart | {(10, 10): (1, 5)}  # lucky or good: nobody knows
-    assert RankRanges({(3, 10): 1}).of(3, 10) == RankRange(1, 1)
-    assert RankRanges({(0, 20): 1, (4, 20): 1}).of(4, 20) == RankRange(1, 2), "none right is above nobody"
-    RankRanges({})
+    assert rank_ranges({(3, 10): 1})[3, 10] == RankRange(1, 1)
+    assert rank_ranges({(0, 20): 1, (4, 20): 1})[4, 20] == RankRange(1, 2), "none right is above nobody"
+    rank_ranges({})
 
 
 def test_two_peers_are_apart_where_their_exact_intervals_are() -> None:
@@ -32,7 +32,7 @@ def test_two_peers_are_apart_where_their_exact_intervals_are() -> None:
             > stats.binomtest(4, 20).proportion_ci(each, "exact").high
         )
         assert (
-            RankRanges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2}).of(right, 20).last == 1
+            rank_ranges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2})[right, 20].last == 1
         ) is bool(above)
 
 
@@ -40,10 +40,10 @@ def test_equal_peers_are_seldom_told_apart() -> None:
     rng, apart = np.random.default_rng(1), 0
     for _ in range(200):
         scores, counts = np.unique(rng.binomial(100, 0.1, 100), return_counts=True)
-        ranges = RankRanges(
+        ranges = rank_ranges(
             {(int(right), 100): int(many) for right, many in zip(scores, counts, strict=True)}
         )
-        apart += any(ranges.of(int(right), 100) != RankRange(1, 100) for right in scores)
+        apart += any(ranges[int(right), 100] != RankRange(1, 100) for right in scores)
     assert apart <= 0.05 * 200
 
 

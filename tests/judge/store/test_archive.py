@@ -62,16 +62,16 @@ def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -
     change(database, f"UPDATE evaluations SET reward = 0, reason = 'wrong' WHERE id = {right}")
     answers, differences = archive.verify(database, CURRICULUM, verifier.judge)
     assert answers == 8
-    assert differences[0].stored == (1, (0.0, "wrong")) and differences[0].found == (1, (1.0, "correct"))
+    assert "stored (1, (0.0, 'wrong')), found (1, (1.0, 'correct'))" in differences[0]
     # The totals no longer add up
-    assert any("of bob" in d.what or "of alice" in d.what for d in differences[1:])
+    assert any("of bob" in line or "of alice" in line for line in differences[1:])
 
 
 def test_a_peer_with_more_than_it_earned_is_found(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     change(database, "UPDATE peers SET reward = reward + 1 WHERE peer = 'alice'")
     _, (difference,) = archive.verify(database, CURRICULUM, verifier.judge)
-    assert difference.what == "peer alice"
+    assert difference.startswith("peer alice: ")
 
 
 def test_a_backup_that_fails_leaves_nothing_that_looks_like_one(tmp_path: Path) -> None:
