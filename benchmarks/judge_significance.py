@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist, median
 
-from judge.figures.comparison import BinSums, RoundTest, compare, stays_from, tested
+from judge.figures.comparison import BinSums, Columns, stays_from, tested
 from judge.figures.intervals import LEVEL, paired_test
 from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
@@ -104,19 +104,16 @@ def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
     return 1 - NormalDist().cdf((right / n - right_solo / n_solo) / error) if error else 1.0
 
 
-def stays(tests: Sequence[RoundTest], p: Callable[[RoundTest], float]) -> bool:
-    return (
-        stays_from([(test.round, test.difference, p(test)) for test in tests]) is not None
-        and tests[-1].difference > 0
-    )
+def stays(tests: Columns, p: str) -> bool:
+    return stays_from(tests, p) is not None and tests["difference"][-1] > 0
 
 
-RULES: Mapping[str, Callable[[Looking, Sequence[RoundTest]], bool]] = {
+RULES: Mapping[str, Callable[[Looking, Columns], bool]] = {
     "anytime verdict": lambda looking, _: looking.verdict,
-    "Holm": lambda _, tests: stays(tests, lambda test: test.holm),
-    "Benjamini-Hochberg": lambda _, tests: stays(tests, lambda test: test.benjamini_hochberg),
+    "Holm": lambda _, tests: stays(tests, "holm"),
+    "Benjamini-Hochberg": lambda _, tests: stays(tests, "benjamini_hochberg"),
     "some round, not corrected": lambda _, tests: any(
-        test.p < LEVEL and test.difference > 0 for test in tests
+        p < LEVEL and difference > 0 for p, difference in zip(tests["p"], tests["difference"], strict=True)
     ),
     "all answers, nodes ignored": lambda looking, _: (
         pooled_p(looking.plain["swarm"], looking.plain["solo"]) < LEVEL / 2
@@ -133,7 +130,8 @@ def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[
         looks = answer.at // LOOK
         looking.add(answer)
     at_the_end = called(looking)
-    return at_the_end, ever | at_the_end, compare(looking.bins["swarm"], looking.bins["solo"]).holm_from
+    tests = tested(looking.bins["swarm"], looking.bins["solo"])
+    return at_the_end, ever | at_the_end, stays_from(tests, "holm")
 
 
 def called(looking: Looking) -> set[str]:

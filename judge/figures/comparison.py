@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-from judge.figures.intervals import LEVEL, AnytimeTest, Interval, paired_test
+from judge.figures.intervals import LEVEL, AnytimeTest, paired_test
 from judge.figures.rounds import bin_end
 
 # The first round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is
@@ -76,67 +76,20 @@ class ArmsView:
     solo: ArmData
 
 
-@dataclass(frozen=True, slots=True)
-class ArmPoint:
-    """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t).
+# A column for each figure, with an entry for each bin.
+Columns = Mapping[str, Sequence[Any]]
 
-    One peer alone has no interval.
+
+def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> Columns:
+    """Test the difference in cumulative reward at each bin where both arms have enough peers.
+
+    Returns the difference, swarm less solo, with its 95 % interval, not corrected; two-sided p, plain and
+    adjusted.
     """
-
-    round: int
-    peers: int
-    mean: float
-    band: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTest:
-    """A test of the difference, swarm less solo, in cumulative reward at one normalised round."""
-
-    round: int
-    difference: float
-    interval: Interval  # 95 %, not corrected
-    p: float  # two-sided
-    holm: float
-    benjamini_hochberg: float
-
-
-@dataclass(frozen=True, slots=True)
-class ArmComparison:
-    swarm: Sequence[ArmPoint]
-    solo: Sequence[ArmPoint]
-    tests: Sequence[RoundTest]
-    # From this round on, the difference is significant and has one sign; None: from none.
-    holm_from: int | None
-    benjamini_hochberg_from: int | None
-
-
-def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
-    """Compare both arms, by bin."""
-    tests = tested(swarm, solo)
-    return ArmComparison(
-        _points(swarm), _points(solo), tests,
-        stays_from([(t.round, t.difference, t.holm) for t in tests]),
-        stays_from([(t.round, t.difference, t.benjamini_hochberg) for t in tests]),
-    )  # fmt: skip
-
-
-def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[RoundTest]:
-    """Test at each bin where both arms have enough peers."""
     both = sorted(_enough(swarm) & _enough(solo))
     gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
-    rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
-    return [
-        RoundTest(
-            bin_end(bin),
-            bin_end(bin) * float(gain),
-            _times(bin_end(bin), float(gain), float(half)),
-            float(raw),
-            by_holm,
-            by_bh,
-        )
-        for bin, gain, half, raw, by_holm, by_bh in rows
-    ]
+    adjusted = {"p": p.tolist(), "holm": holm(p), "benjamini_hochberg": benjamini_hochberg(p)}
+    return {**_over_rounds(both, "difference", gains, halves), **adjusted}
 
 
 def _enough(arm: Mapping[int, BinSums]) -> set[int]:
@@ -195,40 +148,37 @@ def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
     return [float(value) for value in found]
 
 
-def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
+def stays_from(tests: Columns, p: str) -> int | None:
     """Find the first round from which all differences are significant and have the last one's sign.
 
-    tests: round, difference and adjusted p of each bin, in order.
+    p: the column of the p-values. None: there is no such round.
     """
     first = None
-    for round_number, difference, p in reversed(tests):
-        if p >= LEVEL or difference * tests[-1][1] <= 0:
+    rows = [*zip(tests["round"], tests["difference"], tests[p], strict=True)]
+    for round_number, difference, chance in reversed(rows):
+        if chance >= LEVEL or difference * rows[-1][1] <= 0:
             break
         first = round_number
     return first
 
 
-def _points(arm: Mapping[int, BinSums]) -> list[ArmPoint]:
+def curve(arm: Mapping[int, BinSums]) -> Columns:
+    """Return the cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t).
+
+    One peer alone has no interval.
+    """
     bins = sorted(arm)
     with np.errstate(divide="ignore", invalid="ignore"):
         n, mean, error = _columns([arm[bin] for bin in bins])
         half = stdtrit(n - 1, 1 - LEVEL / 2) * np.sqrt(error)
-    points = []
-    for bin, middle, around in zip(bins, mean, half, strict=True):
-        peers, end = arm[bin].peers, bin_end(bin)
-        points.append(
-            ArmPoint(
-                end,
-                peers,
-                end * float(middle),
-                _times(end, float(middle), float(around)) if peers > 1 else None,
-            )
-        )
-    return points
+    return {**_over_rounds(bins, "reward", mean, half), "peers": [arm[bin].peers for bin in bins]}
 
 
-def _times(rounds: int, middle: float, half: float) -> Interval:
-    return Interval(rounds * (middle - half), rounds * (middle + half))
+def _over_rounds(bins: Sequence[int], name: str, middle: Reals, half: Reals) -> Columns:
+    """Return what is of one round, and its interval, times the rounds at the end of each bin."""
+    ends = [bin_end(bin) for bin in bins]
+    figures = {name: middle, "low": middle - half, "high": middle + half}
+    return {"round": ends, **{of: (np.array(ends) * values).tolist() for of, values in figures.items()}}
 
 
 SCHEMA = 1
@@ -237,17 +187,17 @@ DIGITS = 6  # significant digits
 
 def comparison_document(view: ArmsView) -> dict[str, Any]:
     """Make the document of GET /v1/comparison; docs/judge-protocol.md describes the fields."""
-    found = compare(view.swarm.bins, view.solo.bins)
+    tests = tested(view.swarm.bins, view.solo.bins)
     return {
         "schema": SCHEMA,
         "model": view.model,
         "models": _models(view.sizes),
         "level": LEVEL,
         "fewest_peers": FEWEST_PEERS,
-        "swarm": _curve(found.swarm),
-        "solo": _curve(found.solo),
-        "tests": _tests(found.tests),
-        "significant_from": {"holm": found.holm_from, "benjamini_hochberg": found.benjamini_hochberg_from},
+        "swarm": _shown(curve(view.swarm.bins)),
+        "solo": _shown(curve(view.solo.bins)),
+        "tests": _shown(tests),
+        "significant_from": {name: stays_from(tests, name) for name in ("holm", "benjamini_hochberg")},
         "anytime": _anytime(paired_test(view.swarm.finishers, view.solo.finishers)),
     }
 
@@ -259,25 +209,10 @@ def _models(sizes: Sequence[ArmSize]) -> list[dict[str, Any]]:
     return [{"model": model, **arms} for model, arms in peers.items()]
 
 
-def _curve(points: Sequence[ArmPoint]) -> dict[str, list[Any]]:
+def _shown(columns: Columns) -> Columns:
     return {
-        "round": [point.round for point in points],
-        "peers": [point.peers for point in points],
-        "reward": [_short(point.mean) for point in points],
-        "low": [_short(point.band.low) if point.band else None for point in points],
-        "high": [_short(point.band.high) if point.band else None for point in points],
-    }
-
-
-def _tests(tests: Sequence[RoundTest]) -> dict[str, list[Any]]:
-    return {
-        "round": [test.round for test in tests],
-        "difference": [_short(test.difference) for test in tests],
-        "low": [_short(test.interval.low) for test in tests],
-        "high": [_short(test.interval.high) for test in tests],
-        "p": [_short(test.p) for test in tests],
-        "holm": [_short(test.holm) for test in tests],
-        "benjamini_hochberg": [_short(test.benjamini_hochberg) for test in tests],
+        name: values if name in ("round", "peers") else [*map(_short, values)]
+        for name, values in columns.items()
     }
 
 

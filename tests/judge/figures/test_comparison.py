@@ -14,13 +14,14 @@ from scipy import stats
 
 from benchmarks.judge_fill import recounted
 from benchmarks.judge_significance import table
+from judge.figures import comparison
 from judge.figures.comparison import (
     ArmData,
     ArmsView,
     BinSums,
     benjamini_hochberg,
-    compare,
     comparison_document,
+    curve,
     holm,
     stays_from,
     welch,
@@ -124,7 +125,8 @@ def test_welch_and_corrections_are_those_of_scipy() -> None:
 def test_the_round_from_which_a_difference_stays_significant(
     tests: list[tuple[int, float, float]], first: int | None
 ) -> None:
-    assert stays_from(tests) == first
+    columns = zip(*tests, strict=True) if tests else ((), (), ())
+    assert stays_from(dict(zip(("round", "difference", "p"), columns, strict=True)), "p") == first
 
 
 def test_a_comparison_needs_enough_peers_on_each_side() -> None:
@@ -134,17 +136,16 @@ def test_a_comparison_needs_enough_peers_on_each_side() -> None:
     poor = {bin: sums([0.1 + 0.01 * peer for peer in range(80 if bin < 5 else 7)]) for bin in range(7)} | {
         7: sums([0.2])
     }
-    found = compare(good, poor)
-    assert [(point.round, point.peers) for point in found.solo][4:] == [(25, 80), (30, 7), (35, 7), (40, 1)]
-    assert found.solo[-1].band is None and found.swarm[0].mean == pytest.approx(5 * 0.525)
-    rewards, band = [5 * (0.5 + 0.01 * peer) for peer in range(6)], found.swarm[0].band
-    assert band is not None and (band.low, band.high) == pytest.approx(
-        stats.t.interval(0.95, 5, 5 * 0.525, stats.sem(rewards))
-    )
+    swarm, solo = curve(good), curve(poor)
+    assert (solo["round"][4:], solo["peers"][4:]) == ([25, 30, 35, 40], [80, 7, 7, 1])
+    assert np.isnan(solo["low"][-1]) and np.isnan(solo["high"][-1])
+    rewards = [5 * (0.5 + 0.01 * peer) for peer in range(6)]
+    interval = stats.t.interval(0.95, 5, 5 * 0.525, stats.sem(rewards))
+    assert [swarm[name][0] for name in ("reward", "low", "high")] == pytest.approx([5 * 0.525, *interval])
     # At 30 a tenth of the 80 is not left, at 35 the six are not
-    assert [test.round for test in found.tests] == [20, 25]
-    assert compare(poor, {bin: sums([0.9, 0.91] * 4) for bin in range(7)}).holm_from == 20
-    assert compare(good, {}).tests == []
+    assert comparison.tested(good, poor)["round"] == [20, 25]
+    assert stays_from(comparison.tested(poor, {bin: sums([0.9, 0.91] * 4) for bin in range(7)}), "holm") == 20
+    assert comparison.tested(good, {})["round"] == []
 
 
 def test_the_evidence_is_a_fair_game() -> None:
