@@ -1,22 +1,18 @@
 """Numbers on disk that outlive a crash or a power cut, and the sequence numbers of our own frames."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from p2p import durable
 from p2p.errors import StateUnwritable
 
-log = logging.getLogger(__name__)
-
 
 class NumberFile:
-    """One number on disk. A lost file counts as 0, and a damaged one, which is set aside."""
+    """One number on disk. A lost file counts as 0, and one that cannot be read, which is set aside."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
         self._path = path
-        self.value = self._stored()
+        self.value = durable.load(path, _number, "the clock takes its place", 32) or 0
 
     def write(self, value: int, *, synced: bool = True) -> None:
         """Replace the number; with `synced` it is on disk when this returns. Raises StateUnwritable."""
@@ -29,20 +25,12 @@ class NumberFile:
             ) from None
         self.value = value
 
-    def _stored(self) -> int:
-        try:
-            text = self._path.read_bytes()
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise StateUnwritable(
-                f"cannot read {self._path}: {error.strerror}; check who owns it and its folder"
-            ) from None
-        if text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20:
-            return int(text)
-        aside = durable.set_aside(self._path)
-        log.warning("%s was damaged and is now %s; the clock takes its place", self._path, aside)
-        return 0
+
+def _number(text: bytes) -> int:
+    """Parse what `write` writes. Raises ValueError on anything else."""
+    if not (text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20):
+        raise ValueError("no number")
+    return int(text)
 
 
 class SequenceFile:
@@ -53,7 +41,6 @@ class SequenceFile:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
-        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
         self._reserved, self._block = NumberFile(path), block
         self._next = self._end = max(self._reserved.value, int(clock() * 1000))
 

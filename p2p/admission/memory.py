@@ -33,7 +33,7 @@ class AdmissionMemory:
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
-        """Read the files. Raises StateUnwritable where there is one that cannot be read."""
+        """Read the files. What cannot be read is set aside."""
         self.reputation = Reputation()
         self._clock, self._newest, self._promised = clock, 0, 0
         self._seen = NumberFile(folder / SEEN) if folder is not None else None
