@@ -29,14 +29,12 @@ from libp2p.stream_muxer.yamux.yamux import (
     Yamux,
     YamuxStream,
 )
-from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.utils.address_validation import is_relay_address
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.streams import CountedSocket, PacedFrames
 from p2p.engines.traffic import RateGate, Traffic
-from p2p.identity import public_key_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
@@ -274,14 +272,6 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         self._gates: WeakValueDictionary[str, RateGate] = WeakValueDictionary()  # machine, or relay -> gate
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
-        """Refuse peers whose key is not Ed25519.
-
-        The library takes RSA and secp256k1 too, but such a peer cannot be a member.
-        """
-        try:
-            public_key_of(str(peer_id))
-        except ValueError as error:
-            raise MuxerUpgradeFailure(f"{peer_id}: {error}") from None
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         through, host = _circuit_below(conn), remote_host(conn)
         machine = through.address if through is not None else machine_of_host(host)
