@@ -1,6 +1,5 @@
 """What anyone may read over HTTP: the leaderboard, peers, the judge itself (docs/judge-protocol.md)."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from judge.api.replies import (
     PeerReply,
     WindowsReply,
 )
-from judge.api.responses import REFUSED, readable
+from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import verify_request
 from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused, too_often
 from judge.evaluation.service import JudgeService
@@ -111,7 +110,8 @@ async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -
     service = service_of(request)
     board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
     lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-    rows, more = _until_full([_standing(standing) for standing in board.standings], board)
+    rows = [_standing(standing) for standing in board.standings]
+    count = fitting((len(JSONResponse(row).body) for row in rows), PAGE_BYTES)
     return JSONResponse(
         {
             "schema": SCHEMA,
@@ -124,8 +124,8 @@ async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -
             "unlisted": board.unlisted,
             "matching": board.matching,
             "answers": board.answers,
-            "peers": rows,
-            "more_after": more,
+            "peers": rows[:count],
+            "more_after": board.after + count if count < len(rows) else board.more_after,
         }
     )
 
@@ -270,18 +270,6 @@ def _record(record: Record) -> dict[str, Any]:
         "tier": record.tier,
         "verified": record.verified,
     }
-
-
-def _until_full(
-    rows: list[dict[str, Any]], board: LeaderboardPage
-) -> tuple[list[dict[str, Any]], int | None]:
-    """Return as many rows as one answer may hold, and where the next answer goes on."""
-    size = 0
-    for place, row in enumerate(rows):
-        size += len(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
-        if place and size > PAGE_BYTES:
-            return rows[:place], board.after + place
-    return rows, board.more_after
 
 
 def _tally(tally: ScoreTally, interval: Interval | None = None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Routes that anyone may read: GET and HEAD, with an ETag, and 304 where the reader has it already."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import wraps
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -49,6 +50,11 @@ def readable(
         )
 
     return both
+
+
+def fitting(sizes: Iterable[int], most: int) -> int:
+    """Return how many of these, from the first on, one answer of `most` bytes holds: at least one."""
+    return sum(not place or size <= most for place, size in enumerate(accumulate(sizes)))
 
 
 def request_of(parameters: Mapping[str, Any]) -> Request:

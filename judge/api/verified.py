@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from judge import config
 from judge.api.reading import PathName, host_of, service_of, signer_of
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
-from judge.api.responses import REFUSED, readable
+from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
@@ -110,15 +110,10 @@ async def verification(
             if name in ("specialties", "pass_at")
         }
         document |= {**figures, "receipt": one.receipt, "signature": one.signature}
-        page: list[dict[str, Any]] = []
-        size = 0
-        for answer in answers[after:]:
-            size += len(answer.text.encode()) + 200
-            if page and size > PAGE_BYTES:
-                break
-            page.append(answer._asdict())
-        end = after + len(page)
-        document |= {"questions": page, "more_after": end if page and end < len(answers) else None}
+        rest = answers[after:]
+        count = fitting((len(answer.text.encode()) + 200 for answer in rest), PAGE_BYTES)
+        page = [answer._asdict() for answer in rest[:count]]
+        document |= {"questions": page, "more_after": after + count if count < len(rest) else None}
     return JSONResponse(document)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from judge.api.responses import fitting
 from judge.figures.intervals import wilson
 from judge.figures.leaderboard import LeaderboardPage, Record, Standing
 from judge.pages.drawing import Arm, Points, Segment
@@ -127,14 +128,10 @@ def csv_of(page: LeaderboardPage) -> tuple[str, int | None]:
 
     No cell is a formula for a spreadsheet.
     """
-    rows, size = [_csv_line(CSV_HEADS)], 0
-    for place, standing in enumerate(page.standings):
-        row = _csv_line(_row(standing))
-        size += len(row.encode())
-        if place and size > CSV_BYTES:
-            return "".join(rows), page.after + place
-        rows.append(row)
-    return "".join(rows), page.more_after
+    rows = [_csv_line(_row(standing)) for standing in page.standings]
+    count = fitting((len(row.encode()) for row in rows), CSV_BYTES)
+    more = page.after + count if count < len(rows) else page.more_after
+    return "".join([_csv_line(CSV_HEADS), *rows[:count]]), more
 
 
 def _csv_line(cells: Iterable[object]) -> str:
