@@ -5,9 +5,9 @@ One JSON object each way over a Unix socket, so nothing on the network and no we
     -> {"operation": "status", "arguments": {}}
     <- {"ok": true, "result": {...}}        or        <- {"ok": false, "error": "...", "exit_code": 2}
 
-The socket lies in a fresh folder of mode 0700 under the runtime directory, not in the state folder: a
-socket's path may have about 104 bytes (108 on Linux) and a state folder's may be any length.
-`<state-dir>/run.json` says where it is.
+The socket lies in a fresh folder of mode 0700 under the temporary directory, which no logout removes, and
+not in the state folder: a socket's path may have about 104 bytes (108 on Linux), a state folder's any length,
+and not every file system has sockets. `<state-dir>/run.json` says where it is.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from p2p.errors import OperatorError
@@ -41,8 +42,6 @@ _MAX_SOCKET_PATH_BYTES = 100
 _MAX_CONNECTIONS = 16
 # How long a connection may say nothing.
 _IDLE_S = 10.0
-# Between two looks whether the socket is still there.
-_LOOK_EVERY_S = 5.0
 _FOLDER_PREFIX = "swarmd-"
 
 log = logging.getLogger(__name__)
@@ -51,55 +50,33 @@ log = logging.getLogger(__name__)
 async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status: Started) -> None:
     """Answer requests until cancelled.
 
-    Started (`nursery.start`) with the socket's path, once `run.json` is written. Where somebody removes the
-    socket, another one is made: a runtime directory goes when its user has logged out, and the node stays.
+    Started (`nursery.start`) with the socket's path, once `run.json` is written.
 
     A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes
     the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this:
     what a killed predecessor left is removed.
     """
     _clear_away(state_dir)
+    path, record = _socket_folder() / "control", state_dir / RUN_FILE
     try:
-        await _serve_until_removed(state_dir, handlers, task_status)
-        while True:
-            log.warning("the control socket was removed; another one is made")
-            # Where there is no folder or no space for it now, there may be later.
-            with contextlib.suppress(OSError, SwarmdError):
-                await _serve_until_removed(state_dir, handlers, trio.TASK_STATUS_IGNORED)
-            await trio.sleep(_LOOK_EVERY_S)
-    finally:
-        # A disk that fails by now is no reason to say that the node failed.
-        with contextlib.suppress(OSError):
-            (state_dir / RUN_FILE).unlink()
-
-
-async def _serve_until_removed(
-    state_dir: Path, handlers: Mapping[str, Handler], task_status: Started
-) -> None:
-    folder = _socket_folder()
-    path = folder / "control"
-    try:
-        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-        with listener:
+        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as listener:
             await listener.bind(str(path))
             path.chmod(0o600)
             listener.listen(_MAX_CONNECTIONS)
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
             try:
-                write_atomically(state_dir / RUN_FILE, document)
+                write_atomically(record, document)
             except OSError as error:
-                raise CannotRecord.to(state_dir / RUN_FILE, error) from None
+                raise CannotRecord.to(record, error) from None
             task_status.started(str(path))
-            async with trio.open_nursery() as nursery:
-                converse, listeners = partial(_converse, handlers), [trio.SocketListener(listener)]
-                nursery.start_soon(serve_at_most, _MAX_CONNECTIONS, converse, listeners)
-                while path.exists():
-                    await trio.sleep(_LOOK_EVERY_S)
-                nursery.cancel_scope.cancel()
+            listeners = [trio.SocketListener(listener)]
+            await serve_at_most(_MAX_CONNECTIONS, partial(_converse, handlers), listeners)
     finally:
+        # A disk that fails by now is no reason to say that the node failed.
         with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            folder.rmdir()
+            path.parent.rmdir()
 
 
 async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
@@ -142,22 +119,22 @@ async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     return json.dumps(reply).encode() + b"\n"
 
 
+class _Request(msgspec.Struct):
+    operation: str
+    arguments: dict[str, Any] = {}
+
+
 def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mapping[str, Any]]:
     if len(line) > MAX_REQUEST_BYTES:
         raise SwarmdError(f"The request is over {MAX_REQUEST_BYTES} bytes.")
     try:
-        request = json.loads(line)
+        request = msgspec.json.decode(line, type=_Request)
     except (ValueError, RecursionError):
-        raise SwarmdError("The request is not a line of JSON.") from None
-    operation = request.get("operation") if isinstance(request, dict) else None
-    arguments = request.get("arguments", {}) if isinstance(request, dict) else None
-    if not isinstance(operation, str) or not isinstance(arguments, dict):
-        raise SwarmdError('A request is {"operation": name, "arguments": {...}}.')
-    if operation not in handlers:
-        raise SwarmdError(
-            f"This node knows no operation {operation[:40]!r}; it knows {', '.join(sorted(handlers))}."
-        )
-    return handlers[operation], arguments
+        raise SwarmdError('A request is {"operation": name, "arguments": {...}}.') from None
+    if (handler := handlers.get(request.operation)) is None:
+        known = ", ".join(sorted(handlers))
+        raise SwarmdError(f"This node knows no operation {request.operation[:40]!r}; it knows {known}.")
+    return handler, request.arguments
 
 
 def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
@@ -251,8 +228,8 @@ def _absent(state_dir: Path) -> NotRunning | Unreachable:
 def _socket_folder() -> Path:
     """Make a folder of mode 0700 whose path leaves room for a socket's name."""
     # In a folder that all may write to as well: mkdtemp makes ours alone.
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if parent and len(os.fsencode(parent)) < _MAX_SOCKET_PATH_BYTES - len("/swarmd-xxxxxxxx/control"):
+    for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
+        if len(os.fsencode(parent)) < _MAX_SOCKET_PATH_BYTES - len("/swarmd-xxxxxxxx/control"):
             with contextlib.suppress(OSError):
                 return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
     raise SwarmdError(
