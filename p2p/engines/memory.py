@@ -16,12 +16,12 @@ from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unans
 class MemorySwarm:
     """Every member hears every other, but for what the swarm loses.
 
-    loss, duplicate: probability per frame and receiver. As many questions to a peer are lost, each for good.
+    loss, duplicate: probability per frame and receiver.
     """
 
     def __init__(self, seed: int = 0, *, loss: float = 0.0, duplicate: float = 0.0) -> None:
         self.loss, self.duplicate = loss, duplicate
-        self._seed, self._rng = seed, random.Random(seed)
+        self._rng = random.Random(seed)
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
         self.announced: dict[Topic, set[PeerId]] = {}
@@ -48,14 +48,6 @@ class MemorySwarm:
 
     def members(self) -> Sequence[PeerId]:
         return list(self._members)
-
-    def loses(self, question: bytes, asker: PeerId, peer: PeerId) -> bool:
-        """Return whether a question is lost.
-
-        It is drawn from the question alone, as the order in which tasks ask is not the same in every run.
-        """
-        drawn = random.Random(f"{self._seed} {asker} {peer} {question.hex()}").random() if self.loss else 1.0
-        return drawn < self.loss
 
     def _connected(self, a: PeerId, b: PeerId) -> bool:
         return self._island.get(a, 0) == self._island.get(b, 0)
@@ -96,8 +88,6 @@ class MemoryEngine:
         other = self.swarm._members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
             raise Unanswered(f"{peer} is not there")
-        if self.swarm.loses(question, self.me, peer):
-            raise Unanswered(f"the question to {peer} was lost")
         if len(question) > MAX_QUESTION_BYTES or self.me in other._shut_out or peer in self._shut_out:
             raise Unanswered(f"{peer} hung up")
         answer = other.handlers.answer(self.me, question)

@@ -24,7 +24,6 @@ TOML -> Experiment. Pure but for reading the file.
     name = "4/4, restless"
     against = "8/0"                   # this one's own baseline
     sets = "whole"                    # gossiped, not offered and fetched; a key of the whole file, too
-    network = { loss = 0.1, delay = 1 }           # share of frames and fetches lost; rounds that sets take
     churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
     hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.surroundings), each as loud
                                                   # as a node is on average
@@ -113,19 +112,26 @@ class _Hostile(_Strict):
     poisoners: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
-class _Network(_Strict):
-    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    delay: Annotated[int, Field(ge=0, le=1000)] = 0
+class _Group(_Strict):
+    """Nodes that are alike. What is no key here is a section of theirs."""
+
+    model_config = ConfigDict(extra="allow")
+
+    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: as the file says, for the only group
 
 
-class _Surroundings(_Strict):
-    """The keys of a setting that are no node's."""
+class _Table(_Strict):
+    """A setting. What is no key here is a section of each of its nodes."""
 
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(pattern=r"^\P{C}{1,64}$")]
+    baseline: bool = False
     against: str = ""
     sets: _Sets | None = None  # None: as the file says
-    network: _Network = _Network()
     churn: _Churn | None = None
     hostile: _Hostile = _Hostile()
+    group: Annotated[list[_Group], Field(min_length=1)] = [_Group()]
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,6 @@ class Setting:
     poisoners: int = 0
     # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes.
     whole: bool = False
-    loss: float = 0.0  # share of frames, and of questions to peers, that are lost
-    delay: int = 0  # rounds from when a set is offered or sent until another node has it
 
     @property
     def slug(self) -> str:
@@ -242,38 +246,22 @@ def _swept(file: _File) -> Iterator[Mapping[str, Any]]:
 
 
 def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) -> Setting:
-    where = f"setting {number}"
-    own = {
-        key: value
-        for key, value in table.items()
-        if key not in {"name", "baseline", "group", *_Surroundings.model_fields}
-    }
-    name, baseline, groups = table.get("name"), table.get("baseline", False), table.get("group", [{}])
-    if not (isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()):
-        raise BadExperiment(f"{source}: {where}: `name` is missing, or is no text of 1 to 64 characters")
-    if not isinstance(baseline, bool):
-        raise BadExperiment(f"{source}: {where} ({name}): `baseline` is true or false")
-    if not (isinstance(groups, list) and groups and all(isinstance(group, dict) for group in groups)):
-        raise BadExperiment(f"{source}: {where} ({name}): `group` is a list of tables, [[setting.group]]")
-    nodes: list[NodeConfig] = []
-    for place, group in enumerate(groups, 1):
-        here = f"{where} ({name})" + (f", group {place}" if "group" in table else "")
-        count = group.get("nodes", file.nodes if len(groups) == 1 else None)
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= 1024:
-            raise BadExperiment(f"{source}: {here}: `nodes` is missing, or is no number from 1 to 1024")
-        sections = [file.base, own, {key: value for key, value in group.items() if key != "nodes"}]
-        nodes += [_config(sections, source, here)] * count
     try:
-        around = _Surroundings.model_validate(
-            {key: table[key] for key in _Surroundings.model_fields if key in table}
-        )
+        parsed = _Table.model_validate(table)
     except ValidationError as error:
-        raise BadExperiment(_mistakes(source, f"{where} ({name})", error, _Surroundings)) from None
-    present, away = (around.churn.present, around.churn.away) if around.churn else (0, 0)
+        raise BadExperiment(_mistakes(source, f"setting {number}", error, _Table)) from None
+    nodes: list[NodeConfig] = []
+    for place, group in enumerate(parsed.group, 1):
+        where = f"setting {number} ({parsed.name})" + (f", group {place}" if "group" in table else "")
+        count = group.nodes or (file.nodes if len(parsed.group) == 1 else 0)
+        if not count:
+            raise BadExperiment(f"{source}: {where}: `nodes` is missing")
+        sections = [file.base, parsed.model_extra or {}, group.model_extra or {}]
+        nodes += [_config(sections, source, where)] * count
+    present, away = (parsed.churn.present, parsed.churn.away) if parsed.churn else (0, 0)
     return Setting(
-        name, tuple(nodes), baseline, around.against, present, away, around.hostile.liars,
-        around.hostile.poisoners, (around.sets or file.sets) == "whole", around.network.loss,
-        around.network.delay,
+        parsed.name, tuple(nodes), parsed.baseline, parsed.against, present, away, parsed.hostile.liars,
+        parsed.hostile.poisoners, (parsed.sets or file.sets) == "whole",
     )  # fmt: skip
 
 

@@ -12,8 +12,7 @@ prints a line for each round. A run that was cut off begins anew.
 import itertools
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +37,7 @@ from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
-from swarmd.types import Rollout, RoundReport, Task, UpdateReport
+from swarmd.types import RoundReport, Task, UpdateReport
 
 # When every run begins, since 1970, by its nodes' clocks.
 EPOCH_S = 1_700_000_000.0
@@ -53,24 +52,12 @@ NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0
 QUESTIONS_SEED = 7
 
 
-class DelayedExchange(RolloutExchange):
-    """An exchange on a slow line. delay: rounds by which what it collects is late."""
-
-    def __init__(self, *args: Any, delay: int = 0, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._late: deque[tuple[Sequence[Rollout], Mapping[str, int]]] = deque([((), {})] * delay)
-
-    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        self._late.append(super().collect())
-        return self._late.popleft()
-
-
 class PlayedSwarm:
     """The nodes of one run. On one machine a run depends on setting and seed alone."""
 
     def __init__(
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
-        exchange: Callable[..., DelayedExchange] = DelayedExchange, places: Collection[int] | None = None,
+        exchange: Callable[..., RolloutExchange] = RolloutExchange, places: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """Build the nodes of one setting.
 
@@ -103,8 +90,7 @@ class PlayedSwarm:
             Topic("lab", swarm_digest(self.curriculum)),
             seed,
         )
-        self._memory.loss = setting.loss
-        self._exchange = partial(exchange, delay=setting.delay)
+        self._exchange = exchange
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self._absences = Absences(
@@ -140,7 +126,7 @@ class PlayedSwarm:
             **options,
         )
 
-    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, DelayedExchange]:
+    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, RolloutExchange]:
         if whole:
             return self.ids[number], self._exchange(
                 self._member(number, QueuedMember), config.model.name, self.curriculum, whole=WHOLE_BYTES

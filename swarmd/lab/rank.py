@@ -22,9 +22,10 @@ import msgspec
 
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.lab.experiment import Setting
 from swarmd.lab.leash import run_program
-from swarmd.lab.play import NOTHING, DelayedExchange, PlayedSwarm, line_of, lines_of
+from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST_EXIT_CODE
 from swarmd.lab.results import Results, Run
 from swarmd.policy.parallel.data_parallel import RankLost, Ranks
@@ -52,7 +53,7 @@ class RankNetwork(MemorySwarm):
         super().inject(frame, sender)
 
 
-class RankExchange(DelayedExchange):
+class RankExchange(RolloutExchange):
     """An exchange that first gathers the frames of all ranks. gather: called before it collects."""
 
     def __init__(self, *args: Any, gather: Callable[[], None], **options: Any) -> None:

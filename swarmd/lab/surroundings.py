@@ -1,8 +1,8 @@
 """What surrounds the nodes of an experiment: a daemon's fetching, hostile peers, and absences.
 
 Fetching: the board, the choice and the fetches are those of a real node (`swarmd.exchange.gathering`), over
-the memory engine. Fetching takes no virtual time but a setting's `delay`: what no present member holds, and
-what is lost, is given up, as at the end of a real round.
+the memory engine. Fetching takes no virtual time: what no present member holds is given up, as at the end of
+a real round.
 
 Hostile peers are liars and poisoners, as in the tests of attacks, each as loud as an honest node is on
 average. A liar sends one right answer, so that the rollout has an advantage, and right answers to other

@@ -4,6 +4,7 @@ It runs real processes, real libp2p on loopback, a real judge, and one node kill
 """
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ TRAINS = "training"
 REFRESH_S = 0.25
 # When all nodes have finished a round, on two cores.
 START_S = 30.0
-# How often a demo that starts says again how far it is.
+# How often a demo that starts says how far it is.
 NEWS_S = 4.0
 
 
@@ -167,8 +168,8 @@ def _verdict(stories: Sequence[Story]) -> str:
 def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
     """Watch until every node has done its rounds; halfway, kill one of the swarm and start it again."""
     victim = [story for story in stories if not story.alone][-1]
-    done, since = -1, time.monotonic()
-    start = Start(stories)
+    begun = since = time.monotonic()
+    done, next_news = -1, begun
     with Live(console=talk, auto_refresh=False, transient=True) as live:
         while any(story.node.running for story in stories):
             time.sleep(REFRESH_S)
@@ -176,12 +177,16 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
                 story.refresh()
             _lose_and_find(victim, rounds, talk)
             total = sum(len(story.lines) for story in stories)
-            if (step := start.news(time.monotonic())) is not None:
-                talk.print(step)
+            now = time.monotonic()
+            if now >= next_news:
+                steps = Counter(map(_step, stories))
+                said = "; ".join(f"{many(count, 'node')}: {step}" for step, count in steps.items())
+                talk.print(f"{now - begun:3.0f} s  {said}")
+                next_news = math.inf if set(steps) == {TRAINS} else now + NEWS_S
             if total != done:
                 _show(live, talk, stories, rounds, done, total)
-                done, since = total, time.monotonic()
-            elif time.monotonic() - since > STALL_S:
+                done, since = total, now
+            elif now - since > STALL_S:
                 raise LabFailed(
                     f"no node has finished a round for {STALL_S:.0f} s; see the logs in"
                     f" {victim.node.folder.parent}"
@@ -190,35 +195,11 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
             story.refresh()
 
 
-class Start:
-    """Tells what the nodes do until each has finished a round, in lines that are new."""
-
-    def __init__(self, stories: Sequence[Story]) -> None:
-        self._stories, self._begun = stories, time.monotonic()
-        # What was said last, when it looked last, and when it speaks next.
-        self._said, self._looked, self._next = "", self._begun, 0.0
-
-    def news(self, now: float) -> str | None:
-        """Return a line when a node has come further, and every NEWS_S seconds; else None."""
-        if self._said == "all train" or (now - self._looked < 1.0 and self._said):
-            return None
-        self._looked = now
-        steps = Counter(self._step(story) for story in self._stories)
-        said = "; ".join(f"{many(count, 'node')}: {step}" for step, count in steps.items())
-        waited = now - self._begun
-        if said == self._said and waited < self._next:
-            return None
-        self._said, self._next = said, waited + NEWS_S
-        if set(steps) == {TRAINS}:
-            self._said = "all train"
-        return f"{waited:3.0f} s  {said}"
-
-    @staticmethod
-    def _step(story: Story) -> str:
-        if story.lines:
-            return TRAINS
-        status = story.node.status() or {}
-        return str(status.get("cause") or "") or "starting Python"
+def _step(story: Story) -> str:
+    """Return what a node does until it has finished a round."""
+    if story.lines:
+        return TRAINS
+    return str((story.node.status() or {}).get("cause") or "") or "starting Python"
 
 
 def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:

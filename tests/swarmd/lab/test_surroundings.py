@@ -77,24 +77,6 @@ def test_a_node_fetches_what_it_takes_of_offers_and_has_all_of_whole_sets(verifi
     assert heard["offered"] <= 6 < heard["whole"]  # those of three rounds: two of each, or all of two others
 
 
-def test_what_is_lost_is_not_trained_on_and_what_is_late_is_older(verifier: Verifier) -> None:
-    everything = {"share": "all", "take": "unfiltered"}
-    external, oldest = {}, {}
-    for loss, delay in ((0.0, 0), (0.0, 1), (0.4, 0), (0.4, 0), (0.9, 0)):
-        network = {"loss": loss, "delay": delay}
-        for sets in ("offered", "whole"):
-            swarm, played = lines(verifier, setting(sets=sets, sharing=everything, network=network), 4)
-            found = [line["external"] for line in played]
-            assert external.setdefault((loss, delay, sets), found) == found, "one seed gives one run"
-            oldest[delay, sets] = max(max(line["staleness"]) for line in played)
-            swarm.close()
-    for sets in ("offered", "whole"):
-        sums = {key[:2]: sum(map(sum, each)) for key, each in external.items() if key[2] == sets}
-        assert sums[0.0, 0] > sums[0.4, 0] > sums[0.9, 0] and sums[0.0, 0] > sums[0.0, 1] > 0
-        assert not any(external[0.0, 1, sets][0]) and any(external[0.0, 0, sets][0])
-    assert oldest[1, "offered"] > 0
-
-
 def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
     swarm, played = lines(verifier, setting(hostile={"poisoners": 1, "liars": 1}), 3)
     assert sum(sum(line["hostile"]) for line in played) > 0
