@@ -13,7 +13,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS, canvas, moving_mean
 from swarmd.lab.results import BadResults, Results, Run, judged
-from swarmd.lab.statistics import MU, Column, SeedInterval, baseline, columns, gain, gains, interval
+from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
 # apart.
@@ -169,16 +169,9 @@ def _figures(results: Results) -> Mapping[str, Any]:
         "reward": _reward_figure(found),
         "nodes": _node_figure(results, found),
         "gain": _gain_figure(results, found),
-        "useful": _useful_figure(found),
     }
     if any(run.passes for column in found for run in column.runs.values()):
         made["pass"] = _pass_figure(found)
-    if any(setting.against for setting in results.experiment.settings):
-        made["informativeness"] = _informativeness_figure(results, found)
-    if any(len(run.passes) > 1 for column in found for run in column.runs.values()):
-        made["compute"] = _compute_figure(found)
-    if any(node.replay.mode == "on" for setting in results.experiment.settings for node in setting.nodes):
-        made["staleness"] = _staleness_figure(results, found)
     if found := judged(results):
         made["judge"] = _judge_figure(found)
     return made
@@ -270,82 +263,6 @@ def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
     return axes.figure
 
 
-def _useful_figure(found: Sequence[Column]) -> Any:
-    """Draw predicted against measured informative rollouts of an update: a point for each run."""
-    axes = canvas(5, 4.6).subplots()
-    for column, colour in zip(found, _colours(found), strict=False):
-        points = [(run.predicted, run.useful) for run in column.runs.values()]
-        axes.scatter(*zip(*points, strict=True), color=colour, label=column.name)
-    most = max(max(run.predicted, run.useful) for column in found for run in column.runs.values())
-    axes.plot([0, most], [0, most], color="black", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="useful groups of an update, predicted: m·I + min(J, m·I·(N − 1))", ylabel="measured")
-    return _finish(axes)
-
-
-def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
-    """Draw gain against the baseline's share of informative groups: a point for each pair of runs."""
-    axes = canvas(7, 4.6).subplots()
-    pairs = [
-        (column, other)
-        for column in found
-        if (other := baseline(results, column, found)) is not None and other is not column
-    ]
-    for (column, other), colour in zip(pairs, _colours(found), strict=False):
-        over = gains(column, other)
-        axes.scatter(
-            [other.runs[seed].mixed for seed in over],
-            list(over.values()),
-            color=colour,
-            label=f"{column.name} over {other.name}",
-        )
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set(
-        xlabel="m: share of the baseline's own rollouts that are informative",
-        ylabel="gain in cumulative reward, %",
-    )
-    return _finish(axes)
-
-
-def _compute_figure(found: Sequence[Column]) -> Any:
-    """Draw accuracy against compute so far: up and left is better."""
-    axes = canvas(8, 4.8).subplots()
-    for column, colour in zip(found, _colours(found), strict=False):
-        runs = [run for run in column.runs.values() if run.passes]
-        rounds = sorted(runs[0].passes) if runs else []
-        axes.plot(
-            [fmean(run.compute[r] for run in runs) for r in rounds],
-            [fmean(run.passes[r][1] for run in runs) for r in rounds],
-            color=colour,
-            label=column.name,
-            marker="o",
-            markersize=3,
-        )
-    axes.set(
-        xlabel=f"compute of a node: {MU:g} × rollouts generated + rollouts trained on",
-        ylabel="held-out pass@1",
-    )
-    return _finish(axes)
-
-
-def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
-    axes = canvas(8, 4.2).subplots()
-    for column, colour in zip(found, _colours(found), strict=False):
-        if all(node.replay.mode == "off" for node in results.experiment.setting(column.slug).nodes):
-            continue
-        if not (ages := [age for run in column.runs.values() for age in run.off_policy]):
-            continue  # in few rounds none of its own may have been trained on
-        axes.hist(
-            ages,
-            bins=40,
-            histtype="step",
-            weights=[1 / len(ages)] * len(ages),
-            color=colour,
-            label=column.name,
-        )
-    axes.set(xlabel="age of replayed rollouts in updates, mean of a round", ylabel="share of rounds")
-    return _finish(axes)
-
-
 def _pass_figure(found: Sequence[Column]) -> Any:
     """Draw pass@k at the end against k, mean over seeds."""
     axes = canvas(6, 4.2).subplots()
@@ -403,15 +320,11 @@ _CAPTIONS = {
     "reward": "Reward by setting, moving mean over a tenth of the rounds (SAPO, Figure 2).",
     "nodes": "Every node of one seed (SAPO, Figure 1).",
     "gain": "Cumulative reward over the baseline.",
-    "useful": "Informative rollouts of an update: predicted from the share of mixed groups, and measured.",
     "pass": "Held-out pass@k at the end.",
-    "informativeness": "Gain against the share of mixed groups of the baseline.",
-    "compute": "Held-out pass@1 against compute so far.",
     "judge": (
         "Cumulative reward by the judge, swarm and solo, over normalised rounds (SAPO, Figure 3); bands: 95 %"
         " of the mean."
     ),
-    "staleness": "How old what was replayed is.",
 }
 
 

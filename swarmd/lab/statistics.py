@@ -7,7 +7,6 @@ that, added up over rounds.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import repeat
 from statistics import fmean, stdev
 from typing import Any
 
@@ -26,8 +25,6 @@ _T95 = (
 LATE_PARTS = 10
 # Questions in a window of the roughness: equally many in every setting, so that sampling noise is the same.
 WINDOW_QUESTIONS = 512
-# The cost of generating a rollout over that of training on one, as in the replay paper (5.3 to 6.8).
-MU = 6.0
 # Windows on each side that a window's trend is the mean of.
 NEIGHBOURS = 2
 
@@ -66,11 +63,7 @@ class RunFigures:
     # Standard deviation of the detrended reward over windows of equally many questions.
     roughness: float | None
     cpu_seconds: float
-    passes: Mapping[int, Mapping[int, float]]  # round -> k -> pass@k, mean over nodes and questions
-    # Round -> rollouts a node trained on so far, and MU times those it generated; of the rounds of `passes`
-    compute: Mapping[int, float]
-    # Age, in updates, of the rollouts that the pool gave to batches, by round and node.
-    off_policy: tuple[float, ...]
+    passes: Mapping[int, float]  # k -> pass@k at the end, mean over nodes and questions; {}: not measured
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
     # Share of the answers at the end that show the poison; None: there are no hostile peers.
     marked: float | None
@@ -104,7 +97,7 @@ def figures(
     made = [
         max(1, count)
         for line in rounds
-        for count, reward in zip(line.get("updates", repeat(1)), line["reward"], strict=False)
+        for count, reward in zip(line["updates"], line["reward"], strict=True)
         if reward is not None
     ]
     updates = max(1, sum(made))
@@ -122,14 +115,7 @@ def figures(
         gated=turned_away / max(1, theirs + turned_away),
         roughness=roughness(rewards, local),
         cpu_seconds=rounds[-1].get("cpu", math.nan),
-        passes={line["round"]: passes(line["evaluation"]) for line in lines if "evaluation" in line},
-        compute=_compute(lines, len(local)),
-        off_policy=tuple(
-            age
-            for line in rounds
-            for age, used in zip(line.get("off_policy", ()), line["local"], strict=False)
-            if used
-        ),
+        passes=passes(looks[-1]) if looks else {},
         hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
         marked=_marked(looks[-1]) if looks else None,
         late_by_node=tuple(map(_mean_there, zip(*by_node[-late:], strict=True))),
@@ -150,16 +136,6 @@ def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], extern
         there = zip(mine, external, line["reward"], strict=True)
         total += sum(own + min(j, sum(mine) - own) for own, j, reward in there if reward is not None)
     return total / max(1, sum(reward is not None for line in rounds for reward in line["reward"]))
-
-
-def _compute(lines: Sequence[Mapping[str, Any]], nodes: int) -> Mapping[int, float]:
-    found, so_far = {}, 0.0
-    for line in lines:
-        if line["round"]:
-            so_far += (MU * sum(line["generated"]) + sum(line["local"]) + sum(line["external"])) / nodes
-        if "evaluation" in line:
-            found[line["round"]] = so_far
-    return found
 
 
 def _marked(evaluation: Mapping[str, Any]) -> float | None:
@@ -235,8 +211,8 @@ class Column:
 
     def pass_at(self, k: int) -> SeedInterval | None:
         """Return pass@k at the end; None where it was not measured."""
-        ends = [run.passes[max(run.passes)] for run in self.runs.values() if run.passes]
-        return interval([end[k] for end in ends if k in end]) if any(k in end for end in ends) else None
+        ends = [run.passes[k] for run in self.runs.values() if k in run.passes]
+        return interval(ends) if ends else None
 
 
 def columns(results: Results) -> Sequence[Column]:
@@ -275,19 +251,14 @@ def baseline(results: Results, column: Column, found: Sequence[Column]) -> Colum
 
 
 def gain(column: Column, other: Column) -> SeedInterval:
-    """Return the mean of `gains` with its interval."""
-    return interval(list(gains(column, other).values()))
-
-
-def gains(column: Column, other: Column) -> Mapping[int, float]:
-    """Return, by seed, the cumulative reward over the baseline's, in percent.
+    """Return the cumulative reward over the baseline's, in percent, paired by seed.
 
     Seeds in which the baseline earned nothing are left out.
     """
-    both = [
-        seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0
-    ]
-    return {seed: 100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both}
+    both = [(run, other.runs[seed]) for seed, run in sorted(column.runs.items()) if seed in other.runs]
+    return interval(
+        [100 * (run.cumulative / base.cumulative - 1) for run, base in both if base.cumulative > 0]
+    )
 
 
 def document(results: Results) -> list[dict[str, Any]]:

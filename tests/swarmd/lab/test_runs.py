@@ -207,7 +207,7 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
 def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     played: Results, tmp_path: Path
 ) -> None:
-    """The setting that draws a replay has used none of its own, and nothing that is compared is finished."""
+    """Nothing that is compared is finished."""
     settings = [{"name": "1/1", "replay": {"mode": "on"}}, {"name": "2/0", "against": "1/1"}]
     document = {
         "name": "cut",
@@ -221,7 +221,7 @@ def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     results.path(results.runs[0]).parent.mkdir(parents=True)
     lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
     results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert write_report(results, pictures_of(results)).with_name("staleness.png").exists()
+    assert write_report(results, pictures_of(results)).with_name("gain.png").exists()
 
 
 def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
