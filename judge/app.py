@@ -14,9 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
-from judge.api import reading, verified
+from judge.api import reading, replies, verified
 from judge.api.reading import host_of, service_of, signer_of
-from judge.api.replies import GradeReply, QuestionsReply
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.api.responses import OPEN, REFUSED
 from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused, too_often
@@ -36,8 +35,8 @@ router = APIRouter(responses=REFUSED)
 @router.post(
     "/v1/evaluations",
     status_code=201,
-    openapi_extra=described(QuestionsBody),
-    responses={201: {"model": QuestionsReply}},
+    openapi_extra=described(QuestionsBody, replies.QUESTIONS_BODY),
+    responses={201: replies.QUESTIONS.described()},
 )
 async def ask(request: Request) -> Response:
     """Ask for questions, and say what you are. Open ones come again."""
@@ -52,8 +51,8 @@ async def ask(request: Request) -> Response:
 
 @router.post(
     "/v1/evaluations/{id}/answers",
-    openapi_extra=described(AnswersBody),
-    responses={200: {"model": GradeReply}},
+    openapi_extra=described(AnswersBody, replies.ANSWERS_BODY),
+    responses={200: replies.GRADE.described()},
 )
 async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
     """Answer a question, and get its grade with a signed receipt.

@@ -8,16 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from judge import config
-from judge.api.replies import (
-    ComparisonReply,
-    EvaluationReply,
-    HealthReply,
-    JudgeReply,
-    LeaderboardReply,
-    LearntReply,
-    PeerReply,
-    WindowsReply,
-)
+from judge.api import replies
 from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import verify_request
 from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused, too_often
@@ -88,7 +79,7 @@ async def openapi(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@readable(router, "/v1/judge", reply=JudgeReply)
+@readable(router, "/v1/judge", reply=replies.JUDGE)
 async def judge(request: Request) -> Response:
     """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
     service = service_of(request)
@@ -101,7 +92,7 @@ async def judge(request: Request) -> Response:
     return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": lessons, **limits})
 
 
-@readable(router, "/v1/leaderboard", reply=LeaderboardReply)
+@readable(router, "/v1/leaderboard", reply=replies.LEADERBOARD)
 async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
     """Return the leaderboard, best first, a page at a time.
 
@@ -130,13 +121,13 @@ async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -
     )
 
 
-@readable(router, "/v1/comparison", reply=ComparisonReply)
+@readable(router, "/v1/comparison", reply=replies.COMPARISON)
 async def comparison(request: Request, model: ModelName = None) -> Response:
     """Compare nodes of one model that share with those that do not, over normalised rounds."""
     return JSONResponse(await service_of(request).comparisons.get(model))
 
 
-@readable(router, "/v1/learnt", reply=LearntReply)
+@readable(router, "/v1/learnt", reply=replies.LEARNT)
 async def learnt(request: Request) -> Response:
     """Return which nodes of the board say that they trained on whose rollouts, the best 30 of each side."""
     found = await service_of(request).learnt.get(None)
@@ -148,7 +139,7 @@ async def learnt(request: Request) -> Response:
     return JSONResponse({"schema": SCHEMA, "learners": learners, "teachers": teachers})
 
 
-@readable(router, "/v1/peers/{peer}", reply=PeerReply)
+@readable(router, "/v1/peers/{peer}", reply=replies.PEER)
 async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""
     service = service_of(request)
@@ -161,7 +152,7 @@ async def peer(request: Request, peer: PathName, before: Before = None, limit: L
     )
 
 
-@readable(router, "/v1/windows", reply=WindowsReply)
+@readable(router, "/v1/windows", reply=replies.WINDOWS)
 async def windows(request: Request, before: Before = None) -> Response:
     """List the sets of questions that the judge has committed to, the newest first.
 
@@ -176,7 +167,7 @@ async def windows(request: Request, before: Before = None) -> Response:
     )
 
 
-@readable(router, "/v1/evaluations/{id}", reply=EvaluationReply)
+@readable(router, "/v1/evaluations/{id}", reply=replies.EVALUATION)
 async def evaluation(request: Request, id: PathName) -> Response:
     """Return one answered question: the signed receipt, the answers, and the window it is of."""
     service = service_of(request)
@@ -192,7 +183,7 @@ async def evaluation(request: Request, id: PathName) -> Response:
     return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
 
 
-@readable(router, "/healthz", reply=HealthReply)
+@readable(router, "/healthz", reply=replies.HEALTH)
 async def healthz(request: Request) -> Response:
     """Say whether the judge works: 503 where it cannot write its database."""
     service = service_of(request)

@@ -4,6 +4,7 @@ docs/judge-protocol.md describes the bodies, and the judge's /openapi.json.
 """
 
 import unicodedata
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -67,9 +68,9 @@ def peer_id(text: str) -> str:
     return text
 
 
-Round = Annotated[int, Field(examples=[530], ge=0, lt=2**63)]
-Model = Annotated[str, Field(examples=["tiny"], min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-Digest = Annotated[str, Field(examples=["5f1c0d9a7e3b2468"], min_length=1, max_length=64)]
+Round = Annotated[int, Field(ge=0, lt=2**63)]
+Model = Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+Digest = Annotated[str, Field(min_length=1, max_length=64)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Rollouts = Annotated[int, Field(ge=0, le=65_536)]
 Author = Annotated[str, AfterValidator(peer_id)]
@@ -78,7 +79,6 @@ Learnt = Annotated[
     dict[Author, Trained],
     Field(
         description="rollouts of others that it trained on, by author",
-        examples=[{"12D3KooWGrT5fM8cVnfZrT2W7VZSRwZ5eEnhYf3oWwJ9sXyLb2vQ": 15}],
         max_length=config.MAX_LEARNT,
     ),
 ]
@@ -89,7 +89,7 @@ class Body(BaseModel):
 
 
 class AnswerBody(Body):
-    text: Annotated[str, Field(examples=["<answer>1</answer>"], max_length=config.MAX_ANSWER_CHARACTERS)]
+    text: Annotated[str, Field(max_length=config.MAX_ANSWER_CHARACTERS)]
     ended: bool
 
 
@@ -132,15 +132,10 @@ class AnswersBody(Body):
     answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=config.MAX_ANSWERS)]
 
 
-def described(body: type[Body]) -> dict[str, Any]:
+def described(body: type[Body], example: Mapping[str, Any]) -> dict[str, Any]:
     """For OpenAPI: the headers that sign a request, and its body."""
-    return {
-        **signing_headers(),
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _inlined(body.model_json_schema())}},
-        },
-    }
+    content = {"schema": _inlined(body.model_json_schema()), "example": example}
+    return {**signing_headers(), "requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

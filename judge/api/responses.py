@@ -8,9 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
-from judge.api.replies import RefusalReply
+from judge.api.replies import REFUSAL, Reply
 
 # How long a reader does not ask for a page again.
 PAGE_S = 2
@@ -19,7 +18,7 @@ OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "et
 
 # What every route may answer.
 REFUSED: dict[int | str, dict[str, Any]] = {
-    status: {"model": RefusalReply, "description": "Refused"} for status in ("4XX", "5XX")
+    status: {"description": "Refused", **REFUSAL.described()} for status in ("4XX", "5XX")
 }
 
 Handler = Callable[..., Awaitable[Response]]
@@ -31,13 +30,13 @@ def readable(
     *,
     documented: bool = True,
     kind: type[Response] = JSONResponse,
-    reply: type[BaseModel] | None = None,
+    reply: Reply | None = None,
 ) -> Callable[[Handler], Handler]:
     """Add a route whose handler takes the request.
 
-    documented: it is in /openapi.json, with `kind` and the form `reply` of its answer.
+    documented: it is in /openapi.json, with `kind` and the example `reply` of its answer.
     """
-    responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: {"model": reply}}
+    responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: reply.described()}
 
     def both(handler: Handler) -> Handler:
         @wraps(handler)

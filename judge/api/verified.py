@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from judge import config
 from judge.api.reading import PathName, host_of, service_of, signer_of
-from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
+from judge.api.replies import QUEUED, VERIFIABLE, VERIFICATION
 from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
@@ -24,14 +24,14 @@ PAGE_BYTES = 192 * 1024
 
 
 router = APIRouter(responses=REFUSED)
-_post = partial(router.post, status_code=202, responses={202: {"model": QueuedReply}})
+_post = partial(router.post, status_code=202, responses={202: QUEUED.described()})
 _WEIGHTS = {
     "required": True,
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
 }
 
 
-@readable(router, "/v1/verified", reply=VerifiableReply)
+@readable(router, "/v1/verified", reply=VERIFIABLE)
 async def models(request: Request) -> Response:
     """List the models whose weights this judge evaluates, and how large an upload may be.
 
@@ -78,7 +78,7 @@ async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) ->
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
-@readable(router, "/v1/verified/{id}", reply=VerificationReply)
+@readable(router, "/v1/verified/{id}", reply=VERIFICATION)
 async def verification(
     request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0
 ) -> Response:

@@ -165,7 +165,6 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Its purpose, parameters, and body and reply by an example.
     """
-    parts = openapi.get("components", {}).get("schemas", {})
     found = []
     for path, methods in openapi["paths"].items():
         for method, told in methods.items():
@@ -180,7 +179,7 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
             status = next(status for status in told["responses"] if status.startswith("2"))
             content: Mapping[str, Any] = told["responses"][status].get("content", {})
             kind = next(iter(content), "")
-            reply = content[kind].get("schema", {}) if content else {}
+            reply = content.get("application/json", {})
             found.append(
                 {
                     "id": f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""),
@@ -190,66 +189,18 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "parameters": parameters,
                     "status": status,
                     "kind": kind,
-                    "body": _body(told.get("requestBody", {}).get("content", {}), parts),
-                    "reply": _json(example_of(reply, parts)) if kind == "application/json" else "",
-                    "fields": _described(reply, parts),
+                    "body": _body(told.get("requestBody", {}).get("content", {})),
+                    "reply": _json(reply["example"]) if reply else "",
+                    "fields": sorted(reply.get("x-fields", {}).items()),
                 }
             )
     return found
 
 
-def example_of(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
-    """Make a value of this JSON schema from its examples. `parts`: what its references name.
-
-    A field that may be absent is left out.
-    """
-    if "$ref" in schema:
-        return example_of(parts[schema["$ref"].rpartition("/")[2]], parts)
-    if "examples" in schema:
-        return schema["examples"][0]
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "anyOf" in schema:
-        return example_of(schema["anyOf"][0], parts)
-    if "properties" in schema:
-        required = schema.get("required", ())
-        return {
-            name: example_of(field, parts) for name, field in schema["properties"].items() if name in required
-        }
-    if schema.get("type") == "array":
-        return [example_of(schema.get("items", {}), parts)]
-    return {"string": "…", "boolean": True, "integer": schema.get("minimum", 1), "number": 1.0}.get(
-        schema.get("type", "")
-    )
-
-
-def _body(content: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+def _body(content: Mapping[str, Any]) -> str:
     for kind, of in content.items():
-        return (
-            _json(example_of(of["schema"], parts))
-            if kind == "application/json"
-            else f"{kind}: the file as it is"
-        )
+        return _json(of["example"]) if "example" in of else f"{kind}: the file as it is"
     return ""
-
-
-def _described(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the described fields of a reply, those of inner objects too, each name once."""
-    found: dict[str, str] = {}
-
-    def visit(at: Mapping[str, Any]) -> None:
-        if "$ref" in at:
-            visit(parts[at["$ref"].rpartition("/")[2]])
-        for name, field in at.get("properties", {}).items():
-            if "description" in field:
-                found.setdefault(name, field["description"])
-            visit(field)
-        for inner in (*at.get("anyOf", ()), at.get("items", {}), at.get("additionalProperties", {})):
-            if isinstance(inner, Mapping) and inner:
-                visit(inner)
-
-    visit(schema)
-    return sorted(found.items())
 
 
 def _json(value: Any) -> str:

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from judge import config
+from judge.api.replies import Reply
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
@@ -31,6 +32,33 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
         while not (found := await condition()):
             await asyncio.sleep(0.01)
     return found
+
+
+# Fields whose own fields are data: names of specialties, peers, models.
+MAPS = frozenset({"said", "specialties", "pass_at", "learnt", "benchmarks", "new_texts", "tiers", "models"})
+
+
+def check_form(found: Any, reply: Reply) -> None:
+    """Check that a document has the fields of its documented example, of the same kinds, and no other."""
+
+    def alike(found: Any, example: Any, name: str) -> None:
+        if isinstance(example, dict) and name in MAPS:
+            for value in found.values() if name != "said" else ():
+                alike(value, next(iter(example.values())), "")
+        elif isinstance(example, dict):
+            assert example.keys() - set(reply.sometimes) <= found.keys() <= example.keys(), name
+            for field, value in found.items():
+                if value is not None:
+                    alike(value, example[field], field)
+        elif isinstance(example, list):
+            for value in found:
+                if value is not None:
+                    alike(value, example[0], "")
+        else:
+            number = isinstance(example, int | float) and not isinstance(example, bool)
+            assert isinstance(found, int | float if number else type(example)), name
+
+    alike(found, reply.example, "")
 
 
 @dataclass
