@@ -23,8 +23,6 @@ from swarmd.terminal import printable
 
 Tree = TypeVar("Tree")
 INVITED = "the invitation"  # the origin of settings from an invitation
-MAX_FILE_BYTES = 1024 * 1024
-_SHOWN = 40  # mistakes; a file with more is not a configuration
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -90,8 +88,7 @@ class Schema(Generic[Tree]):
         given = [value for source in sources for value in source if self.accepts(value, mistakes)]
         # A value may be wrong for each of several types.
         if mistakes := list(dict.fromkeys(mistakes)):
-            more = [f"… and {len(mistakes) - _SHOWN} mistakes more"] if len(mistakes) > _SHOWN else []
-            raise ConfigError("\n".join([*mistakes[:_SHOWN], *more]))
+            raise ConfigError("\n".join(mistakes))
         return given
 
     def build(self, given: Iterable[Given]) -> tuple[Tree, Mapping[str, str]]:
@@ -112,15 +109,12 @@ class Schema(Generic[Tree]):
         text = self._text_of(path)
         try:
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
+            # Also for numbers of thousands of digits, and arrays nested thousands deep.
             message = str(error)
             line = re.search(r"at line (\d+)", message)
             number = int(line[1]) if line else text.count("\n") + 1
             mistakes.append(f"{path}:{number}: not valid TOML: {printable(message)}")
-            return
-        except (ValueError, RecursionError):
-            # Numbers have thousands of digits, or arrays are nested thousands deep.
-            mistakes.append(f"{path}: not a configuration: a number or a nesting without measure")
             return
         places = {key: f"{path}:{line}" for key, line in _lines(text).items() if line}
         sections = {key.partition(".")[0] for key in self.keys if "." in key}
@@ -137,13 +131,7 @@ class Schema(Generic[Tree]):
 
     def _text_of(self, path: Path) -> str:
         try:
-            with path.open("rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
-            if len(content) > MAX_FILE_BYTES:
-                raise ConfigError(
-                    f"{path}: more than {MAX_FILE_BYTES} bytes: not a configuration. {self.remedy}"
-                )
-            return content.decode("utf-8-sig")
+            return path.read_text("utf-8-sig")
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such file. {self.remedy}") from None
         except UnicodeDecodeError as error:
