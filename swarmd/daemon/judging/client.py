@@ -26,7 +26,6 @@ from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
-from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.terminal import printable
 from swarmd.types import Completion
@@ -230,9 +229,6 @@ class JudgeClient:
         self._tls = httpx2.create_ssl_context()
         self._resolve, self._said, self._own_reward = resolve, said, own_reward
         self._learnt = learnt
-        # Name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it
-        # out.
-        self.scorer = ""
 
     def wait(self) -> float:
         """Return the seconds until it is worth asking again; 0.0: now."""
@@ -260,30 +256,15 @@ class JudgeClient:
             first.evaluation, first.question, self.now() + first.seconds, asked.judge, first.commitment
         )
 
-    async def check(self) -> NotJudged | None:
-        """Return why the judge would refuse us, as it asks another curriculum; None where it would not.
+    async def other_rules(self) -> str:
+        """Return by which curriculum's rules the judge scores, where they are not this node's.
 
-        None also where it cannot be asked now: `ask` says that.
+        "" also where it cannot be asked now.
         """
         health = await self._call("/healthz", None, 200, _Health)
-        if isinstance(health, NotJudged) or health.curriculum == self._digest:
-            if self._own_reward and isinstance(health, _Health):
-                self.scorer = printable(health.scorer)
-            return None
-        its = next((of for of in CURRICULA.values() if of.digest == health.curriculum), None)
-        if its is not None and its.asks_as(self._digest):
-            self.scorer = its.name
-            return None
-        asks, remedy = (
-            "tasks that are not known here",
-            "see that both have the same version of swarmd and the same tasks",
-        )
-        if its is not None:
-            asks, remedy = its.name, f'swarm.curriculum to "{its.name}"'
-        return NotJudged(
-            f"the judge at {self.origin} asks {asks}, and this node trains on another curriculum",
-            f"set judge.url to a judge of this node's curriculum, or {remedy}",
-        )
+        if isinstance(health, NotJudged) or (health.curriculum == self._digest and not self._own_reward):
+            return ""
+        return printable(health.scorer)
 
     async def answer(self, question: Question, completion: Completion) -> Graded | NotJudged:
         """Hand the one answer in. Never raises for what a judge does."""

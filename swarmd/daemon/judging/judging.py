@@ -32,8 +32,6 @@ RECEIPTS_FILE = "receipts.jsonl"
 LOST_AFTER_FAILURES = 4
 # Lost judges that are remembered.
 MAX_LOST_JUDGES = 8
-# How often to ask whether the judge is of our curriculum.
-CHECK_EVERY_S = 600.0
 # The file holds twice as many at most.
 KEPT_RECEIPTS = 1_000
 
@@ -94,20 +92,16 @@ class Judging:
         self._silence: NotJudged | None = None
 
     async def run(self) -> None:
-        """Find a judge, and another one when it is lost.
-
-        Checks now and then whether the judge asks what we train on.
-        """
+        """Find a judge, and another one when it is lost."""
         lost: list[str] = []
-        while self._search is not None or self._client is not None:
-            if self._search is not None and self._is_lost():
+        await self.tell_rules()
+        while self._search is not None:
+            if self._is_lost():
                 if self._client is not None:
                     url = self._client.origin
                     lost = [*(other for other in lost if other != url), url][-MAX_LOST_JUDGES:]
                 await self._find(self._search, lost)
-            await self.check()
-            with trio.move_on_after(CHECK_EVERY_S):
-                await self._lost.wait()
+            await self._lost.wait()
             self._lost = trio.Event()
 
     def _is_lost(self) -> bool:
@@ -120,21 +114,15 @@ class Judging:
             self._talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
             self._client = self._dial(found.url)
             self._open = self._last = self._silence = None
+            await self.tell_rules()
 
-    async def check(self) -> None:
-        """Check whether the judge asks what we train on, and by whose rules it scores.
-
-        The operator is told at once what was found.
-        """
-        if (client := self._client) is None:
-            return
-        known = client.scorer
-        if (mismatch := await client.check()) is not None:
-            self._on_failure(mismatch)
-        elif client.scorer != known:
+    async def tell_rules(self) -> None:
+        """Tell the operator by whose rules the judge scores, where they are not this node's."""
+        client = self._client
+        if client is not None and (rules := await client.other_rules()):
             self._talk(
-                f"the judge at {client.origin} scores by the rules of {client.scorer}, this node what it"
-                " trains on by its own"
+                f"the judge at {client.origin} scores by the rules of {rules}, this node what it trains on by"
+                " its own"
             )
 
     async def ask(self, round_number: int) -> None:
