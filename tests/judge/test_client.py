@@ -191,7 +191,7 @@ async def test_an_evaluation() -> None:
         assert question == Question(ID, "1 + 1?", 60.0, JUDGE.peer_id, COMMITMENT)
         receipt = {name: GRADE[name] for name in ("receipt", "signature")}
         outcome = await evaluated.answer(question, Completion("2", True))
-        assert outcome == Graded(1.0, "correct", "bf", 0.625, 4, receipt, (0.31, 0.86))
+        assert outcome == Graded(0.625, 4, receipt, (0.31, 0.86))
     assert b'"model":"tiny"' in seen[0] and b"/home/me" not in seen[0]  # a folder's path is private
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
 
@@ -312,20 +312,9 @@ GRADE_LIES: list[Any] = [
     {**GRADE, "reward": math.nan},
     {**GRADE, "reward": "1"},
     {**GRADE, "evaluation": "cd" * 16},
-    {**GRADE, "answered": 0},
-    {**GRADE, "answered": -3},
-    {**GRADE, "answered": 2**80},
-    {**GRADE, "answered": 1.5},
     {**GRADE, "score": 1.5},
     {**GRADE, "n": 0},
     *({k: v for k, v in GRADE.items() if k != missing} for missing in ("score", "receipt")),
-    {**GRADE, "total": 4.0},
-    {**GRADE, "total": -1.0},
-    {**GRADE, "total": math.inf},
-    {**GRADE, "specialty": 1},
-    {**GRADE, "specialty": "\x1b[2J"},
-    {**GRADE, "specialty": "x" * 100_000},
-    {**GRADE, "reason": "x" * 65},
     {},
     [],
     b"null",
@@ -503,8 +492,8 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
         for _ in range(5):
             await silent(lambda: asking.ask(1, "tiny"))
             before = len(calls)
-            quiet = await silent(lambda: asking.ask(1, "tiny"))
-            assert len(calls) == before and "asked again in" in quiet.remedy  # nothing was sent
+            await Judging(asking, print, print).ask(1)
+            assert len(calls) == before  # nothing was sent
             waits.append(asking.wait())
             clock.now += asking.wait()
         assert all(b == pytest.approx(2 * a) for a, b in pairwise(waits))

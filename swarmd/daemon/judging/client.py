@@ -63,9 +63,6 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    reward: float  # 0.0 or 1.0, of this answer
-    reason: str  # why, in the judge's words
-    specialty: str
     score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
     n: int  # so many
     receipt: Mapping[str, str]  # signed by the judge, and checked
@@ -98,10 +95,6 @@ class _Asked(msgspec.Struct, frozen=True):
 class _Grade(msgspec.Struct, frozen=True):
     evaluation: _Id
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    reason: Annotated[str, msgspec.Meta(max_length=64)]
-    specialty: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}\Z")]
-    answered: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
-    total: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]
     low: Annotated[float, msgspec.Meta(ge=0, le=1)]
     high: Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -235,13 +228,10 @@ class JudgeClient:
         return max(0.0, self._again_at - self.now())
 
     async def ask(self, round_number: int, model: str) -> Question | NotJudged:
-        """Ask for a question; the judge repeats the one before, where that is still open.
+        """Ask for a question, where `wait` does not say to leave the judge alone.
 
-        Never raises for what a judge does.
+        It repeats the one before, where that is still open. Never raises for what a judge does.
         """
-        if wait := self.wait():
-            cause = f"the judge failed {self.failures} times in a row"
-            return NotJudged(cause, f"nothing to do; it is asked again in {math.ceil(wait)} s")
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
         name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL_CHARACTERS] or "unnamed"
@@ -280,21 +270,11 @@ class JudgeClient:
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):
             return self._failed(grade)
-        if grade.evaluation != question.id or not 0 <= grade.reward <= 1 or grade.total > grade.answered:
-            return self._failed(self._lie("a grade that cannot be"))
-        if not self._stands(grade, question, text):
+        if grade.evaluation != question.id or not self._stands(grade, question, text):
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
         self.failures = 0
         receipt = {"receipt": grade.receipt, "signature": grade.signature}
-        return Graded(
-            grade.reward,
-            printable(grade.reason),
-            grade.specialty,
-            grade.score,
-            grade.n,
-            receipt,
-            (grade.low, grade.high),
-        )
+        return Graded(grade.score, grade.n, receipt, (grade.low, grade.high))
 
     def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
         """Return whether the receipt is of our answer and its grade, and signed by the judge that asked."""
