@@ -142,13 +142,12 @@ def join(
 
 
 def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:
-    from swarmd.daemon.choices import recalled, remember, require_tasks
+    from swarmd.daemon.choices import recalled, remember
     from swarmd.policy.models import preflight
 
     node_config, notes = recalled(resolved, folder)
     for note in notes:
         tell(note)
-    require_tasks(resolved, node_config, folder)
     joining = what_is_joined(accepted, resolved, node_config) if accepted else ""
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:

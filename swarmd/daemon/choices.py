@@ -14,7 +14,6 @@ from typing import Any, Final
 import msgspec
 
 from swarmd.config.config import LimitsConfig, NodeConfig
-from swarmd.config.curriculum_name import FILES
 from swarmd.config.messages import shown
 from swarmd.config.schema import INVITED
 from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
@@ -71,20 +70,6 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
         without = ", as --judge '' for no judge" if any(each.startswith("judge ") for each in again) else ""
         notes.append(f"as before: {', '.join(again)}; what is configured overrides it{without}")
     return config, notes
-
-
-def require_tasks(resolved: Resolved, config: NodeConfig, folder: Path) -> None:
-    """Require the file of own tasks that the folder remembers (`recalled`) to be there.
-
-    Raises ConfigError.
-    """
-    tasks = config.swarm.curriculum
-    if tasks != resolved.config.swarm.curriculum and tasks.endswith(FILES) and not Path(tasks).exists():
-        raise ConfigError(
-            f"own tasks cannot be used: {tasks} is not there any more, and {folder / CHOICES_FILE} says that"
-            " this node asks them. Give --curriculum with their new path, or --curriculum auto to do"
-            " without."
-        )
 
 
 def remember(resolved: Resolved, folder: Path) -> None:
