@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import trio
 
@@ -45,6 +45,7 @@ from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import SHARES, Sharing
 from swarmd.state.folder import StateFolder, default_state_dir
 from swarmd.tasks.answers import ScoredAnswer, extract
+from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
@@ -56,6 +57,8 @@ from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 CLOSE_S = 10.0
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +91,16 @@ class _Given(NamedTuple):
 class Questions:
     """The training questions of a swarm's curriculum."""
 
-    def __init__(self, source: Any, rng: random.Random) -> None:
+    def __init__(self, source: DrawnTasks, rng: random.Random) -> None:
         self.source, self._rng = source, rng
 
     def draw(self, count: int = 1) -> Sequence[Task]:
         """Draw tasks, specialty uniform with replacement (SAPO section 5)."""
-        tasks: Sequence[Task] = self.source.draw(count, self._rng)
-        return tasks
+        return self.source.draw(count, self._rng)
 
     def task(self, ref: TaskRef) -> Task | None:
         """Return the task of a reference, the same on every node; None where there is none."""
-        found: Task | None = self.source.task(ref)
-        return found
+        return self.source.task(ref)
 
     def truth(self, task: Task) -> str | None:
         """Return a right answer, or None for own tasks, which do not say what is right."""
@@ -294,8 +295,7 @@ class JoinedSwarm:
 
     async def collect_soon(self, count: int, wait: float = 5.0) -> Sequence[ScoredGroup]:
         """Do what `collect` does, in asyncio or trio, without holding up other tasks."""
-        found: Sequence[ScoredGroup] = await _in_thread(partial(self.collect, count, wait))
-        return found
+        return await _in_thread(partial(self.collect, count, wait))
 
     def score(
         self, items: Sequence[tuple[TaskRef, Sequence[str | Completion]]]
@@ -454,7 +454,7 @@ def _from_first_rank(found: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
     return everybody[0]
 
 
-async def _in_thread(what: Callable[[], Any]) -> Any:
+async def _in_thread(what: Callable[[], T]) -> T:
     """Run it in a thread of whichever of asyncio and trio runs here."""
     try:
         trio.lowlevel.current_task()
