@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -315,8 +316,8 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
 
 
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
-    """Format a leaderboard as columns, a node a line; what exceeds MIN_COLUMNS is on the next line."""
-    from swarmd.daemon.local_api.status_words import MIN_COLUMNS, many
+    """Format a leaderboard as columns, a node a line."""
+    from swarmd.daemon.local_api.status_words import columns, many
 
     lines = [
         printable(
@@ -332,11 +333,7 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
         node = f"{peer.nickname} …{peer.peer[-6:]}"
         row = (peer.rank, node, f"{peer.score:.3f}", interval, f"{peer.answered:,}", seen, model)
         rows.append(tuple(printable(str(cell))[:60] for cell in row))
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
-    for *cells, model in rows:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-        fits = len(line) + 2 + len(model) <= MIN_COLUMNS
-        lines += [f"{line}  {model}"] if fits else [line.rstrip(), f"    {model}"]
+    lines += chain.from_iterable(columns(rows))
     return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
 
 

@@ -1,7 +1,7 @@
 """The status document in words, for `swarmd status`, the live view, the log and the node's page. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -157,24 +157,30 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in facts if text]
 
 
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """Yield the lines of each row, in columns; a last cell that exceeds MIN_COLUMNS is on the next line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *cells, last in rows:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
+        fits = len(line) + 2 + len(last) <= MIN_COLUMNS
+        yield [f"{line}  {last}"] if fits else [line.rstrip(), f"    {last}"]
+
+
 def peer_lines(document: Mapping[str, Any]) -> list[str]:
-    """Format the peers document as columns, a peer a line; what exceeds MIN_COLUMNS is on the next line."""
+    """Format the peers document as columns, a peer a line."""
+    peers = document["peers"]
+    if not peers:
+        return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
     rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")]
-    for peer in document["peers"]:
+    for peer in peers:
         figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
         rows.append(
             (peer["name"], *figures, peer["direction"], str(peer.get("address") or "–").partition("/p2p/")[0])
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    if len(rows) == 1:
-        return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
     lines = list[str]()
-    for place, (*cells, address) in enumerate(rows):
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-        fits = len(line) + 2 + len(address) <= MIN_COLUMNS
-        lines += [f"{line}  {address}"] if fits else [line.rstrip(), f"    {address}"]
-        if place and (learnt := learnt_words(document["peers"][place - 1])):
-            lines.append(f"    learnt from: {learnt}")
+    for peer, row in zip([{}, *peers], columns(rows), strict=True):
+        learnt = learnt_words(peer)
+        lines += [*row, *([f"    learnt from: {learnt}"] if learnt else [])]
     left_out = document.get("left_out")
     more = [f"and {left_out} more that are heard through others"] if left_out else []
     return [*map(printable, lines), *more, "their peer ids: swarmd peers --json"]
