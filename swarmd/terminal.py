@@ -1,6 +1,5 @@
 """Output to a terminal, or to a file or pipe in its place."""
 
-import codecs
 import errno
 import io
 import os
@@ -15,8 +14,6 @@ from typing import IO, NoReturn
 CUT_OFF = 1
 NO_ROOM = 2
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-# What our messages hold beside ASCII.
-_IN_ASCII = {"…": "...", "→": "->", "−": "-", "–": "-", "·": "-", "×": "x", "±": "+-", "°": "deg "}
 
 
 def printable(text: str) -> str:
@@ -54,13 +51,6 @@ def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
         )
         print("\n".join(pieces or [line]), file=stream)
     stream.flush()
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Write a letter that the terminal does not have in ASCII: a handler of `codecs.register_error`."""
-    assert isinstance(error, UnicodeEncodeError)
-    letter = error.object[error.start]
-    return _IN_ASCII.get(letter) or ascii(letter)[1:-1], error.start + 1
 
 
 def hang_up() -> tuple[signal.Signals, ...]:
@@ -127,10 +117,9 @@ def run_program(name: str, program: Callable[[], int]) -> int:
     Output that nobody reads any more, or that a full or broken disk does not take, ends it without a
     traceback. A program that is told to stop clears away what it wrote by half.
     """
-    codecs.register_error("in_ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="in_ascii")
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             with ended_by_signals(130):

@@ -17,7 +17,6 @@ import errno
 import os
 import re
 import shutil
-import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -237,9 +236,7 @@ def _explained(file: Path) -> Iterator[None]:
 
 def _copy_key(file: Path, to: Path) -> None:
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:
-            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-                raise BadBackup(f"{file}: not a regular file. Nothing was changed.")
+        with file.open("rb") as source:
             content = source.read(_LARGEST[IDENTITY_FILE])
     except OSError as error:
         raise BadBackup(f"{file}: cannot be read: {error.strerror}. Nothing was changed.") from None
