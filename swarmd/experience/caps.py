@@ -55,56 +55,16 @@ def choose(
     kind_of: KindOf[T] | None = None,
     *,
     in_order: bool = False,
+    in_all: int | None = None,
+    had: Sequence[T] = (),
 ) -> list[T]:
     """Return at most `n` of the candidates, uniformly among what the caps allow.
 
     Draws from `rng` only where there is something to decide.
 
     author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
-    in_order: the candidates are in a random order already; take the first that the caps allow.
-    """
-    return _fill(candidates, n, author_of, rng, kind_of, in_order=in_order)
-
-
-class Quota(Generic[T]):
-    """A choice of `n` made in several calls, as candidates come in; each cap applies to all together."""
-
-    def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:
-        self._n, self._author_of, self._kind_of = n, author_of, kind_of
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin another choice."""
-        self._had: list[T] = []  # chosen so far
-
-    def __call__(
-        self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False
-    ) -> list[T]:
-        """Return at most `n` more.
-
-        in_order: as of `choose`.
-        """
-        chosen = _fill(
-            candidates,
-            n,
-            self._author_of,
-            rng,
-            self._kind_of,
-            in_order=in_order,
-            in_all=self._n,
-            had=self._had,
-        )
-        self._had += chosen
-        return chosen
-
-
-def _fill(
-    candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None,
-    *, in_order: bool, in_all: int | None = None, had: Sequence[T] = (),
-) -> list[T]:  # fmt: skip
-    """Fill a choice under the caps.
-
-    in_all, had: for a choice in several calls, how many it is of in all, and what was chosen before.
+    in_order: the candidates are in a random order already; take the first that the caps allow. in_all, had:
+    for a choice in several calls (`Quota`), how many it is of in all, and what was chosen before.
     """
     if n <= 0:
         return []
@@ -134,6 +94,38 @@ def _fill(
             (chosen if len(chosen) < n and room.reserve(authors[i]) else still).append(i)
         waiting = still
     return [candidates[i] for i in chosen]
+
+
+class Quota(Generic[T]):
+    """A choice of `n` made in several calls, as candidates come in; each cap applies to all together."""
+
+    def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:
+        self._n, self._author_of, self._kind_of = n, author_of, kind_of
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another choice."""
+        self._had: list[T] = []  # chosen so far
+
+    def __call__(
+        self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False
+    ) -> list[T]:
+        """Return at most `n` more.
+
+        in_order: as of `choose`.
+        """
+        chosen = choose(
+            candidates,
+            n,
+            self._author_of,
+            rng,
+            self._kind_of,
+            in_order=in_order,
+            in_all=self._n,
+            had=self._had,
+        )
+        self._had += chosen
+        return chosen
 
 
 def _varied(

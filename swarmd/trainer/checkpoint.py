@@ -81,14 +81,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RunState)
 
 
-class _File(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
 
 
 class _Manifest(msgspec.Struct, frozen=True):
     schema: int
-    files: dict[str, _File]
+    files: dict[str, ManifestEntry]
 
 
 # What reading a checkpoint raises where it is damaged, unreadable, of other types, or nested too deeply.
@@ -291,19 +291,26 @@ def require_whole(folder: Path) -> None:
             raise ValueError(f"{path.name}: {error}") from error
 
 
-def _verify(folder: Path, needs: Set[str]) -> None:
-    """Raise one of _DAMAGE where a folder differs from its manifest, or lacks what is needed."""
+def manifest_of(folder: Path) -> Mapping[str, ManifestEntry]:
+    """Return what a checkpoint says of its files. Raises one of _DAMAGE."""
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
     if manifest.schema != SCHEMA:
         raise ValueError("its manifest is of another version")
-    if left_out := sorted(needs - manifest.files.keys()):
+    return manifest.files
+
+
+def _verify(folder: Path, needs: Set[str]) -> None:
+    """Raise one of _DAMAGE where a folder differs from its manifest, or lacks what is needed."""
+    files = manifest_of(folder)
+    if left_out := sorted(needs - files.keys()):
         raise ValueError(f"its manifest does not name {', '.join(left_out)}")
-    for name, known in manifest.files.items():
+    for name, known in files.items():
         path = folder / name
         if Path(name).name != name or not path.is_file():
             raise ValueError(f"{name} is missing")
-        if path.stat().st_size != known.bytes or _sha256(path) != known.sha256:
-            raise ValueError(f"{name} is not what was written")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != known.sha256:
+                raise ValueError(f"{name} is not what was written")
 
 
 def _check(state: RunState, folder: Path) -> None:
@@ -315,11 +322,6 @@ def _check(state: RunState, folder: Path) -> None:
         len(s.rewards) != len(s.rollout.completions) for s in state.pool
     ):
         raise ValueError("its pool does not fit together")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _what_is_saved(folder: Path) -> str:

@@ -6,7 +6,6 @@ newest is looked for again.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Final, TypeVar
 from swarmd.errors import SwarmdError
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import each_round
-from swarmd.trainer.checkpoint import SCHEMA, saved_in
+from swarmd.trainer.checkpoint import manifest_of, saved_in
 
 Result = TypeVar("Result")
 # Each try needs the node to have saved twice while a checkpoint was being read.
@@ -80,11 +79,8 @@ def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    """OSError where it is gone; ValueError, KeyError or TypeError where it is not what the manifest says."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["schema"] != SCHEMA:
-        raise ValueError("its manifest is of another version")
-    data = (folder / name).read_bytes()
-    if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
+    """OSError where it is gone; ValueError or KeyError where it is not what the manifest says."""
+    known, data = manifest_of(folder)[name], (folder / name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != known.sha256:
         raise ValueError(f"{name} is not what was written")
     return data

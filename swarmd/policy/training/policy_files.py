@@ -80,17 +80,21 @@ def described(document: bytes) -> ModelIdentity:
     Raises CheckpointUnfit where that cannot be told.
     """
     try:
-        found = msgspec.json.decode(document, type=_Document)
+        return _decoded(document).base
     except msgspec.MsgspecError as error:
         raise CheckpointUnfit(
             f"the checkpoint's policy.json cannot be read ({error}). Use the version that wrote it."
         ) from error
+
+
+def _decoded(document: bytes) -> _Document:
+    found = msgspec.json.decode(document, type=_Document)
     if found.schema != SCHEMA:
         raise CheckpointUnfit(
             f"the checkpoint has schema {found.schema}, this version reads {SCHEMA}. Use the version that"
             " wrote it."
         )
-    return found.base
+    return found
 
 
 def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> list[str]:
@@ -98,8 +102,8 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
 
     Raises CheckpointUnfit; OSError, ValueError or KeyError where a file is damaged.
     """
-    document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
-    _check(document, identity)
+    document = _decoded((folder / "policy.json").read_bytes())
+    _check(document.base, identity)
     try:
         weights = load_file(folder / "weights.safetensors")
         training = load_file(folder / "training.safetensors")
@@ -131,13 +135,7 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
 _REMEDY = "Join with the model it was made with, or give another folder with --state-dir."
 
 
-def _check(document: _Document, now: ModelIdentity) -> None:
-    then = document.base
-    if document.schema != SCHEMA:
-        raise CheckpointUnfit(
-            f"the checkpoint has schema {document.schema}, this version reads {SCHEMA}. Use the version that"
-            " wrote it."
-        )
+def _check(then: ModelIdentity, now: ModelIdentity) -> None:
     if then.lora_rank != now.lora_rank:
         raise CheckpointUnfit(
             f"the checkpoint holds {_kind(then)} and the configuration asks for {_kind(now)}. "

@@ -19,14 +19,14 @@ import random
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import psutil
 
-from swarmd.tasks.answers import REWARD_STEPS, GradeReason, ScoredAnswer
+from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.sandbox import pipe, seccomp
 from swarmd.tasks.sandbox.containment import MEMORY_BYTES, contain, marking
 from swarmd.tasks.sandbox.pipe import (
@@ -49,10 +49,6 @@ WORKER_ANSWERS = 4096
 START_TIMEOUT_S = 10.0
 PARENT_CHECK_S = 2.0
 
-# A worker sends three bytes per answer, so nothing is parsed: an index into this, and the reward in steps.
-_CODES: Sequence[GradeReason] = tuple(GradeReason)
-_SCORE_BYTES = 3
-
 
 class Prepared(NamedTuple):
     """A regenerated task: its question, and how to score an answer to it (`ScoredAnswer.of`)."""
@@ -60,6 +56,17 @@ class Prepared(NamedTuple):
     question: str
     mark: Callable[[str], GradeReason | float]
     facts: Any = None  # what it is scored by
+
+
+class Marked(msgspec.Struct, tag="marked", array_like=True, frozen=True):
+    """A worker's word on one answer."""
+
+    reason: GradeReason
+    reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    fault: str = ""  # what the plug-in did wrong
+
+
+_Word = TypeVar("_Word", Made, Marked)
 
 
 class TaskFault(Exception):
@@ -140,14 +147,9 @@ class Worker:
 
     def result(self) -> tuple[ScoredAnswer, str]:
         """Return the score of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
-        latest = self._await()
-        sent = os.read(self._results, _SCORE_BYTES)
-        steps = int.from_bytes(sent[1:], "big")
-        if len(sent) < _SCORE_BYTES or sent[0] >= len(_CODES) or steps > REWARD_STEPS:
-            raise WorkerLost(GradeReason.CRASHED)
         self.answered += 1
-        score = ScoredAnswer(_CODES[sent[0]], steps / REWARD_STEPS)
-        return score, self._receive(latest).fault if score.reason is GradeReason.FAULT else ""
+        found = self._receive(Marked)
+        return ScoredAnswer(found.reason, found.reward), found.fault
 
     def made(self) -> Made:
         """Return the question that was asked for.
@@ -155,7 +157,7 @@ class Worker:
         Raises WorkerLost.
         """
         self.answered += 1
-        return self._receive(self._await())
+        return self._receive(Made)
 
     def _await(self) -> float:
         """Wait for a word of the worker. Returns by when all of it must be here. Raises WorkerLost."""
@@ -182,9 +184,10 @@ class Worker:
     def _latest(self) -> float:
         return time.monotonic() + pipe.STARVED_FACTOR * self._seconds
 
-    def _receive(self, deadline: float) -> Made:
+    def _receive(self, kind: type[_Word]) -> _Word:
+        latest = self._await()
         try:
-            return msgspec.msgpack.decode(pipe.receive(self._results, deadline), type=Made)
+            return msgspec.msgpack.decode(pipe.receive(self._results, latest), type=kind)
         except TimeoutError:
             raise WorkerLost(GradeReason.TIMEOUT) from None
         except (EOFError, ValueError) as error:
@@ -367,12 +370,9 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
         pipe.send(results, Made(prepared.question if prepared else None, str(fault or "")))
     for answer in item.answers:
         score, said = _scored(prepared, fault, answer)
-        steps = round(score.reward * REWARD_STEPS)
-        os.write(results, bytes([_CODES.index(score.reason), *steps.to_bytes(2, "big")]))
-        if said is not None:
-            pipe.send(results, Made(None, str(said)))
-            if said.fatal:
-                raise said
+        pipe.send(results, Marked(score.reason, score.reward, str(said or "")))
+        if said is not None and said.fatal:
+            raise said
     if fault is not None and fault.fatal:
         raise fault
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swarmd.config.config import NodeConfig, SwarmConfig, TasksConfig
@@ -179,13 +180,22 @@ def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
         assert sum(verifier.faults.values()) == 2 and verifier.restarts == 0
 
 
-FAULT = bytes([list(GradeReason).index(GradeReason.FAULT), 0, 0])
+def word(*fields: object) -> bytes:
+    body = msgspec.msgpack.encode(["marked", *fields])
+    return len(body).to_bytes(4, "big") + body
 
 
 @pytest.mark.parametrize(
     "written",
-    [bytes([len(GradeReason), 0, 0]), b"\0\xff\xff", b"\0", FAULT + b"\0\0\0\1\xff", FAULT + b"\xff" * 4],
-    ids=["no reason", "more than the whole reward", "cut", "no message", "too long"],
+    [
+        word("no reason", 1.0),
+        word("correct", 6.5),
+        word("correct", 1.0)[:9],
+        b"\0\0\0\1\xff",
+        b"\xff" * 4,
+        msgspec.msgpack.encode(["made", "a question"]),
+    ],
+    ids=["no reason", "more than the whole reward", "cut", "no message", "too long", "another word"],
 )
 def test_what_a_plugin_writes_into_the_pipe_costs_its_own_answer(tmp_path: Path, written: bytes) -> None:
     forging = (
