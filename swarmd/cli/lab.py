@@ -29,8 +29,6 @@ app = typer.Typer(
 REDRAW_S = 0.5
 REDRAW_ELSEWHERE_S = 30.0
 RANKS = (sys.executable, "-m", "swarmd.lab.ranks")  # plays a run with `--engine torch`
-# Results of each node and round, about.
-BYTES_PER_ROUND = 80
 
 
 @app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")
@@ -93,7 +91,6 @@ def run(
         preflight.check(node.model)
     folder = out or Path(wanted.name)
     results = _opened(wanted, folder, resume, engine)
-    _check_room(results)
     tell(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}")
     try:
         _play(results, jobs or 1, executor, engine, judge)
@@ -200,16 +197,6 @@ def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "R
         results.resume(wanted, engine)
         return results
     return Results.create(folder, wanted, engine)
-
-
-def _check_room(results: "Results") -> None:
-    nodes = sum(len(results.experiment.setting(run.setting).nodes) for run in results.missing)
-    needed = BYTES_PER_ROUND * nodes * results.experiment.rounds
-    if results.free_bytes() < needed:
-        raise SwarmdError(
-            f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that"
-            " disk."
-        )
 
 
 def _report_what_is_there(results: "Results") -> None:

@@ -245,9 +245,6 @@ class Results:
             " that run is played again."
         )
 
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.folder).free
-
 
 def judged(results: Results) -> list[Any]:
     """Return the judge's comparisons of swarm and solo; [] if the experiment had no judge.
