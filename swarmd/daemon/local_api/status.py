@@ -20,8 +20,6 @@ from swarmd.daemon.local_api.roster import AuthorRecord, Roster
 # Rounds of the reward curve.
 KEPT_REWARDS = 500
 LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections
-# Peers in one answer, at least; all that are connected are in it.
-MIN_SHOWN = 500
 
 
 class StatusBoard:
@@ -126,15 +124,11 @@ class StatusBoard:
 
 
 def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
-    """Return the peers document: connected peers first, then authors heard through others.
-
-    Its `left_out` counts the authors beyond MIN_SHOWN.
-    """
+    """Return the peers document: connected peers first, then authors heard through others."""
     connected = {peer.id: peer for peer in peers}
     relayed = [author for author in roster.present(now) if author not in connected]
-    shown = relayed[: max(0, MIN_SHOWN - len(connected))]
-    rows = [_row(peer_id, connected.get(peer_id), roster.get(peer_id)) for peer_id in [*connected, *shown]]
-    return {"schema": 1, "peers": rows, "left_out": len(relayed) - len(shown)}
+    rows = [_row(peer_id, connected.get(peer_id), roster.get(peer_id)) for peer_id in [*connected, *relayed]]
+    return {"schema": 1, "peers": rows}
 
 
 def _row(peer_id: PeerId, peer: Peer | None, author: AuthorRecord | None) -> dict[str, Any]:

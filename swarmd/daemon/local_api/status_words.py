@@ -181,9 +181,7 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     for peer, row in zip([{}, *peers], columns(rows), strict=True):
         learnt = learnt_words(peer)
         lines += [*row, *([f"    learnt from: {learnt}"] if learnt else [])]
-    left_out = document.get("left_out")
-    more = [f"and {left_out} more that are heard through others"] if left_out else []
-    return [*map(printable, lines), *more, "their peer ids: swarmd peers --json"]
+    return [*map(printable, lines), "their peer ids: swarmd peers --json"]
 
 
 def learnt_words(peer: Mapping[str, Any]) -> str:

@@ -331,7 +331,7 @@ def _cost(usage: Mapping[str, Any]) -> str:
 def _peers(document: Document, peers: Document, now: float) -> str:
     rows = list(peers.get("peers") or ())
     shown = rows[:PEERS_SHOWN]
-    left_out = len(rows) - len(shown) + int(peers.get("left_out") or 0)
+    left_out = len(rows) - len(shown)
     table = _table(
         ("Peer", "Where", "Last heard", "Received", "Refused", "Learnt from", "Round", "Model"),
         (

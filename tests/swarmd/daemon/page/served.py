@@ -27,7 +27,7 @@ ROW = {
     "round": 5,
     "model": "tiny",
 }
-PEERS = {"schema": 1, "peers": [ROW], "left_out": 3}
+PEERS = {"schema": 1, "peers": [ROW]}
 
 
 @dataclass

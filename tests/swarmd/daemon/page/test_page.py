@@ -79,7 +79,6 @@ _OURS = {
     *document()["last"],
     *PEERS["peers"][0],
     "peers",
-    "left_out",
     *document()["swarm"],
     *document()["model"],
     *document()["judge"],
@@ -125,6 +124,11 @@ def test_foreign_texts_are_escaped() -> None:
     )
 
 
+def test_of_many_peers_the_rest_is_counted() -> None:
+    many = {"peers": PEERS["peers"] * (rendering.PEERS_SHOWN + 3)}
+    assert "and 3 more: swarmd peers" in rendering.parts(document(), many, 0.0)["peers"]
+
+
 def test_the_page_says_what_the_status_says() -> None:
     shown = whole(
         document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
@@ -139,7 +143,6 @@ def test_the_page_says_what_the_status_says() -> None:
         "1.500",
         "10.000",
         "/ip4/192.0.2.9/tcp/4001",
-        "and 3 more",
         "bad signature",
         "update",
         "score 0.310",
