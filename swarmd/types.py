@@ -151,8 +151,7 @@ class Generation:
 class Figure:
     """Describes a field of a report: its place in the round's line of metrics.jsonl, meaning and unit.
 
-    at: dotted, relative to the report it is in. docs/metrics.md is made from these (`python -m
-    swarmd.state.metrics`).
+    at: dotted, relative to the report it is in. docs/metrics.md is made from these (`scripts/tables`).
     """
 
     at: str

@@ -14,7 +14,7 @@ import msgspec
 
 from p2p import durable
 from swarmd.errors import CannotRecord
-from swarmd.types import Figure, RoundReport, UpdateReport
+from swarmd.types import Figure, RoundReport
 
 # Nearly always a line has less.
 _LONG_LINE_BYTES = 4096
@@ -144,31 +144,6 @@ def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
     ]
 
 
-def reference() -> str:
-    """Render every field of metrics.jsonl as the Markdown table in docs/metrics.md."""
-    rows = [row for report in (RoundReport, UpdateReport, NodeReport) for row in _rows(report, "")]
-    # Fields of one section stand together, as pool.size and pool.external_share.
-    sections = list(dict.fromkeys(at.partition(".")[0] for at, _, _ in rows))
-    rows.sort(key=lambda row: sections.index(row[0].partition(".")[0]))
-    return "\n".join(
-        [
-            "| field | meaning (unit) |",
-            "|---|---|",
-            *(f"| `{at}` | {means}{f' ({unit})' if unit else ''} |" for at, means, unit in rows),
-        ]
-    )
-
-
-def _rows(report: type, prefix: str) -> Iterator[tuple[str, str, str]]:
-    for _, kind, figure in described(report):
-        at = prefix + figure.at
-        yield at, figure.means, figure.unit
-        yield from ((f"{at}.{key}", means, figure.unit) for key, means in figure.keys.items())
-        for part in (kind, *get_args(kind)):
-            if is_dataclass(part):
-                yield from _rows(part, f"{at}.")  # type: ignore[arg-type]  # a type, as it is one of an annotation
-
-
 class MetricsFile:
     """metrics.jsonl, open for appending. Raises CannotRecord.
 
@@ -292,7 +267,3 @@ def _cut(path: Path, round_number: int) -> int | None:
 
 def _text(line: Mapping[str, Any]) -> str:
     return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference())

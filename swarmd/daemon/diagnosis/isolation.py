@@ -2,11 +2,10 @@
 
 CAUSES is read from above: the first that fits is said. `certain` says what needs no waiting; `why_alone` adds
 what only silence tells, and silence may be the long rounds of others. `reachability_report` uses the rows of
-UNREACHABLE. `python -m swarmd.daemon.diagnosis.isolation` prints the table of docs/p2p.md.
+UNREACHABLE. `scripts/tables causes` prints the table of docs/p2p.md.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -387,26 +386,3 @@ def _first(facts: Facts, stage: Stage) -> Trouble | None:
         if cause.stage is not None and cause.stage <= stage and (blanks := cause.fits(facts)) is not None:
             return cause.trouble(**blanks)
     return None
-
-
-_SAID_AFTER = {
-    None: "",
-    Stage.HEARD: "10 to 25 s",
-    Stage.AT_ONCE: "10 to 20 s",
-    Stage.SETTLED: "20 s",
-    Stage.PATIENT: "15 minutes",
-}
-
-
-def table() -> Iterator[str]:
-    """Yield the rows as Markdown."""
-    yield "| cause | how it is found | what to do | said after |"
-    yield "|---|---|---|---|"
-    for cause in (*CAUSES, *UNREACHABLE):
-        says = cause.says.removeprefix("no peer is heard: ")
-        words = (re.sub(r"\{(\w+)\}", r"*\1*", text) for text in (says, cause.found, cause.remedy))
-        yield f"| {' | '.join((*words, _SAID_AFTER[cause.stage]))} |"
-
-
-if __name__ == "__main__":
-    print("\n".join(table()))
