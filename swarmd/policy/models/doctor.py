@@ -50,7 +50,7 @@ def document(fit: FittedModel) -> dict[str, Any]:
         "parameters": fit.shape.parameters,
         "fits": fit.plan.fits,
         "message": fit.refusal,
-        "work": {key: value for key, value in asdict(fit.work).items() if key != "asked"},
+        "work": asdict(fit.work),
         "plan": asdict(fit.plan),
     }
 

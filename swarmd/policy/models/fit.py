@@ -1,14 +1,13 @@
 """Chooses device, precision and memory plan for a model before its weights are downloaded.
 
 It needs the model's config.json, the free memory, and the length of the curriculum's prompts: questions are
-sampled, and counted by the model's own tokenizer. Where there is no tokenizer yet (`swarmd models` downloads
-nothing), tokens are estimated from the text: a word, a digit, a run of signs and white space before anything
-but a word are one each, which is how byte-pair tokenizers part text. For sapo-9's longest question (arc_1d)
-it gives 526 where Qwen2.5's tokenizer makes 523.
+sampled, and their tokens estimated from the text, as `swarmd models` downloads no tokenizer: a word, a digit,
+a run of signs and white space before anything but a word are one each, which is how byte-pair tokenizers part
+text. For sapo-9's longest question (arc_1d) it gives 526 where Qwen2.5's tokenizer makes 523.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -92,7 +91,7 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
 SAMPLES: Final = 32
 # What a chat template puts around a question, where it is not known.
 FRAME_TOKENS: Final = 32
-# Lengths are rounded up to it, so that an estimate and a count give the same plan.
+# Lengths are rounded up to it.
 STEP_TOKENS: Final = 64
 _PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
 
@@ -119,14 +118,6 @@ def longest_questions(curriculum: str) -> tuple[str, ...]:
 
 def estimated_tokens(text: str) -> int:
     return len(_PIECE.findall(text))
-
-
-def prompt_tokens(questions: Sequence[str], count: Callable[[str], int]) -> int:
-    """Return the tokens of the longest prompt, rounded up to STEP_TOKENS.
-
-    count: the tokens of a question's whole prompt.
-    """
-    return -(-max(map(count, questions)) // STEP_TOKENS) * STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,17 +164,14 @@ class FittedModel(Fit):
 def work_of(config: NodeConfig) -> Workload:
     """Estimate what a round of this node asks of its model.
 
-    Prompts are as long as the curriculum's, by an estimate until there is a tokenizer. Those of a tiny model
-    are shorter than `Workload` assumes, so its questions are not made, which would take a second.
+    Prompts are about as long as the curriculum's. Those of a tiny model are shorter than `Workload` assumes,
+    so its questions are not made, which would take a second.
     """
-    tiny, lengths = config.model.name in TINY, dict[str, Any]()
-    if not tiny and (asked := longest_questions(config.swarm.curriculum)):
+    tiny, lengths = config.model.name in TINY, dict[str, int]()
+    if not tiny and (asked := [*map(estimated_tokens, longest_questions(config.swarm.curriculum))]):
         around = FRAME_TOKENS + estimated_tokens(system_prompt_of(config.model))
-        lengths = {
-            "asked": asked,
-            "prompt_tokens": prompt_tokens(asked, lambda text: around + estimated_tokens(text)),
-        }
-        lengths["mean_prompt_tokens"] = around + sum(map(estimated_tokens, asked)) // len(asked)
+        lengths["prompt_tokens"] = -(-(around + max(asked)) // STEP_TOKENS) * STEP_TOKENS
+        lengths["mean_prompt_tokens"] = around + sum(asked) // len(asked)
     default = NEW_TOKENS_THINKING if config.model.thinking == "on" else NEW_TOKENS
     return Workload(
         questions=max(1, config.round.local),
@@ -216,9 +204,8 @@ def fit(
     tokenizer, fault = None, None
     try:
         tokenizer = load_tokenizer(place, skeleton)
-        if work.asked:
-            chat = Chat(tokenizer, system_prompt_of(config), thinking=config.thinking == "on")
-            work = replace(work, prompt_tokens=prompt_tokens(work.asked, lambda text: len(chat.prompt(text))))
+        # Only tries its template.
+        Chat(tokenizer, system_prompt_of(config), ours=config.name in TINY, thinking=config.thinking == "on")
     except NoModel as error:
         fault = str(error)
     dtype, plan = plan_on(config, shape, device, free(device), work, architecture.model_type)

@@ -96,8 +96,6 @@ class Workload:
     optimizer: str = "adamw"  # or "adamw8bit"
     # Whether to keep a copy of the start's weights, where all are trained.
     start_copy: bool = False
-    # The curriculum's longest questions, from which the tokenizer counts `prompt_tokens`.
-    asked: tuple[str, ...] = ()
 
     def within(self, context: int | None) -> "Workload":
         """Shorten the workload to a model that takes at most `context` tokens."""

@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
@@ -33,8 +33,6 @@ from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import UpdateReport
 
-# Gradients that are added up at once.
-BUCKET_BYTES: Final = 2**25
 # How often all weights are compared.
 CHECK_EVERY_UPDATES: Final = 100
 # For all ranks to join, once each has its weights.
@@ -107,11 +105,7 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
         if parameter.grad is None:
             # This rank had no rows.
             parameter.grad = torch.zeros_like(parameter)
-    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
-        flat = torch.cat([g.flatten() for g in bucket])
-        _add_up(flat, alive)
-        for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        _add_up(parameter.grad, alive)
     names = [f.name for f in fields(sums)]
     total = torch.tensor(
         [float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device
@@ -133,19 +127,6 @@ def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
     except RuntimeError as error:
         # Gloo and NCCL raise this for a connection that is broken or silent for too long.
         raise RankLost("a connection broke") from error
-
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
-    held = 0
-    for gradient in gradients:
-        if bucket and (held + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(gradient)
-        held += gradient.nbytes
-    if bucket:
-        yield bucket
 
 
 def digest(learner: Learner) -> int:
@@ -249,7 +230,7 @@ class Trainers:
         state, meeting = self._folder / "state", self._folder / "meeting"
         state.mkdir(mode=0o700)
         try:
-            self._save(state)
+            self._policy.save(state)
             for child in self._children:
                 message = child.receive()
                 _raise_failure(message)
@@ -265,15 +246,6 @@ class Trainers:
             shutil.rmtree(state, ignore_errors=True)
             meeting.unlink(missing_ok=True)
         self._met = True
-
-    def _save(self, state: Path) -> None:
-        try:
-            self._policy.save(state)
-        except OSError as error:
-            raise WorkerFailed(
-                f"what further trainers begin with cannot be written to {state} ({error.strerror}). Free some"
-                " space there, or set workers.trainers to 1."
-            ) from error
 
     def _all_alive(self) -> bool:
         return all(child.alive for child in self._children)

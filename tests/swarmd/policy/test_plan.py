@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GraniteMoeHybridConfig,
     PreTrainedConfig,
     Qwen3_5TextConfig,
@@ -28,7 +27,6 @@ from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling, groups
 from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
-from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.fit import (
     estimated_tokens,
@@ -36,7 +34,6 @@ from swarmd.policy.models.fit import (
     longest_questions,
     measures_start,
     plan_on,
-    prompt_tokens,
     work_of,
 )
 from swarmd.policy.models.load import with_adapter
@@ -515,7 +512,7 @@ LONGEST_IN_QWEN = {
 
 
 def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> None:
-    """Before there is a tokenizer they are estimated, and counted afterwards."""
+    """They are estimated: there is no tokenizer before a download."""
     longest = dict(zip(SAPO_9.specialties, longest_questions("auto"), strict=True))
     assert longest_questions("sapo-9") == longest_questions("auto") and longest_questions("own.jsonl") == ()
     for specialty, tokens in LONGEST_IN_QWEN.items():
@@ -528,25 +525,14 @@ def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> Non
         523 + 32 <= work.prompt_tokens <= 523 + 32 + 2 * 64
         and work.mean_prompt_tokens == 32 + 3 + sum(map(estimated_tokens, longest.values())) // 9
     )
-    found = fit(config.model, work, lambda _: 40 * GB)  # of a tokenizer with a token a byte
-    counted = max(
-        len(Chat(AutoTokenizer.from_pretrained(tmp_path), "Be short.").prompt(question))
-        for question in longest.values()
-    )
-    assert counted > 800 and 0 <= found.work.prompt_tokens - counted < 64
+    found = fit(config.model, work, lambda _: 40 * GB)
     assert found.plan.least > fit(config.model, Workload(), lambda _: 40 * GB).plan.least
 
 
-def test_the_plan_is_the_same_before_and_after_the_tokenizer_is_there() -> None:
-    """`models` estimates, `doctor` and `join` count.
-
-    Lengths are rounded up so that both plan the same for Qwen2.5.
-    """
-    system, template = 42, 12  # tokens of ours, and of its template, in its tokenizer
+def test_prompts_of_our_own_system_prompt_are_as_long_as_counted() -> None:
+    system, template = 42, 12  # tokens of ours, and of its template, in Qwen2.5's tokenizer
     work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b")))
-    assert work.prompt_tokens == prompt_tokens(
-        ["longest"], lambda _: system + template + LONGEST_IN_QWEN["arc_1d"]
-    )
+    assert 0 <= work.prompt_tokens - (system + template + LONGEST_IN_QWEN["arc_1d"]) < 64
 
 
 def test_the_workload_comes_from_the_configuration() -> None:
