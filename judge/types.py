@@ -104,8 +104,8 @@ class OpenQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedQuestion:
-    """What a receipt says besides the answers.
+class GradedEvaluation:
+    """What a receipt says.
 
     It comes out of the database as it went in, so a receipt can be made again.
     """
@@ -118,11 +118,6 @@ class GradedQuestion:
     place: int
     number: int
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class GradedEvaluation:
-    question: GradedQuestion
     answers: Sequence[Completion]
     scores: Sequence[ScoredAnswer]
 

@@ -177,7 +177,7 @@ async def evaluation(request: Request, id: PathName) -> Response:
         raise Refused(NO_SUCH_ANSWER)
     if not all_shown(found, shown):
         raise Refused(RECEIPT_HIDDEN)
-    window = found.question.window
+    window = found.window
     answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
     known = {"answers": answers, "window": window.document() if window else None}
     return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
@@ -228,7 +228,7 @@ async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
 
 def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
     """Return whether readers see all that a receipt has of the peer's words; the operator may hide them."""
-    return all(shown.get(name) == value for name, value in graded.question.attributes.said().items())
+    return all(shown.get(name) == value for name, value in graded.attributes.said().items())
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

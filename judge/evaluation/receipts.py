@@ -19,20 +19,19 @@ SCHEMA = 1
 
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
     """Return the fields of this evaluation's receipt."""
-    question, answers, scores = graded.question, graded.answers, graded.scores
     found = {
-        "rewards": [score.reward for score in scores],
-        "reasons": [score.reason.value for score in scores],
+        "rewards": [score.reward for score in graded.scores],
+        "reasons": [score.reason.value for score in graded.scores],
     }
-    asked = {"evaluation": question.id, "peer": question.peer, "number": question.number, "at": question.at}
-    task = {"curriculum": curriculum, "specialty": question.ref.specialty, "n": question.ref.n}
-    if question.window is not None:
+    asked = {"evaluation": graded.id, "peer": graded.peer, "number": graded.number, "at": graded.at}
+    task = {"curriculum": curriculum, "specialty": graded.ref.specialty, "n": graded.ref.n}
+    if graded.window is not None:
         task |= {
-            "window": question.window.number,
-            "place": question.place,
-            "commitment": question.window.commitment,
+            "window": graded.window.number,
+            "place": graded.place,
+            "commitment": graded.window.commitment,
         }
-    return {**question.attributes.said(), **asked, **task, "answers": digests(answers), **found}
+    return {**graded.attributes.said(), **asked, **task, "answers": digests(graded.answers), **found}
 
 
 def digests(answers: Sequence[Completion]) -> list[str]:

@@ -49,7 +49,6 @@ from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store, StoreW
 from judge.store.windows import dated_ahead
 from judge.types import (
     GradedEvaluation,
-    GradedQuestion,
     OpenQuestion,
     QuestionRequest,
     QuestionWindow,
@@ -293,8 +292,9 @@ class JudgeService:
             self._sessions.give_up(question)
             raise
         q = question
-        graded = GradedQuestion(q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at)
-        return grade, GradedEvaluation(graded, answers, scores)
+        return grade, GradedEvaluation(
+            q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at, answers, scores
+        )
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
         """Sign the receipt, each time the same, letter for letter."""

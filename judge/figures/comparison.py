@@ -51,13 +51,6 @@ class BinSums:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmSize:
-    model: str
-    sharing: str
-    peers: int  # peers with at least one bin
-
-
-@dataclass(frozen=True, slots=True)
 class ArmData:
     """What is kept of one model, swarm or solo."""
 
@@ -70,7 +63,8 @@ class ArmData:
 class ArmsView:
     """What a comparison of swarm and solo needs."""
 
-    sizes: Sequence[ArmSize]  # sizes of the largest models
+    # Of the largest models: the model, swarm or solo, and the peers with at least one bin.
+    sizes: Sequence[tuple[str, str, int]]
     model: str | None  # the model whose arms these are; None: there is none
     swarm: ArmData
     solo: ArmData
@@ -202,10 +196,10 @@ def comparison_document(view: ArmsView) -> dict[str, Any]:
     }
 
 
-def _models(sizes: Sequence[ArmSize]) -> list[dict[str, Any]]:
+def _models(sizes: Sequence[tuple[str, str, int]]) -> list[dict[str, Any]]:
     peers: dict[str, dict[str, int]] = {}
-    for size in sizes:
-        peers.setdefault(size.model, {"swarm": 0, "solo": 0})[size.sharing] = size.peers
+    for model, sharing, many in sizes:
+        peers.setdefault(model, {"swarm": 0, "solo": 0})[sharing] = many
     return [{"model": model, **arms} for model, arms in peers.items()]
 
 

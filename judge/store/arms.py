@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from judge.figures.comparison import ArmData, ArmSize, ArmsView, BinSums
+from judge.figures.comparison import ArmData, ArmsView, BinSums
 from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance, bin_of
 from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, progress
@@ -109,8 +109,8 @@ def view(db: Connection, model: str | None) -> ArmsView:
     return ArmsView(largest, chosen, *(_read(db, chosen or "", sharing) for sharing in SHARINGS))
 
 
-def _sizes(db: Connection) -> Sequence[ArmSize]:
-    """Return the sizes of the largest arms."""
+def _sizes(db: Connection) -> Sequence[tuple[str, str, int]]:
+    """Return model, swarm or solo, and number of peers of the largest arms."""
     c = arm_bins.c
     largest = (
         select(c.model, c.sharing, c.peers)
@@ -118,14 +118,14 @@ def _sizes(db: Connection) -> Sequence[ArmSize]:
         .order_by(c.peers.desc(), c.model)
         .limit(2 * MAX_MODELS)
     )
-    return [ArmSize(*row) for row in db.execute(largest)]
+    return db.execute(largest).all()
 
 
-def _most_compared(found: Sequence[ArmSize]) -> str | None:
+def _most_compared(found: Sequence[tuple[str, str, int]]) -> str | None:
     """Find the model with most peers on its smaller side; the largest where none has both."""
     peers: dict[str, list[int]] = defaultdict(list)
-    for size in found:
-        peers[size.model].append(size.peers)
+    for model, _, many in found:
+        peers[model].append(many)
     return max(peers, key=lambda model: (len(peers[model]), min(peers[model])), default=None)
 
 

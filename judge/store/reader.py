@@ -46,7 +46,7 @@ from judge.store.store import RECENT, SAID, Counts
 from judge.store.tables import evaluations, peers, verifications
 from judge.store.tables import listed as enough
 from judge.store.verifications import VerificationRecords, newest
-from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
+from judge.types import Attributes, GradedEvaluation, QuestionWindow
 from swarmd.tasks.sandbox.client import Completion, GradeReason, ScoredAnswer, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where empty
@@ -246,10 +246,9 @@ class Reader:
         scores = [ScoredAnswer(GradeReason(reason), reward) for reason, reward in found]
         attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
         ref = TaskRef(row.specialty, row.n)
-        question = GradedQuestion(
-            row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at
+        return GradedEvaluation(
+            row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at, answers, scores
         )
-        return GradedEvaluation(question, answers, scores)
 
     def counted(self, id: str) -> Mapping[str, Any] | None:
         """Return an evaluation that counts, as `history` has it, and whose it is."""

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from judge.evaluation import receipts
-from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
+from judge.types import Attributes, GradedEvaluation, QuestionWindow
 from p2p.identity import Identity
 from swarmd.cli import app
 from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examine
@@ -38,15 +38,18 @@ WRONG = Completion("no", True)
 @pytest.fixture(scope="module")
 def honest(verifier: Verifier) -> dict[str, Any]:
     """An evaluation as an honest judge tells it when the window has closed."""
-    question = GradedQuestion(ID, PEER, Attributes(4, "tiny"), TASK.ref, WINDOW, 2, 7, 1_800_000_100.5)
-    return told(GradedEvaluation(question, [RIGHT, WRONG], verifier.judge([(TASK.ref, [RIGHT, WRONG])])[0]))
+    answers, at = [RIGHT, WRONG], 1_800_000_100.5
+    (scores,) = verifier.judge([(TASK.ref, answers)])
+    return told(
+        GradedEvaluation(ID, PEER, Attributes(4, "tiny"), TASK.ref, WINDOW, 2, 7, at, answers, scores)
+    )
 
 
 def told(graded: GradedEvaluation, **changed: Any) -> dict[str, Any]:
     """`changed`: of what the judge signs."""
     receipt = receipts.signed(JUDGE, receipts.fields(graded, TINY_9.digest) | changed)
     answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
-    window = graded.question.window
+    window = graded.window
     return {"schema": 1, **receipt, "answers": answers, "window": window.document() if window else None}
 
 

@@ -227,7 +227,7 @@ def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -
     assert not any(isinstance(outcome, Exception) for outcome in store.together(steps))
     with reading(database) as db:
         view = arms.view(db, None)
-    assert view.model == "tiny\0" and {size.model for size in view.sizes} == {"tiny\0", "other"}
+    assert view.model == "tiny\0" and {model for model, *_ in view.sizes} == {"tiny\0", "other"}
     assert (
         max(bins.peers for bins in view.swarm.bins.values()) == 3
         and len(view.swarm.finishers[HORIZONS[0]]) > 0
