@@ -86,6 +86,13 @@ class Circuit(RawConnection):  # type: ignore[misc]
         await self.stream.reset()
 
 
+class _Nothing(bytearray):
+    """The bytes of a stream that keeps none."""
+
+    def extend(self, _: Iterable[Any], /) -> None:
+        pass
+
+
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
     """A stream that waits for the rate limit and has a fixed window, with few window updates.
 
@@ -128,9 +135,17 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT_S:g} s")
 
     async def reset(self) -> None:
-        """Cut off the stream, and drop what came on it: the library would keep it for a minute."""
         await super().reset()
-        self.conn.stream_buffers.get(self.stream_id, bytearray()).clear()
+        self.drop()
+
+    def drop(self) -> None:
+        """Keep nothing of what came and comes on the stream, which we have ended: nobody reads it.
+
+        The library would keep it for a minute where we cut the stream off, and where we closed it until the
+        other side closes it, too: a connection could leave 16 MiB here.
+        """
+        if self.stream_id in self.conn.stream_buffers:
+            self.conn.stream_buffers[self.stream_id] = _Nothing()
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._unacknowledged += bytes_read
@@ -149,6 +164,7 @@ class EndingStream(NetStream):  # type: ignore[misc]
     async def close(self) -> None:
         with trio.CancelScope(shield=True):
             await super().close()
+        self.muxed_stream.drop()
 
 
 # Replaced in the library, which makes its streams itself.

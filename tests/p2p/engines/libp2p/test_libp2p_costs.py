@@ -6,6 +6,7 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
+from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
@@ -158,6 +159,22 @@ async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nurs
         await stream.close()
         with trio.fail_after(SECONDS), pytest.raises(StreamEOF):
             await stream.read(1)
+
+
+async def test_a_peer_fills_no_streams_that_we_have_ended(nursery: trio.Nursery) -> None:
+    """Nobody reads them, and the peer never ends them: a connection has room for 16 MiB."""
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        for _ in range(8):
+            stream = await stack.host.new_stream(target, [IDENTIFY])
+            with pytest.raises(StreamEOF):
+                while True:
+                    await stream.read(1 << 16)
+            await stream.muxed_stream.write(bytes(100_000))
+        last = await stack.host.new_stream(target, [IDENTIFY])
+        assert await last.read(1)  # all that was sent before has come
+        (ours,) = stack_of(engine).host.get_network().get_connections(stack.host.get_id())
+        assert not any(ours.muxed_conn.stream_buffers.values())
 
 
 async def test_messages_carry_no_addresses_and_pruned_peers_may_return(nursery: trio.Nursery) -> None:

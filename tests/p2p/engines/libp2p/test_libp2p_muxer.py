@@ -285,6 +285,8 @@ async def test_what_came_on_streams_that_we_reset_is_dropped(nursery: trio.Nurse
             struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, FLAG_SYN, stream, WINDOW) + bytes(WINDOW)
         )
         await (await muxer.accept_stream()).reset()
+        await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, stream, 9) + bytes(9))
+        await trio.testing.wait_all_tasks_blocked()
     assert not any(muxer.stream_buffers.values())
     nursery.cancel_scope.cancel()
 
