@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
 
 
-def _curricula() -> list[str]:
-    from swarmd.tasks.curriculum import CURRICULA
-
-    return list(CURRICULA)
-
-
-def _specialties() -> list[str]:
-    from swarmd.tasks.curriculum import CURRICULA
-
-    return sorted({specialty for curriculum in CURRICULA.values() for specialty in curriculum.specialties})
-
-
 CurriculumName = Annotated[
     str,
     typer.Option(
@@ -38,12 +26,9 @@ CurriculumName = Annotated[
             "sapo-9 or tiny-9, also with -strict; or own tasks: a file, of the hub too, or an installed"
             " package's."
         ),
-        autocompletion=_curricula,
     ),
 ]
-Specialty = Annotated[
-    str, typer.Argument(help="One that `swarmd task list` names.", autocompletion=_specialties)
-]
+Specialty = Annotated[str, typer.Argument(help="One that `swarmd task list` names.")]
 Number = Annotated[
     int, typer.Argument(metavar="N", help="Which question: ReasoningGYM's seed plus index, 0 to 2147483647.")
 ]
@@ -51,9 +36,7 @@ Number = Annotated[
 
 @app.command("list", epilog="Example: swarmd task list --curriculum tiny-9")
 def list_tasks(
-    curriculum: Annotated[
-        str | None, typer.Option(help="Only this curriculum.", show_default="all", autocompletion=_curricula)
-    ] = None,
+    curriculum: Annotated[str | None, typer.Option(help="Only this curriculum.", show_default="all")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the curricula, their specialties and how each is configured."""

@@ -34,9 +34,8 @@ from swarmd.daemon.local_api.status_words import (
 from swarmd.terminal import printable
 
 EVENTS = 6
-# The least time between two drawings: the daemon tells its status every half second.
-DRAW_EVERY_S = 0.45
-# The same while the node is paused and its page would only count the time: drawing costs 10 ms of CPU.
+# The least time between two drawings while the node is paused and its page would only count the time: drawing
+# costs 10 ms of CPU, and the daemon tells its status every half second.
 DRAW_PAUSED_S = 5.0
 # The width of the facts' names and the gap behind them.
 _NAME_COLUMNS = 9
@@ -79,8 +78,8 @@ class LiveView:
             self._page.said,
             self._console.size,
         )
-        every = DRAW_PAUSED_S if document.get("state") == "paused" and shown == before else DRAW_EVERY_S
-        if not 0 <= self._clock() - at < every:
+        quiet = document.get("state") == "paused" and shown == before
+        if not (quiet and 0 <= self._clock() - at < DRAW_PAUSED_S):
             self._drawn = self._clock(), shown
             self._live.refresh()
 
