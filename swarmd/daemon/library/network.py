@@ -6,9 +6,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -16,13 +16,15 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.engines import choose
 from p2p.errors import StateUnwritable
 from p2p.peers.introduction import TRAINING
-from p2p.types import PeerId, Reason, ReceivedBody
+from p2p.types import PeerId, Reason, ReceivedBody, Sender
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api import control
 from swarmd.daemon.membership import run
 from swarmd.daemon.sharing import Participant
-from swarmd.errors import ConfigError
+from swarmd.errors import ConfigError, Unreachable
+from swarmd.exchange.offers import WHOLE_BYTES
 from swarmd.exchange.rollout_exchange import share
+from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import StateFolder
 from swarmd.types import Lead, Rollout
 
@@ -37,6 +39,19 @@ POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def taken(waiting: deque[T]) -> Iterator[list[T]]:
+    """Take what waits to be handed over; it waits on where the node does not answer now."""
+    found = [waiting.popleft() for _ in range(len(waiting))]
+    try:
+        yield found
+    except Unreachable:
+        waiting.extendleft(reversed(found))
+        raise
+
 
 class ProgramNetwork:
     """The thread through which a program is in a swarm, and what came of others for it.
@@ -44,12 +59,35 @@ class ProgramNetwork:
     changed: held while bodies are put and drained; notified of each. run: what the thread does.
     """
 
-    def __init__(self, changed: threading.Condition, name: str, run: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(
+        self,
+        config: NodeConfig,
+        author: str,
+        changed: threading.Condition,
+        name: str,
+        run: Callable[[], None],
+    ) -> None:
+        self._specialties, self._author, self._changed = curriculum_of(config).specialties, author, changed
+        self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
         self._bodies: FairQueue[ReceivedBody] = FairQueue()
         self.error: BaseException | None = None
         self.ready = threading.Event()
         self._thread = threading.Thread(target=run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; `ready` is set once others can reach us, or `error` is why they cannot."""
+        self._thread.start()
+
+    def offer(self, rollout: Rollout, round_number: int) -> None:
+        """Send it when somebody is there to receive it and the pace allows it."""
+        self.waiting.append((rollout, round_number))
+
+    def _share(self, sender: Sender, whole: int = WHOLE_BYTES) -> int:
+        """Send what waits together; returns how many rollouts."""
+        with taken(self.waiting) as waiting:
+            rollouts = [rollout for rollout, _ in waiting]
+            number = waiting[-1][1] if waiting else 0
+            return share(sender, rollouts, number, self._author, self._specialties, whole)
 
     @property
     def lives(self) -> bool:
@@ -91,29 +129,17 @@ class Network(ProgramNetwork):
         """Build the member, without running it. Raises ConfigError where the configuration cannot be used."""
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
-        self._state, self._author = state, author
-        super().__init__(changed, "swarmd-network", self._run)
-        self._talk, self._stop = talk, stop
+        super().__init__(config, author, changed, "swarmd-network", self._run)
+        self._state, self._talk, self._stop = state, talk, stop
         self._swarm = Participant(
             config, state.path, choose(config.swarm.engine), self._put, lambda: TRAINING, talk
         )
         self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
-        self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
-        self._sent_at, self._starts, self._leaving = -MIN_GAP_S, False, False
+        self._sent_at, self._leaving = -MIN_GAP_S, False
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope, self._begun = trio.CancelScope(), threading.Event()
 
     # The program's side.
-
-    def start(self) -> None:
-        """Start the thread; `ready` is set once others can reach us, or `error` is why they cannot."""
-        self._starts = True
-        self._thread.start()
-
-    def offer(self, rollout: Rollout, round_number: int) -> None:
-        """Send it when somebody is there to receive it and the pace allows it."""
-        self._swarm.given.rollouts += 1
-        self.waiting.append((rollout, round_number))
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
         """Begin another round. used: author and specialty of what was trained on in the last one."""
@@ -137,8 +163,8 @@ class Network(ProgramNetwork):
 
     def leave(self) -> None:
         """Give what waits a moment to be sent, and end the thread."""
-        if not self._starts:
-            return
+        if self._thread.ident is None:
+            return  # it was never started
         self._leaving = True
         if self.ready.is_set() and self.error is None:
             ends = LEAVE_S + (time.monotonic() if self.waiting else self._sent_at)
@@ -197,13 +223,8 @@ class Network(ProgramNetwork):
                 and self.present
                 and (self._leaving or (gap and self._swarm.pacing.may_send(now)))
             ):
-                waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
-                rollouts, specialties = (
-                    [rollout for rollout, _ in waiting],
-                    self._swarm.curriculum.specialties,
-                )
                 try:
-                    share(self._swarm.member, rollouts, waiting[-1][1], self._author, specialties)
+                    self._swarm.given.rollouts += self._share(self._swarm.member)
                 except StateUnwritable as error:  # no sequence number can be reserved
                     self._talk(f"sharing is off for now: {error}")
                 self._swarm.pacing.sent(now)
@@ -221,7 +242,7 @@ class Network(ProgramNetwork):
 
     def document(self) -> dict[str, Any]:
         """Return the status document."""
-        shared = self._swarm.given.rollouts
+        shared = self._swarm.given.rollouts + len(self.waiting)
         waits = f", {len(self.waiting)} of them not sent yet" if self.waiting else ""
         return {
             "schema": 1,

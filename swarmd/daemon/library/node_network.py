@@ -8,39 +8,24 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.library.network import MAX_HELD, ProgramNetwork
+from swarmd.daemon.library.network import ProgramNetwork, taken
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import Shared
 from swarmd.errors import SwarmdError, Unreachable
-from swarmd.exchange.rollout_exchange import share
-from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.types import Lead, Rollout
+from swarmd.types import Lead
 
 EVERY_S = 0.5
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-@contextlib.contextmanager
-def _taken(waiting: deque[T]) -> Iterator[list[T]]:
-    """Take what waits to be handed over; it waits on where the node does not answer now."""
-    taken = [waiting.popleft() for _ in range(len(waiting))]
-    try:
-        yield taken
-    except Unreachable:
-        waiting.extendleft(reversed(taken))
-        raise
 
 
 def settings_of_node(folder: Path, *, patient: bool = False) -> NodeConfig | None:
@@ -71,21 +56,13 @@ class NodeNetwork(ProgramNetwork):
         talk: Callable[[str], None],
         stop: Callable[[], None],
     ) -> None:
-        super().__init__(changed, "swarmd-node", self._run)
-        self._folder, self._author, self._talk, self._stop = folder, author, talk, stop
-        self._specialties = curriculum_of(config).specialties
+        super().__init__(config, author, changed, "swarmd-node", self._run)
+        self._folder, self._talk, self._stop = folder, talk, stop
+        self.ready.set()
         found = control.call(folder, "settings")
         self.peer_id, self._number = PeerId(found["peer_id"]), int(found["number"])
-        self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
         self._used: deque[tuple[PeerId, str]] = deque(maxlen=1024)
         self._leaving = threading.Event()
-
-    def start(self) -> None:
-        self._thread.start()
-        self.ready.set()
-
-    def offer(self, rollout: Rollout, round_number: int) -> None:
-        self._waiting.append((rollout, round_number))
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:  # noqa: ARG002
         self._used.extend(used)
@@ -126,13 +103,10 @@ class NodeNetwork(ProgramNetwork):
             self._stop()
 
     def _exchange(self) -> None:
-        with _taken(self._waiting) as waiting:
-            if waiting:
-                # Always as offers: those of one time are sent together with the node's own, at its pace.
-                rollouts = [rollout for rollout, _ in waiting]
-                count = share(self, rollouts, waiting[-1][1], self._author, self._specialties, whole=0)
-                self._hand_over(Shared(rollouts=count))
-        with _taken(self._used) as used:
+        # Always as offers: those of one time are sent together with the node's own, at its pace.
+        if count := self._share(self, whole=0):
+            self._hand_over(Shared(rollouts=count))
+        with taken(self._used) as used:
             if used:
                 self._hand_over(Shared(used=used))
         found = control.call(self._folder, "received", after=self._number)
