@@ -20,6 +20,7 @@ from typing import Any
 
 import trio
 
+from p2p.engines import choose
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.peers.introduction import PAUSED, TRAINING
@@ -37,7 +38,7 @@ from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import Programs
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
-from swarmd.daemon.membership import chosen_engine, connection_news, run
+from swarmd.daemon.membership import connection_news, run
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.sharing import Participant, Publisher
@@ -100,7 +101,7 @@ class Daemon:
         self.config, self.view, self._works, self._folder = config, view, works, folder
         self.exit_code, self.limits = 0, config.limits  # limits: the current ones, which the user can change
         check_installed(config.metrics.report_to)
-        self.engine = chosen_engine(config)
+        self.engine = None if config.swarm.engine == "none" else choose(config.swarm.engine)
         up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
         traffic = Traffic(up, down)
         self.sharing = Participant(

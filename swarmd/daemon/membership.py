@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from p2p.engines import Choice, choose, engine
+from p2p.engines import Choice, engine
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity, nickname
@@ -20,7 +20,7 @@ from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, P2pEngine, PeerId, PeerRequest
-from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.config.config import SwarmConfig
 from swarmd.exchange import wire
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
@@ -33,16 +33,6 @@ log = logging.getLogger(__name__)
 
 def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
     return Topic(config.name, swarm_digest(curriculum))
-
-
-def chosen_engine(config: NodeConfig) -> Choice | None:
-    """Return the configured p2p engine; None for no network.
-
-    Raises EngineMissing.
-    """
-    if config.swarm.engine == "none":
-        return None
-    return choose(config.swarm.engine)
 
 
 def engine_builder(

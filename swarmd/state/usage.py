@@ -32,22 +32,12 @@ class Usage(msgspec.Struct, frozen=True):
     helped: int = 0  # times that another node says it trained on a rollout of ours
 
     def plus(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.cpu_seconds + other.cpu_seconds,
-            _sum(self.energy_wh, other.energy_wh),
-            self.bytes_up + other.bytes_up,
-            self.bytes_down + other.bytes_down,
-            _sum(self.bytes_written, other.bytes_written),
-            self.helped + other.helped,
-        )
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Usage(*(b if a is None else a if b is None else a + b for a, b in pairs))
 
     @property
     def bytes_moved(self) -> int:
         return self.bytes_up + self.bytes_down
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return other if one is None else one if other is None else one + other
 
 
 class _Ledger(msgspec.Struct):
