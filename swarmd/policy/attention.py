@@ -5,11 +5,11 @@ breaks the recomputation of gradient checkpointing). It takes the keyword `layou
 ordinary masked attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from swarmd.policy.recurrent import RECURRENT, State, Step, read_streams
+
+T = TypeVar("T")
 
 NAME: Final = "swarmd"
 # Architectures whose log-probabilities and gradients on a stream were compared with transformers' own
@@ -219,6 +221,18 @@ def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     return max(0, min(common_length(prompts), min(map(len, prompts)) - 1))
 
 
+def grouped(items: Iterable[T], fits: Callable[[Sequence[T], T], bool]) -> Iterator[list[T]]:
+    """Yield the items in groups, in order; a group takes the next item where that fits, one item always."""
+    group: list[T] = []
+    for item in items:
+        if group and not fits(group, item):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
 class PackedLayout:
     """The layout of spans that together cover [0, T).
 
@@ -342,20 +356,14 @@ class _Tile:
 
 def _group(spans: Sequence[Span]) -> list[list[Span]]:
     """Group spans of similar size; see SMALL_TILE_PAIRS."""
-    groups: list[list[Span]] = []
-    queries = keys = pairs = 0
-    for span in sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)):
-        wide, high, used = max(keys, span.keys), max(queries, span.length), pairs + span.length * span.keys
-        padded = wide * high * (len(groups[-1]) + 1) if groups else 0
-        if groups and (
-            padded <= SMALL_TILE_PAIRS or (padded - used <= MAX_WASTE * padded and padded <= MAX_TILE_PAIRS)
-        ):
-            groups[-1].append(span)
-            queries, keys, pairs = high, wide, used
-        else:
-            groups.append([span])
-            queries, keys, pairs = span.length, span.keys, span.length * span.keys
-    return groups
+
+    def fits(group: Sequence[Span], span: Span) -> bool:
+        together = [*group, span]
+        padded = max(s.keys for s in together) * max(s.length for s in together) * len(together)
+        waste = padded - sum(s.length * s.keys for s in together)
+        return padded <= SMALL_TILE_PAIRS or (waste <= MAX_WASTE * padded and padded <= MAX_TILE_PAIRS)
+
+    return list(grouped(sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)), fits))
 
 
 def _pick(x: Tensor, places: Tensor) -> Tensor:

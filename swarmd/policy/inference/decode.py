@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmd.policy.attention import adopt
+from swarmd.policy.attention import adopt, grouped
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import to_device
@@ -85,18 +85,14 @@ def groups(
 
     shared: a prompt is stored once for all its completions.
     """
-    group: list[int] = []
-    for i in sorted(
-        (i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])
-    ):
-        longest = len(prompts[(group or [i])[0]])
+
+    def fits(group: Sequence[int], _: int) -> bool:
+        longest = len(prompts[group[0]])
         each = longest + copies * sampling.limit if shared else copies * (longest + sampling.limit)
-        if group and (len(group) + 1) * each > cache_tokens:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group
+        return (len(group) + 1) * each <= cache_tokens
+
+    asked = (i for i, p in enumerate(prompts) if len(p) < sampling.context)
+    return grouped(sorted(asked, key=lambda i: -len(prompts[i])), fits)
 
 
 class Rows(Protocol):

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
+from swarmd.policy.attention import PackedLayout, Rules, Span, capped, grouped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 from swarmd.policy.inference.padded import COMPACT_AT
 from swarmd.policy.inference.recorded_step import RecordedStep
@@ -361,13 +361,6 @@ def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> T
 
 def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     """Yield blocks of prompt indices, of at most PREFILL_TOKENS tokens together."""
-    block: list[int] = []
-    tokens = 0
-    for i, prompt in enumerate(prompts):
-        if block and tokens + len(prompt) > PREFILL_TOKENS:
-            yield block
-            block, tokens = [], 0
-        block.append(i)
-        tokens += len(prompt)
-    if block:
-        yield block
+    return grouped(
+        range(len(prompts)), lambda block, i: sum(len(prompts[j]) for j in (*block, i)) <= PREFILL_TOKENS
+    )

@@ -30,7 +30,7 @@ from swarmd.policy.parallel.generator_pool import WorkerFailed
 from swarmd.policy.parallel.messages import Fatal, Join, Message, Share, Stepped
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Learner, Sums
-from swarmd.policy.training.packing import Row, packed_tokens
+from swarmd.policy.training.packing import Row, by_prompt, packed_tokens
 from swarmd.types import UpdateReport
 
 # How often all weights are compared.
@@ -54,13 +54,10 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
 
     Rows of one prompt stay together, and in order.
     """
-    by_prompt: dict[tuple[int, ...], list[Row]] = {}
-    for row in rows:
-        by_prompt.setdefault(row.prompt, []).append(row)
     shares: list[list[Row]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     # The largest groups go first, each to the rank that has least.
-    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):
+    for group in sorted(by_prompt(rows), key=packed_tokens, reverse=True):
         lightest = loads.index(min(loads))
         shares[lightest] += group
         loads[lightest] += packed_tokens(group)

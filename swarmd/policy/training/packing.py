@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from swarmd.policy.attention import Span, common_length, shared_prefix
+from swarmd.policy.attention import Span, common_length, grouped, shared_prefix
 from swarmd.policy.models.chat import Chat
 from swarmd.types import Scored
 
@@ -125,20 +125,18 @@ def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
     A single row may exceed it. The completions of one prompt are parted only where they are over the budget
     by themselves.
     """
-    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    pieces = [piece for rows_of_one in by_prompt(rows) for piece in _pieces(rows_of_one, budget)]
+    sized = [(packed_tokens(piece), piece) for piece in pieces]
+    for group in grouped(sized, lambda group, piece: sum(size for size, _ in (*group, piece)) <= budget):
+        yield [row for _, piece in group for row in piece]
+
+
+def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each prompt, in order."""
+    found: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
-        by_prompt.setdefault(row.prompt, []).append(row)
-    group: list[Row] = []
-    held = 0
-    for piece in (piece for members in by_prompt.values() for piece in _pieces(members, budget)):
-        tokens = packed_tokens(piece)
-        if group and held + tokens > budget:
-            yield group
-            group, held = [], 0
-        group = [*group, *piece]
-        held += tokens
-    if group:
-        yield group
+        found.setdefault(row.prompt, []).append(row)
+    return list(found.values())
 
 
 def packed_tokens(rows: Sequence[Row]) -> int:
@@ -148,15 +146,8 @@ def packed_tokens(rows: Sequence[Row]) -> int:
 
 def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
     """Split rows of one prompt into pieces within the budget."""
-    piece: list[Row] = []
-    held = 0
-    for row in rows:
-        if piece and held + len(row.completion) > budget:
-            yield piece
-            piece = []
-        held = (held if piece else len(row.prompt)) + len(row.completion)
-        piece.append(row)
-    yield piece
+    room = budget - len(rows[0].prompt)
+    return grouped(rows, lambda piece, row: sum(len(r.completion) for r in (*piece, row)) <= room)
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> Packed:
@@ -218,20 +209,16 @@ def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> 
     head_tokens: completion tokens of one group, each of which costs a row of logits as wide as the
         vocabulary.
     """
-    group: list[Row] = []
-    head = 0
-    for row in sorted(rows, key=len, reverse=True):
-        if group:
-            longest = len(group[0])
-            full = (len(group) + 1) * longest > budget or head + len(row.completion) > head_tokens
-            ragged = len(group) * longest >= WASTE_FROM_TOKENS and len(row) < RAGGED * longest
-            if full or ragged:
-                yield group
-                group, head = [], 0
-        group.append(row)
-        head += len(row.completion)
-    if group:
-        yield group
+
+    def fits(group: Sequence[Row], row: Row) -> bool:
+        longest = len(group[0])
+        if (len(group) + 1) * longest > budget:
+            return False
+        if sum(len(r.completion) for r in (*group, row)) > head_tokens:
+            return False
+        return len(group) * longest < WASTE_FROM_TOKENS or len(row) >= RAGGED * longest
+
+    return grouped(sorted(rows, key=len, reverse=True), fits)
 
 
 def pad(rows: Sequence[Row], device: torch.device) -> Padded:
