@@ -112,7 +112,6 @@ class TrainConfig(_Section, LossSettings):
     learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     # "adamw8bit" takes a quarter of the memory for moments; it needs `pip install 'swarmd[bitsandbytes]'`.
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    # How bfloat16 weights keep small steps; see policy/training/optimizer.py.
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     # Updates between two measurements of the KL from the start; 0: none.
     kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10
