@@ -5,26 +5,22 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.cli.views.plain import ROUNDS_EVERY_S, MinuteOfRounds
+from swarmd.cli.views.plain import MinuteOfRounds
 from swarmd.daemon.local_api.status_words import many, state_sentence, who
 from swarmd.protocols import View
 
 log = logging.getLogger(__name__)
-
-# Lines of everything else that are shown; more are counted.
-LINES_PER_MINUTE = 60
 
 
 class LogView:
     """A view that logs, and passes everything on to the view on the terminal."""
 
     def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
-        self._view, self._clock = view, clock
+        self._view = view
         self._known: dict[str, str] = {}  # the node's addresses and state as last printed
         self._document: Mapping[str, Any] = {}
         self._last = ""  # what was written last
         self._rounds = MinuteOfRounds(clock)
-        self._written, self._left_out, self._since = 0, 0, clock()
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._view.status(document)
@@ -73,12 +69,4 @@ class LogView:
 
     def _write(self, text: str) -> None:
         self._last = text
-        if self._clock() >= self._since + ROUNDS_EVERY_S:
-            if self._left_out:
-                log.info("%d lines were left out: more than %d in a minute", self._left_out, LINES_PER_MINUTE)
-            self._written, self._left_out, self._since = 0, 0, self._clock()
-        if self._written >= LINES_PER_MINUTE:
-            self._left_out += 1
-            return
-        self._written += 1
         log.info("%s", text)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from swarmd.cli.views.live import LivePage, LiveView, braille
-from swarmd.cli.views.log import LINES_PER_MINUTE, LogView
+from swarmd.cli.views.log import LogView
 from swarmd.cli.views.plain import JsonView, PlainView, StartView
 from swarmd.daemon.local_api.status_words import (
     peer_lines,
@@ -512,21 +512,6 @@ def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> N
     assert drawings(0.5, PAUSED) == 1 and "connected to brave-otter" in out.getvalue()
     assert drawings(0.5, document()) == 1
     view.close()
-
-
-def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    now = [0.0]
-    log_view = LogView(PlainView(io.StringIO()), lambda: now[0])
-    for _ in range(10_000):
-        log_view.talk("3 refused: bad signature")
-    now[0] = 61.0
-    log_view.talk("the end")
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == LINES_PER_MINUTE + 2 and lines[-2:] == [
-        "9940 lines were left out: more than 60 in a minute",
-        "the end",
-    ]
 
 
 WORKERS = {
