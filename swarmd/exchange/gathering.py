@@ -158,9 +158,6 @@ class Gatherer:
         """Begin fetches for the round's free places, and trial fetches beside them (`Serving.on_trial`)."""
         if self._nursery is None:
             return
-        places = self._places()
-        if not places and not self._serving.tries():
-            return
         now, under_way = self._clock(), self._alive()
         late = {fetch.item.author for fetch in under_way if fetch.late}
         tried = sum(self._serving.on_trial(fetch.item.author) for fetch in under_way)
@@ -171,7 +168,7 @@ class Gatherer:
 
         begun = [
             _Fetch(item, trio.CancelScope(), now, {})
-            for item in self._board.choose(places, self._rng, choose)
+            for item in self._board.choose(self._places(), self._rng, choose)
         ]
         for fetch in begun:
             self._under_way[fetch.item.id] = fetch

@@ -120,10 +120,6 @@ class Serving:
         record = self._authors.get(author)
         return record is not None and record.serves and record.failing
 
-    def tries(self) -> bool:
-        """Return whether any author is on trial."""
-        return any(record.serves and record.failing for record in self._authors.values())
-
     def aside(self, now: float) -> int:
         """Return how many authors are set aside."""
         return sum(now < record.again_at for record in self._authors.values())
