@@ -149,7 +149,7 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
     "What you trained": {
         "chat": (machine.chat, "swarmd chat"),
         "serve": (machine.serve, "swarmd serve --listen 8000"),
-        "export": (machine.export, "swarmd export --out my-model"),
+        "export": (machine.export, "swarmd export my-model"),
     },
     "This machine": {
         "models": (machine.models, "swarmd models"),

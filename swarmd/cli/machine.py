@@ -115,13 +115,9 @@ def _examine(
 
 
 def export(
-    to: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[FOLDER]", help="Folder to write to, new or empty.", show_default="swarmd-export"
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The same.", show_default="swarmd-export")] = None,
+    to: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder to write to, new or empty.")] = Path(
+        "swarmd-export"
+    ),
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")
     ] = False,
@@ -144,11 +140,6 @@ def export(
     from swarmd.policy.models.tiny import WEIGHTS as TINY
     from swarmd.trainer.snapshot import metrics_behind, read_snapshot
 
-    if to is not None and out is not None:
-        raise ConfigError(
-            f"the folder to write to is given twice: {to}, and {out} with --out. Leave one out."
-        )
-    out = to or out or Path("swarmd-export")
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, FILES)
     node = joined(config, folder, {"model": base_of(run.files)})
@@ -161,7 +152,7 @@ def export(
         run.files,
         metrics_behind(folder, run),
         curriculum,
-        out.expanduser().absolute(),
+        to.expanduser().absolute(),
         adapter_only=adapter,
         ollama=node if ollama else None,
         loading=interrupted_at_once,

@@ -61,7 +61,7 @@ def test_doctor_model_of_a_model_that_cannot_fit(run: Run, tmp_path: Path) -> No
 def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with StateFolder.open(trained):
-        said = run("export", "--state-dir", trained, "--out", out, "--json")
+        said = run("export", "--state-dir", trained, out, "--json")
     assert said.code == 0, said.err
     document = json.loads(said.out)
     assert (document["folder"], document["pushed"]) == (str(out), None)
@@ -69,7 +69,7 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
     assert [of[key] for of, keys in told for key in keys] == ["tiny", "tiny-9", 2, 0.5]
     assert (out / "model.safetensors").stat().st_size > (WEIGHTS["tiny"] / "model.safetensors").stat().st_size
     assert "tiny-9" in (out / "README.md").read_text()
-    again = run("export", "--state-dir", trained, "--out", out)
+    again = run("export", "--state-dir", trained, out)
     assert (again.code, again.out) == (2, "") and "Choose another with --out" in again.err
 
 
@@ -80,23 +80,23 @@ def test_the_card_names_the_curriculum_that_was_joined(
     run: Run, trained: Path, tmp_path: Path, chosen: str, said: str
 ) -> None:
     (trained / "choices.json").write_text(json.dumps({"schema": 1, "curriculum": chosen}))
-    document = json.loads(run("export", "--state-dir", trained, "--out", tmp_path / "out", "--json").out)
+    document = json.loads(run("export", "--state-dir", trained, tmp_path / "out", "--json").out)
     assert document["model"]["curriculum"] == said
 
 
 def test_an_export_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
-    said = run("export", "--state-dir", trained, "--out", tmp_path / "out", "--ollama")
+    said = run("export", "--state-dir", trained, tmp_path / "out", "--ollama")
     assert said.code == 0 and "convert_hf_to_gguf.py . --outfile model.gguf" in said.err
     assert "llama.cpp does not know the tokenizer of tiny" in said.err
     lines = (tmp_path / "out" / "Modelfile").read_text().splitlines()
     assert "FROM ./model.gguf" in lines and 'PARAMETER stop "<|endoftext|>"' in lines
-    refused = run("export", "--state-dir", trained, "--out", tmp_path / "other", "--ollama", "--adapter")
+    refused = run("export", "--state-dir", trained, tmp_path / "other", "--ollama", "--adapter")
     assert refused.code == 2 and not (tmp_path / "other").exists()
 
 
 def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> None:
-    assert run("export", "--state-dir", trained, "--out", tmp_path / "a", "--adapter").code == 2
-    pushed = run("export", "--state-dir", trained, "--out", tmp_path / "b", "--push", "me/it")
+    assert run("export", "--state-dir", trained, tmp_path / "a", "--adapter").code == 2
+    pushed = run("export", "--state-dir", trained, tmp_path / "b", "--push", "me/it")
     assert pushed.code == 4 and f"whole in {tmp_path / 'b'}" in pushed.err
     empty = run("export", "--state-dir", tmp_path / "empty")
     assert empty.code == 2 and "swarmd join" in empty.err

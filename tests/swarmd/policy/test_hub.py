@@ -301,8 +301,8 @@ def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
     [
         ("doctor model --model owner/small", signal.SIGINT),
         ("plan replay --model owner/small --device cpu", signal.SIGINT),
-        ("export --state-dir {0}/state --out {0}/out", signal.SIGINT),
-        ("export --state-dir {0}/state --out {0}/out", signal.SIGTERM),
+        ("export --state-dir {0}/state {0}/out", signal.SIGINT),
+        ("export --state-dir {0}/state {0}/out", signal.SIGTERM),
     ],
 )
 def test_a_signal_ends_what_waits_for_a_hub(command: str, by: signal.Signals, tmp_path: Path) -> None:
