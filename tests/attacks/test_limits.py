@@ -73,9 +73,9 @@ LIMITS = (
     ),
     Limit(
         "messages that wait to be checked",
-        f"a connection one RPC, of {rpcs.MAX_RPC_BYTES // 1024} KiB",
-        f"{CONNECTIONS}",
-        CONNECTIONS * rpcs.MAX_RPC_BYTES / MIB,
+        "an equal part of group and connection, where it is full",
+        f"{rpcs.MAX_WAITING_BYTES // MIB} MiB",
+        rpcs.MAX_WAITING_BYTES / MIB,
     ),
     Limit(
         "RPCs begun and not finished",

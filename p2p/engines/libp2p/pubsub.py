@@ -117,8 +117,10 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)
             return
-        await self.check_queue.enter((self.router.group_of(msg_forwarder), msg_forwarder))
-        if self.rate_limit.banned(str(msg_forwarder), self._clock()):
+        by = self.router.group_of(msg_forwarder), msg_forwarder
+        if not await self.check_queue.enter(by, msg.ByteSize()) or self.rate_limit.banned(
+            str(msg_forwarder), self._clock()
+        ):
             return
         # The library does not await before the validator has run, so what `_validate` finds in `_passage` is
         # this message's.

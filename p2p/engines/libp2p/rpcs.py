@@ -15,6 +15,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -33,6 +34,9 @@ FINISH_S = 10.0
 # New messages that are checked: a second, and at once after a pause. A swarm has some a second; each costs us
 # a millisecond, with its two signatures and what passes it on. A lone flooder is cut off within the burst.
 CHECKS_PER_S, CHECKS_BURST = 50.0, 1200.0
+# Messages that wait to be checked, each with the bytes of the task that waits with it. One RPC may hold 600,
+# and a connection with a new key, which brings another, costs nothing.
+MAX_WAITING_BYTES, TASK_BYTES = 64 * 1024 * 1024, 4096
 # The length of an RPC's length prefix.
 _MAX_LENGTH_BYTES = 3
 
@@ -198,30 +202,46 @@ class Turns:
         return rpc, size
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """The turn of a message that waits to be checked."""
+
+    peer: Hashable
+    come: trio.Event = field(default_factory=trio.Event)
+    dropped: bool = False  # it has to go, as too much waits
+
+
 class CheckQueue:
-    """Lets new messages in at a limited rate, of each network group and connection in turn."""
+    """Lets new messages in at a limited rate, of each network group and connection in turn.
+
+    Where too much waits, the oldest goes of the connection that has most, of the group that has most.
+    """
 
     def __init__(self) -> None:
         self._bucket = TokenBucket(CHECKS_PER_S, CHECKS_BURST, 0.0)
         self._turns = Turns()
         # Peer -> the turn of its last message that waits, which is also the last to come
-        self._last: dict[Hashable, trio.Event] = {}
+        self._last: dict[Hashable, _Turn] = {}
         self._some = trio.Event()
 
-    async def enter(self, by: Ingress) -> None:
-        """Wait until it is a message's turn."""
+    async def enter(self, by: Ingress, size: int) -> bool:
+        """Wait until it is the turn of a message of this size. Returns False where it has to go instead."""
         if not self._turns.frames and not self._bucket.wait(trio.current_time()):
-            return
-        turn = trio.Event()
-        self._turns.put(by, (turn, by[1]), 1)
-        self._last[by[1]] = turn
+            return True
+        turn = self._last[by[1]] = _Turn(by[1])
+        self._turns.put(by, turn, size + TASK_BYTES)
         self._some.set()
-        await turn.wait()
+        while self._turns.bytes > MAX_WAITING_BYTES:
+            oldest, _ = self._turns.drop()
+            oldest.dropped = True
+            self._end(oldest)
+        await turn.come.wait()
+        return not turn.dropped
 
     async def drained(self, peer: Hashable) -> None:
         """Wait until no message of this peer waits."""
         if peer in self._last:
-            await self._last[peer].wait()
+            await self._last[peer].come.wait()
 
     async def run(self) -> None:
         """Give turns until cancelled."""
@@ -232,13 +252,12 @@ class CheckQueue:
                 if seconds := self._bucket.wait(trio.current_time()):
                     await trio.sleep(max(seconds, 1 / CHECKS_PER_S))
                 else:
-                    self._give_turn()
+                    self._end(self._turns.pop()[0])
 
-    def _give_turn(self) -> None:
-        (turn, peer), _ = self._turns.pop()
-        turn.set()
-        if self._last.get(peer) is turn:
-            del self._last[peer]
+    def _end(self, turn: _Turn) -> None:
+        turn.come.set()
+        if self._last.get(turn.peer) is turn:
+            del self._last[turn.peer]
 
 
 class ForwardQueue:

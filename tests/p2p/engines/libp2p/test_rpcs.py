@@ -11,6 +11,7 @@ from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from p2p.engines.libp2p import rpcs
 from p2p.engines.libp2p.rpcs import (
     CHECKS_BURST,
     CHECKS_PER_S,
@@ -62,13 +63,13 @@ async def rpc(stream: RpcStream) -> bytes:
 
 @pytest.mark.parametrize("piece", [1, 3, 1000, 10**6])
 async def test_rpcs_come_out_as_they_were_sent_however_they_are_cut(piece: int) -> None:
-    rpcs = [b"", b"a", bytes(127), bytes(128), b"b" * 20_000, b"c" * 5]
+    sent = [b"", b"a", bytes(127), bytes(128), b"b" * 20_000, b"c" * 5]
     incoming, stream = World().stream("a")
-    written = b"".join(map(encode_varint_prefixed, rpcs))
+    written = b"".join(map(encode_varint_prefixed, sent))
     for at in range(0, len(written), piece):
         incoming.send.send_nowait(written[at : at + piece])
     incoming.send.close()
-    assert [await rpc(stream) for _ in rpcs] == rpcs
+    assert [await rpc(stream) for _ in sent] == sent
     with pytest.raises(StreamEOF):
         await rpc(stream)
 
@@ -137,7 +138,7 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     incoming, stream = world.stream("c0")
 
     async def enter(group: str, peer: str) -> None:
-        await world.check_queue.enter((group, peer))
+        await world.check_queue.enter((group, peer), 0)
         checked[peer] += 1
 
     nursery.start_soon(world.check_queue.run)
@@ -152,6 +153,34 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     assert await rpc(stream) == b"more" and checked["c0"] == 3 * CHECKS_BURST / 20
     # Trio begins the tasks in any order, so c0 may have had a few turns more or less at once.
     assert trio.current_time() - since > 1.5 * CHECKS_BURST / CHECKS_PER_S
+
+
+async def test_where_too_many_messages_wait_to_be_checked_a_crowd_loses_its_own(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections with new keys bring 600 messages each, and are gone before one of these is checked."""
+    monkeypatch.setattr(rpcs, "MAX_WAITING_BYTES", 10 * rpcs.TASK_BYTES)
+    queue, checked = CheckQueue(), list[tuple[str, bool]]()
+
+    async def enter(group: str, peer: str) -> None:
+        checked.append((peer, await queue.enter((group, peer), 0)))
+
+    for _ in range(int(CHECKS_BURST)):
+        assert await queue.enter(("1.2", "c"), 0)
+    nursery.start_soon(enter, "9.0", "honest")
+    await wait_all_tasks_blocked()
+    for n in range(50):
+        nursery.start_soon(enter, "1.2", f"c{n}")
+    await wait_all_tasks_blocked()
+    assert [fine for _, fine in checked] == [False] * 41
+    nursery.start_soon(queue.run)
+    await wait_all_tasks_blocked()
+    await trio.sleep(1)
+    assert [fine for _, fine in checked[41:]] == [True] * 10 and ("honest", True) in checked
+    with trio.fail_after(TIMEOUT_S):
+        for n in range(50):
+            await queue.drained(f"c{n}")
+    nursery.cancel_scope.cancel()
 
 
 async def test_a_second_queue_for_a_neighbour_ends_the_task_of_the_first() -> None:
