@@ -118,8 +118,10 @@ def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool
 
         with judging(results) as command:
             play_all(results, jobs, _Teller(), command)
+    elif engine == "torch":
+        play_all(results, jobs, _Teller(), RANKS)
     else:
-        play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
+        play_all(results, jobs, _Teller())
 
 
 @app.command(epilog="Example: swarmd lab report sapo-table")
@@ -227,7 +229,7 @@ class _Teller:
 
     def __call__(self, progress: "RunsProgress") -> None:
         now = time.monotonic()
-        ended = progress.done + progress.failed == progress.total
+        ended = progress.done + len(progress.failures) == progress.total
         if now - self._last < (REDRAW_S if self._terminal else REDRAW_ELSEWHERE_S) and not ended:
             return
         self._last = now

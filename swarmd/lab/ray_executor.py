@@ -11,7 +11,7 @@ from typing import Any
 from swarmd.lab.experiment import Experiment
 from swarmd.lab.play import lines_of
 from swarmd.lab.results import Results, Run
-from swarmd.lab.runs import RunsFailed, RunsProgress
+from swarmd.lab.runs import RunsProgress
 
 
 def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluster: Any) -> None:
@@ -21,36 +21,27 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
     on this machine. The rest is as in `runs.play_all`.
     """
     ray = importlib.import_module("ray")
-    missing = results.missing
-    progress = RunsProgress(
-        len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)
-    )
-    failures: dict[Run, str] = {}
+    progress = RunsProgress.of(results)
     ray.init(**{"log_to_driver": False, "include_dashboard": False, **cluster})
     try:
         remote = ray.remote(num_cpus=1, max_retries=1)(_lines)
-        runs = {remote.remote(results.experiment, run): run for run in missing}
+        runs = {remote.remote(results.experiment, run): run for run in results.missing}
         while waiting := list(runs):
             (ready, *_), _ = ray.wait(waiting)
             run = runs.pop(ready)
             try:
                 lines = ray.get(ready)
             except ray.exceptions.RayError as error:
-                failures[run] = str(error).strip().splitlines()[-1]
-                progress.failed += 1
+                progress.finished(run, str(error).strip().splitlines()[-1])
             else:
                 with results.writing(run) as append:
                     for line in lines:
                         append(line)
-                progress.done += 1
+                progress.finished(run, None)
             told(progress)
     finally:
         ray.shutdown()
-    if failures:
-        said = [f"{run.setting}, seed {run.seed}: {words}" for run, words in sorted(failures.items())]
-        raise RunsFailed(
-            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; whole runs stay:", *said])
-        )
+    progress.require_whole()
 
 
 def _lines(experiment: Experiment, run: Run) -> list[dict[str, Any]]:

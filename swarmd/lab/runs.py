@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import trio
 
@@ -32,7 +33,7 @@ class RunsFailed(SwarmdError):
 
 @dataclass
 class RunsProgress:
-    """How far the runs are.
+    """How far the runs are, and why some failed.
 
     Rounds of virtual time count, as all runs of an experiment have about as many to play.
     """
@@ -41,10 +42,15 @@ class RunsProgress:
     rounds: int  # rounds of each run
     clock: Callable[[], float] = time.monotonic
     done: int = 0
-    failed: int = 0
+    failures: dict[Run, str] = field(default_factory=dict)  # what each run that failed said
     playing: dict[Run, int] = field(default_factory=dict)  # rounds behind each run under way
     _played: int = 0  # rounds played since `_begun`
     _begun: float | None = None
+
+    @classmethod
+    def of(cls, results: Results) -> Self:
+        total, missing = len(results.runs), len(results.missing)
+        return cls(total, results.experiment.rounds, done=total - missing)
 
     def advanced(self, run: Run, number: int) -> None:
         # The first round of all ends the start of its process: from here on the pace is that of rounds.
@@ -54,9 +60,23 @@ class RunsProgress:
             self._played += number - self.playing.get(run, number - 1)
         self.playing[run] = number
 
+    def finished(self, run: Run, failure: str | None) -> None:
+        self.playing.pop(run, None)
+        if failure is None:
+            self.done += 1
+        else:
+            self.failures[run] = failure
+
+    def require_whole(self) -> None:
+        """Raise RunsFailed where a run failed; it names each."""
+        if self.failures:
+            said = [f"{run.setting}, seed {run.seed}: {why}" for run, why in sorted(self.failures.items())]
+            head = f"{len(said)} of {self.total} runs failed; whole runs stay:"
+            raise RunsFailed("\n".join([head, *said]))
+
     @property
     def share(self) -> float:
-        behind = (self.done + self.failed) * self.rounds + sum(self.playing.values())
+        behind = (self.done + len(self.failures)) * self.rounds + sum(self.playing.values())
         return behind / max(1, self.total * self.rounds)
 
     @property
@@ -69,74 +89,43 @@ class RunsProgress:
 
     def sentence(self) -> str:
         left = self.seconds_left
-        failed = f", {self.failed} failed" if self.failed else ""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"{self.done} of {self.total} runs done{failed}, {self.share:.0%}" + (
             f", {_minutes(left)} left" if left is not None else ""
         )
 
 
 def play_all(
-    results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = ()
+    results: Results,
+    jobs: int,
+    told: Callable[[RunsProgress], None],
+    command: Sequence[str] = (sys.executable, "-m", "swarmd.lab.play"),
 ) -> None:
     """Play what is missing. RunsFailed names each run that failed and what it said; the others go on.
 
     jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way,
     which begin anew the next time.
     """
-    missing = results.missing
-    progress = RunsProgress(
-        len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)
-    )
-    failures: dict[Run, str] = {}
-    play = partial(
-        _play,
-        results,
-        missing,
-        jobs,
-        progress,
-        told,
-        failures,
-        tuple(command) or (sys.executable, "-m", "swarmd.lab.play"),
-    )
+    progress, missing = RunsProgress.of(results), list(results.missing)[::-1]
+
+    async def work() -> None:
+        while missing:
+            run = missing.pop()
+            progress.finished(run, await _play_run(results, run, progress, told, command))
+            told(progress)
+
+    async def play() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(jobs, len(missing))):
+                nursery.start_soon(work)
+
     try:
         trio.run(interruptible, play)
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt) is not None:
             raise KeyboardInterrupt from None
         raise
-    if failures:
-        lines = [f"{run.setting}, seed {run.seed}: {said}" for run, said in sorted(failures.items())]
-        raise RunsFailed(
-            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; whole runs stay:", *lines])
-        )
-
-
-async def _play(
-    results: Results,
-    missing: Sequence[Run],
-    jobs: int,
-    progress: RunsProgress,
-    told: Callable[[RunsProgress], None],
-    failures: dict[Run, str],
-    command: Sequence[str],
-) -> None:
-    waiting = list(reversed(missing))
-
-    async def work() -> None:
-        while waiting:
-            run = waiting.pop()
-            said = await _play_run(results, run, progress, told, command)
-            progress.playing.pop(run, None)
-            if said is None:
-                progress.done += 1
-            else:
-                progress.failed += 1
-                failures[run] = said
-            told(progress)
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(jobs, len(missing))):
-            nursery.start_soon(work)
+    progress.require_whole()
 
 
 async def _play_run(
