@@ -271,6 +271,7 @@ def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: 
     """
     from swarmd.config.schema import INVITED
     from swarmd.config.sources import flatten
+    from swarmd.daemon.choices import words
     from swarmd.exchange.swarm_id import curriculum_of, require_same_swarm
 
     values, swarm = flatten(node_config), node_config.swarm
@@ -280,9 +281,7 @@ def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: 
             origin = resolved.origins[key]
             whose = origin if origin != INVITED else "this state folder"
             tell(
-                printable(
-                    f"{key}: {_words(values[key])}, as {whose} says; the invitation says {_words(said)}"
-                )
+                printable(f"{key}: {words(values[key])}, as {whose} says; the invitation says {words(said)}")
             )
     curriculum = curriculum_of(node_config)
     require_same_swarm(invitation, curriculum)
@@ -290,10 +289,6 @@ def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: 
     count = len(swarm.bootstrap)
     first = f"{count} address{'es' * (count != 1)} to dial first"
     return f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
-
-
-def _words(value: object) -> str:
-    return " ".join(value) if isinstance(value, list) else str(value or "none")
 
 
 def leave(

@@ -54,17 +54,16 @@ def is_open(windows: Sequence[Window], now: datetime) -> bool:
     )
 
 
-def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
-    """Return the next moment at which a window begins, or None if there is no window."""
+def next_opening(windows: Sequence[Window], now: datetime) -> datetime:
+    """Return the next moment at which one of the windows, at least one, begins."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    found = [
+    return min(
         start
         for ahead in range(8)
         for w in windows
         if (midnight + timedelta(days=ahead)).weekday() in w.days
         and (start := midnight + timedelta(days=ahead, minutes=w.begin)) > now
-    ]
-    return min(found, default=None)
+    )
 
 
 def clock_words(then: datetime, now: datetime) -> str:

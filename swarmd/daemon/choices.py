@@ -63,9 +63,9 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
             continue
         if origin == "default":
             config = _with(config, key, tuple(before) if isinstance(before, list) else before)
-            again.append(f"{flag} {_words(before)}")
+            again.append(f"{flag} {words(before)}")
         else:
-            notes.append(f"{flag} {_words(now)}, as {origin} says; before it was {_words(before)}")
+            notes.append(f"{flag} {words(now)}, as {origin} says; before it was {words(before)}")
     if again:
         without = ", as --judge '' for no judge" if any(each.startswith("judge ") for each in again) else ""
         notes.append(f"as before: {', '.join(again)}; what is configured overrides it{without}")
@@ -125,7 +125,8 @@ def _with(config: NodeConfig, key: str, value: object) -> NodeConfig:
     return config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
 
 
-def _words(value: object) -> str:
+def words(value: object) -> str:
+    """Return a setting's value for people."""
     return " ".join(value) if isinstance(value, list) else str(value or "none")
 
 

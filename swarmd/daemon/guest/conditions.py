@@ -127,7 +127,6 @@ class PauseConditions:
         if not self._windows or is_open(self._windows, local):
             return
         opening = next_opening(self._windows, local)
-        assert opening is not None  # windows repeat every week
         yield PauseCause(
             "hours",
             "when.hours has no place for this hour",
