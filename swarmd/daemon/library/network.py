@@ -137,7 +137,7 @@ class Network(ProgramNetwork):
         self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
         self._sent_at, self._leaving = -MIN_GAP_S, False
         self._token: trio.lowlevel.TrioToken | None = None
-        self._scope, self._begun = trio.CancelScope(), threading.Event()
+        self._scope = trio.CancelScope()
 
     # The program's side.
 
@@ -166,10 +166,10 @@ class Network(ProgramNetwork):
         if self._thread.ident is None:
             return  # it was never started
         self._leaving = True
-        if self.ready.is_set() and self.error is None:
+        self.ready.wait()  # before it there may be nothing to cancel, and the thread would go on
+        if self.error is None:
             ends = LEAVE_S + (time.monotonic() if self.waiting else self._sent_at)
             self._thread.join(max(0.0, ends - time.monotonic()))
-        self._begun.wait()  # before it there is nothing to cancel, and the thread would go on
         self._soon(self._scope.cancel)
         self._thread.join()
 
@@ -191,12 +191,10 @@ class Network(ProgramNetwork):
                 self._talk(f"the swarm was left: {error}")
                 self._stop()
         finally:
-            self._begun.set()
             self.ready.set()
 
     async def _run_member(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._begun.set()
         handlers: Mapping[str, control.Handler] = {
             "status": self._on_status,
             "peers": self._swarm.on_peers,
