@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -47,10 +47,12 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[
-        str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")
+        Literal["local", "ray"],
+        typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run."),
     ] = "local",
     engine: Annotated[
-        str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")
+        Literal["memory", "torch"],
+        typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node."),
     ] = "memory",
     judge: Annotated[
         bool, typer.Option("--judge", help="The nodes ask a real judge, and the report draws its figure.")
@@ -68,12 +70,8 @@ def run(
     from swarmd.lab.experiment import read_experiment
     from swarmd.policy.models import preflight
 
-    if executor not in ("local", "ray"):
-        raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
-    if engine not in ("memory", "torch") or (engine, executor) == ("torch", "ray"):
-        raise typer.BadParameter(
-            f"memory, or torch without --executor ray; not {engine}", param_hint="--engine"
-        )
+    if (engine, executor) == ("torch", "ray"):
+        raise typer.BadParameter("torch is without --executor ray", param_hint="--engine")
     if jobs and executor == "ray":
         raise typer.BadParameter(
             "not with --executor ray: there as many runs are played as the cluster has cores",
