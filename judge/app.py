@@ -1,6 +1,7 @@
 """HTTP API of the judge: checks requests, calls the service, writes responses (docs/judge-protocol.md)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
@@ -120,6 +121,7 @@ def create_app(service: JudgeService) -> FastAPI:
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_PER_S, config.ANSWER_BYTES_BURST
     app.state.boards = TokenBuckets[str](config.BOARDS_PER_S, config.BOARDS_BURST, config.REMEMBERED_PEERS)
+    app.state.arriving = Counter[str]()  # bytes of bodies, by network
     app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
     app.add_middleware(_AnswersWhenStopped)
     for part in (router, reading.router, verified.router, routes.router):
@@ -166,18 +168,26 @@ def _refusal(request: Request, refusal: Refusal, headers: Mapping[str, str] | No
 
 async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     """Return body and signer of a request. Nothing is decoded before the signature holds. Raises Refused."""
-    body = bytearray()
+    body, network = bytearray(), network_of(host_of(request))
+    arriving: Counter[str] = request.app.state.arriving
     try:
         async with asyncio.timeout(config.BODY_S):
             async for part in request.stream():
                 body += part
+                arriving[network] += len(part)
                 if len(body) > limit:
                     raise Refused(TOO_LARGE)
+                if arriving[network] > config.ARRIVING_BYTES:
+                    raise too_often("too much of your network arrives at once", "Send it again", 0.0)
     except TimeoutError:
         raise Refused(TOO_SLOW) from None
     except ClientDisconnect:
         # Nobody is there to read the refusal.
         raise Refused(TOO_SLOW) from None
+    finally:
+        arriving[network] -= len(body)
+        if not arriving[network]:
+            del arriving[network]
     return signer_of(request, bytes(body)), bytes(body)
 
 

@@ -48,8 +48,9 @@ REMEMBERED_PEERS = 10_000
 # The peers of one network may send ANSWER_BYTES_BURST of answers, which are kept, and then so many a second.
 ANSWER_BYTES_PER_S = 32 * 1024.0
 ANSWER_BYTES_BURST = 32 * 2.0**20
-# The time for a body to arrive.
+# The time for a body to arrive, and the bytes of all that arrive at once from one network.
 BODY_S = 5.0
+ARRIVING_BYTES = 16 * 2**20
 # The time for a whole request to arrive, headers included.
 REQUEST_S = 10.0
 # The time for the answer to be worked out, and for it to be taken.

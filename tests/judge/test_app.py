@@ -3,9 +3,11 @@
 An evaluation from question to leaderboard, and everything that is refused on the way.
 """
 
+import asyncio
 import os
 import random
 import signal
+from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -459,6 +461,28 @@ async def test_a_network_sends_so_much_text(court: Court, monkeypatch: pytest.Mo
         court.wall.now += int(response.headers["retry-after"])
         # It is open still
         assert (await few.answer(peer, evaluation, right + "x" * 3_000)).json()["reward"] == 1.0
+
+
+async def test_the_bodies_of_a_network_that_arrive_at_once_are_bounded(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 connections could hold 512 KiB each, before any signature is checked."""
+    monkeypatch.setattr(config, "ARRIVING_BYTES", 1000)
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield bytes(950)
+        begun.set()
+        await go.wait()
+
+    async with http_to(court.service) as http:
+        few = replace(court, http=http)
+        first = asyncio.create_task(http.post("/v1/evaluations", content=slow()))
+        await begun.wait()
+        refused(await few.ask(court.peer()), 429, "at once")
+        go.set()
+        refused(await first, 401)
+        assert (await few.ask(court.peer())).status_code == 201
 
 
 async def test_a_network_has_so_many_pages_worked_out(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
