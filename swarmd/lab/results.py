@@ -142,25 +142,17 @@ class Results:
         Raises BadResults where the folder is of another experiment, or was played by other versions.
         """
         if replace(self.experiment, seeds=experiment.seeds) != experiment:
-            rounds = self.experiment.rounds
-            if experiment == replace(self.experiment, seeds=experiment.seeds, rounds=experiment.rounds):
-                raise BadResults(
-                    f"{self.folder} is of {rounds} rounds. Give --rounds {rounds}, or another folder with"
-                    " --out."
-                )
             raise BadResults(
-                f"{self.folder} is of another experiment, or of this one with other settings. Give another"
-                " folder with --out."
+                f"{self.folder} is of {self.experiment.rounds} rounds of {self.experiment.name}, and not of"
+                " these rounds and settings. Give what it was begun with, or another folder with --out."
             )
-        then, now = (
-            {"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine))
-        )
+        now = versions(experiment, engine)
         if changed := "; ".join(
             # What is known by a digest says nothing to people.
             f"the {name} before it was changed"
             if name.startswith(("tasks ", "strategy "))
             else f"{name} {old}, now {now.get(name)}"
-            for name, old in then.items()
+            for name, old in self.versions.items()
             if now.get(name) != old
         ):
             raise BadResults(

@@ -126,15 +126,6 @@ class Verifier:
         child = self._child
         return child.pid if child else None
 
-    @property
-    def seccomp(self) -> bool | None:
-        """True if the kernel contains the process (Linux); False: only resource limits and the audit hook.
-
-        None before the first use.
-        """
-        child = self._child
-        return child.seccomp if child else None
-
     def judge(
         self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
     ) -> Sequence[tuple[ScoredAnswer, ...]]:
@@ -294,6 +285,7 @@ class _Child:
         self._slack = slack
         self._start_by = time.monotonic() + slack * start_seconds
         self.pid = self._process.pid
+        # Whether the kernel contains the process; None: it is not ready yet.
         self.seccomp: bool | None = None
 
     def ready(self) -> VerifierReady:

@@ -107,7 +107,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
             verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0].reason
             is GradeReason.WRONG
         )
-        assert verifier.seccomp is (FILTERED and left_out != "no-seccomp")
+        assert verifier._child.seccomp is (FILTERED and left_out != "no-seccomp")
         restarts, begun = verifier.restarts, cpu_seconds(verifier.pid)
         ended = []
         for payload in [*CODE, *SLOW[:7]]:
