@@ -7,11 +7,11 @@ No code of a plug-in runs here: a contained process loads it, makes its question
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
@@ -31,7 +31,7 @@ class NoQuestion(SwarmdError):
     """The task plug-in makes no questions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OwnCurriculum(Curriculum):
     """What a plug-in says of itself, as a curriculum.
 
@@ -40,36 +40,25 @@ class OwnCurriculum(Curriculum):
     """
 
     # A file, in the hub's cache too, or the name that an installed package offers.
-    source: str = ""
-    plugin: PluginDescription | None = None
-
-    @classmethod
-    def of(cls, source: str, plugin: PluginDescription) -> "OwnCurriculum":
-        return cls(
-            plugin.name, {specialty: {} for specialty in plugin.specialties}, source=source, plugin=plugin
-        )
-
-    @property
-    def _described(self) -> PluginDescription:
-        assert self.plugin is not None
-        return self.plugin
+    source: str
+    plugin: PluginDescription
 
     @property
     def command(self) -> Sequence[str]:
-        return (PLUGIN_PROCESS, self.source, self._described.digest, *(self.own_reward or ()))
+        return (PLUGIN_PROCESS, self.source, self.plugin.digest, *(self.own_reward or ()))
 
     @property
     def patience(self) -> float:
-        return self._described.limits.seconds + super().patience
+        return self.plugin.limits.seconds + super().patience
 
     @cached_property
     def questions(self) -> str:
-        plugin = self._described
+        plugin = self.plugin
         document = json.dumps(["own", TASKS_VERSION, plugin.version, plugin.specialties, plugin.digest])
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:  # noqa: ARG002
-        limits = self._described.limits
+        limits = self.plugin.limits
         return answers.read_own(text, limits.longest_answer, whole=limits.whole)
 
 
@@ -115,7 +104,8 @@ def _own(source: str) -> OwnCurriculum:
     file = str(fetched(source)) if source.startswith("hf:") else source
     described = describe((PLUGIN_PROCESS, file, ""), f"own tasks cannot be used: {source}")
     assert described is not None
-    found = OwnCurriculum.of(file, described)
+    configs: Mapping[str, Mapping[str, Any]] = {specialty: {} for specialty in described.specialties}
+    found = OwnCurriculum(described.name, configs, source=file, plugin=described)
     if found.name in (*CURRICULA, "auto"):
         raise ConfigError(f"{source}: its name is {found.name!r}, which is swarmd's own; give it another")
     return found
