@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Layout, Rules
-from swarmd.policy.models.lora import adapted, lora_factors
+from swarmd.policy.models.lora import adapted, lora_factors, summed
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -104,8 +104,30 @@ Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or o
 
 
 def _side_by_side(projections: list[Any], frozen: bool) -> Project:
-    each = [_project(p, frozen) for p in projections]
-    return lambda x: torch.cat([project(x) for project in each], dim=-1)
+    layers, factors = [_linear(p) for p in projections], _factors(projections) if frozen else None
+    if factors is None or not all(isinstance(layer, nn.Linear) for layer in layers):
+        each = [_project(p, frozen) for p in projections]
+        return lambda x: torch.cat([project(x) for project in each], dim=-1)
+    down, up = factors
+    widths = [layer.out_features for layer in layers]
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+
+    def project(x: Tensor) -> Tensor:
+        # As `adapted` does, with the adapters of all layers at once.
+        parts = torch.split(F.linear(F.linear(x, down), up), widths, dim=-1)
+        sums = [summed(part, x, layer.weight) for part, layer in zip(parts, layers, strict=True)]
+        out = torch.cat(sums, dim=-1)
+        return out if bias is None else out + bias
+
+    return project
+
+
+def _factors(projections: list[Any]) -> tuple[Tensor, Tensor] | None:
+    """Return the `lora_factors` of several layers as those of one; None where no adapter acts."""
+    factors = [f for p in projections if (f := lora_factors(p)) is not None]
+    if not factors:
+        return None
+    return torch.cat([a for a, _ in factors]), torch.block_diag(*(b for _, b in factors))  # type: ignore[no-untyped-call]
 
 
 def _project(projection: Any, frozen: bool) -> Project:

@@ -31,22 +31,27 @@ NF4: Final = "nf4"  # `model.dtype`
 def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor) -> Tensor:
     """Return x Wᵀ + s (x Aᵀ) Bᵀ + b.
 
-    x [N, n], weight [m, n] (not trained), bias [m], down and up as `lora_factors` gives them -> [N, m].
-    Both products are summed in float32, and rounded once. A CPU's matrix product adds in the float32 in which
-    it accumulates. cuBLAS in 16 bits rounds first, as does MPS, and a young adapter was lost
-    (docs/performance.md): there the product is asked for in float32.
+    x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m]. Both products are
+    summed in float32, and rounded once.
     """
-    added = F.linear(F.linear(x, down), up)
-    out: Tensor
-    if x.device.type == "cpu" or x.dtype == torch.float32:
-        out = torch.addmm(added, x, weight.T)
-    else:
-        out = _Summed.apply(added, x, weight)  # type: ignore[no-untyped-call]
+    out = summed(F.linear(F.linear(x, down), up), x, weight)
     return out if bias is None else out + bias
 
 
+def summed(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return added + x Wᵀ, rounded once; added [N, m], x [N, n], weight [m, n], which is not trained.
+
+    A CPU's matrix product adds in the float32 in which it accumulates. cuBLAS in 16 bits rounds first, as
+    does MPS, and a young adapter was lost (docs/performance.md): there the product is asked for in float32.
+    """
+    if x.device.type == "cpu" or x.dtype == torch.float32:
+        return torch.addmm(added, x, weight.T)
+    out: Tensor = _Summed.apply(added, x, weight)  # type: ignore[no-untyped-call]
+    return out
+
+
 class _Summed(torch.autograd.Function):
-    """The sum added + x Wᵀ, rounded once, where torch has no gradient for it."""
+    """`summed` where torch has no gradient for it."""
 
     @staticmethod
     def forward(ctx: Any, added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
