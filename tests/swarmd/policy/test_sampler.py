@@ -30,8 +30,11 @@ BATCH = [
     for q in QUESTIONS[:2]
 ]
 COPIES, TOKENS = 32, 16  # answers to each question, and tokens of each
-# Of what the updates changed; after a single small update the noise alone makes up to 0.1 of it
-MOST_MISSING = 0.15
+# Of what the updates changed; after a single small update the noise alone makes up to 0.13 of it, and half or
+# more was missing where 16 bits lost a young adapter.
+MOST_MISSING = 0.25
+# Over the noise before any update. A few tokens make it: 1.1 on CPUs with AVX2, up to 1.42 with AMX.
+MOST_APART = 1.7
 ADAPTER: dict[str, Any] = {"lora": "on", "lora_rank": 8, "train": {"learning_rate": 2e-4}}
 WHOLE: dict[str, Any] = {"lora": "off", "train": {"learning_rate": 5e-5}}
 
@@ -84,7 +87,7 @@ def measure(policy: LanguagePolicy, folder: Path, **way: Any) -> Measured:
 
 def check(policy: LanguagePolicy, noise: float, folder: Path, **way: Any) -> None:
     found = measure(policy, folder, **way)
-    assert found.apart < 1.3 * noise, found
+    assert found.apart < MOST_APART * noise, found
     assert max(map(abs, found.missing)) < MOST_MISSING, found
 
 
