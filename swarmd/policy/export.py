@@ -234,7 +234,7 @@ FILES: Final = ("policy.json", "weights.safetensors")
 
 
 class CannotExport(SwarmdError):
-    """The model cannot be written. Choose another folder with --out, or free some space."""
+    """The model cannot be written. Choose another folder, or free some space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def export(
     if adapter_only and ollama is not None:
         raise ConfigError("--ollama needs the whole model. Leave --adapter out.")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
+        raise ConfigError(f"{out} is there already, and not an empty folder. Choose another.")
     with loading():
         place = hub.locate(identity.source, identity.revision)
         if adapter_only:
@@ -326,7 +326,7 @@ def export(
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise CannotExport(
-            f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder with --out, or"
+            f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder, or"
             " free some space."
         ) from error
     finally:
