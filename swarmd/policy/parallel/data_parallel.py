@@ -118,12 +118,12 @@ def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
         # NCCL would wait for a dead rank for ever; gloo says so itself.
         while tensor.is_cuda and not work.is_completed():
             if not alive():
-                raise RankLost("a process ended")
+                raise RankLost("another trainer ended")
             time.sleep(2e-4)
         work.wait()
     except RuntimeError as error:
         # Gloo and NCCL raise this for a connection that is broken or silent for too long.
-        raise RankLost("a connection broke") from error
+        raise RankLost("the connection to another trainer broke") from error
 
 
 def digest(learner: Learner) -> int:
