@@ -185,7 +185,7 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "id": f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""),
                     "method": method.upper(),
                     "path": path,
-                    "summary": told.get("description") or "",
+                    "summary": " ".join(told.get("description", "").split()),
                     "parameters": parameters,
                     "status": status,
                     "kind": kind,

@@ -279,6 +279,7 @@ async def test_the_api_page_has_an_example_of_each_reply_and_no_number_of_the_ma
     assert page.text.count(": an example") >= 15 and '"more_after": 40' in page.text
     for text in (response.text, (await site.get("/openapi.json")).text):
         assert "9223372036854775807" not in text
+    assert "\ufffd" not in page.text
     for path, schema in (("/v1/peers/{peer}", "Reply 200"), ("/v1/evaluations", "Reply 201")):
         assert schema in page.text[page.text.index(path) :]
 
