@@ -115,7 +115,7 @@ def _examine(
 
 
 def export(
-    to: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder to write to, new or empty.")] = Path(
+    to: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to, new or empty.")] = Path(
         "swarmd-export"
     ),
     adapter: Annotated[
