@@ -2,7 +2,7 @@
 
 CAUSES is read from above: the first that fits is said. `certain` says what needs no waiting; `why_alone` adds
 what only silence tells, and silence may be the long rounds of others. `reachability_report` uses the rows of
-UNREACHABLE. `scripts/tables causes` prints the table of docs/p2p.md.
+UNREACHABLE. `.venv/bin/python scripts/tables causes` prints the table of docs/p2p.md.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

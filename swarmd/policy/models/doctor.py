@@ -64,7 +64,7 @@ def explain(fit: Fit) -> list[str]:
             "trained",
             (f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
         ),
-        ("optimizer", plan.optimizer + ", on a float32 copy of the weights" * plan.master),
+        ("optimizer", plan.optimizer + (", on a float32 copy of the weights" if plan.master else "")),
         ("KL from the start", _kl(fit)),
         ("gradient checkpointing", "on" if plan.checkpointing else "off"),
         (
