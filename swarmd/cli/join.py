@@ -3,6 +3,7 @@
 What was joined is written to the state folder, so that the next `swarmd join` needs no arguments.
 """
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -247,7 +248,16 @@ def _draw(text: str) -> None:
         raise ConfigError(
             f"no QR code can be drawn: segno is missing. Run `{command_for('qr')}`, or leave --qr out."
         ) from None
-    segno.make(text, error="l", micro=False).terminal(compact=True)
+    code = io.StringIO()
+    segno.make(text, error="l", micro=False).terminal(code, compact=True)
+    try:
+        code.getvalue().encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"no QR code can be drawn here: {sys.stdout.encoding} has no blocks. Take a UTF-8 locale, as"
+            " LANG=C.UTF-8, or leave --qr out."
+        ) from None
+    print(code.getvalue(), end="")
 
 
 def accept(text: str) -> "Invitation":

@@ -1,6 +1,7 @@
 """Invitations: what `swarmd invite` prints and `swarmd join` takes. They come from strangers."""
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -324,6 +325,18 @@ def test_a_qr_code_is_drawn_or_what_is_missing_named(
         assert said.code == 2 and "pip install 'swarmd[qr]'" in said.err
     else:
         assert said.code == 0 and said.out.count("\n") > 20 and "█" in said.out
+
+
+def test_no_qr_code_is_drawn_in_letters_that_nobody_can_scan(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("segno")
+    file, out = written(tmp_path, f'[swarm]\nbootstrap = ["{PEER}"]\n'), io.BytesIO()
+    ascii_only = io.TextIOWrapper(out, "ascii", errors="backslashreplace", write_through=True)
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    said = run("invite", "--qr", "--config", file)
+    assert said.code == 2 and "UTF-8 locale" in said.err
+    assert out.getvalue().startswith(b"swarm:") and b"\\u25" not in out.getvalue()
 
 
 @pytest.mark.net
