@@ -275,8 +275,13 @@ class VerifiedTier:
         if Counter(self._held.values())[network] >= config.VERIFIED_WAITING_OF_A_NETWORK:
             raise Refused(CROWDED_UPLOADS)
         now = self._judge.monotonic()
-        if wait := self._peers.of(peer, now).wait(now) or self._rates.of(network, now).wait(now):
-            raise too_often("you or your network upload too often", "Upload again", wait)
+        its_own = self._peers.of(peer, now)
+        if wait := its_own.wait(now):
+            raise too_often("you upload too often", "Upload again", wait)
+        if wait := self._rates.of(network, now).wait(now):
+            # The peer gets nothing for what it paid.
+            its_own.spend(-1)
+            raise too_often("your network uploads too often", "Upload again", wait)
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
         """Receive the weights. Raises Refused; TimeoutError where the sender is too slow."""
