@@ -143,7 +143,7 @@ class Member:
         )
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
-        # JUDGES and USED are added by whoever has an answer.
+        # USED and INTRODUCTION are added by whoever has an answer.
         self.answers: dict[int, Answer] = {
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,

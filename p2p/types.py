@@ -170,11 +170,11 @@ Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 class PeerRequest(IntEnum):
     """All questions that members ask each other: a question's first byte.
 
-    To add one: a line here, and its answer in `Member.answers`. A number is never given again.
+    To add one: a line here, and its answer in `Member.answers`. A number is never given again: 2, 4
+    and 5 were given.
     """
 
     BLOBS = 1  # `p2p.blobs.fetch`
-    JUDGES = 2  # `swarmd.daemon.judging.discovery`
     DIAL_BACK = 3  # `p2p.nat.dial_back`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`
@@ -244,15 +244,6 @@ class P2pEngine(Protocol):
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
         """Ban the peer for so long: hang up, neither dial nor accept it. Returns at once."""
-
-    async def announce(self, topic: Topic) -> None:
-        """Publish a provider record for the topic in the DHT. It lasts some hours. Raises Unanswered."""
-
-    async def find(self, topic: Topic) -> Sequence[PeerId]:
-        """Return the peers with such a record, which nothing proves to be true.
-
-        Takes up to 20 s. Raises Unanswered.
-        """
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Note a member that was announced on our local network at these addresses. Returns at once."""

@@ -23,7 +23,6 @@ from p2p.nat import dial_back
 from p2p.peers import introduction, twins
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason
-from swarmd.daemon.judging import discovery
 from swarmd.exchange import acknowledgements, offers, wire
 from swarmd.exchange.offers import Offered
 from swarmd.testing import memory_member
@@ -330,10 +329,8 @@ def answering() -> QueuedMember:
     for blob in offers.encode([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
         member.hold(blob)
     bob = Peer(BOB.peer_id, "/ip4/203.0.113.7/tcp/50000", "inbound", NOW)
-    urls = discovery.pack(["https://judge.example"])
     member.answers |= {
         PeerRequest.DIAL_BACK: dial_back.DialBack(lambda: [bob], lambda: NOW),
-        PeerRequest.JUDGES: lambda _, message: b"" if message[1:] else urls,
         PeerRequest.USED: acknowledgements.AcknowledgementCounter(),
         PeerRequest.INTRODUCTION: introduction.Introducer(
             [TOPIC],
@@ -356,7 +353,6 @@ def asks() -> Vectors:
     good = {
         "fetch": PeerRequest.BLOBS.message(content_id(blob)),
         "fetch what it has not": PeerRequest.BLOBS.message(bytes(12)),
-        "judges": PeerRequest.JUDGES.message(),
         "dial-back": dial_back.question(4001),
         "twins, the first card": card,
         "twins, another session's card: it is shown the first": there.question(NOW),

@@ -24,7 +24,6 @@ class MemorySwarm:
         self._rng = random.Random(seed)
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
-        self.announced: dict[Topic, set[PeerId]] = {}
 
     def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
         """Add a member. It replaces one of the same id, as a restarted node replaces its old process."""
@@ -97,12 +96,6 @@ class MemoryEngine:
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
         self._shut_out.add(peer)
-
-    async def announce(self, topic: Topic) -> None:
-        self.swarm.announced.setdefault(topic, set()).add(self.me)
-
-    async def find(self, topic: Topic) -> Sequence[PeerId]:
-        return sorted(self.swarm.announced.get(topic, set()) & {peer.id for peer in self.peers()})
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Do nothing: everybody knows everybody here."""

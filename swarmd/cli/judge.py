@@ -93,7 +93,7 @@ def verify(
             _tell(found, as_json)
         return
     node = joined(config, folder, {"judge": judge, "model": model})
-    if node.judge.url in ("", "auto"):
+    if not node.judge.url:
         raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
     if not upload:
         raise ConfigError(
@@ -305,11 +305,6 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
     except (NotRunning, Unreachable):
         pass
     url = joined(config, folder, {}).judge.url
-    if url == "auto":
-        raise ConfigError(
-            "judge.url is auto, and no running node of this state folder has found a judge. Start the node,"
-            " or give --judge URL."
-        )
     if not url:
         raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
     return [url]

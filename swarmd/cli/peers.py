@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
 def bootstrap(
     swarm: SwarmName = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model of the nodes that --judge evaluates. Nodes of all models are helped.",
-            show_default="tiny",
-        ),
-    ] = None,
     listen: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,8 +35,8 @@ def bootstrap(
         typer.Option("--bootstrap", help="Address of another node of the swarm to connect to. Repeatable."),
     ] = None,
     judge: Annotated[
-        list[str] | None,
-        typer.Option(help="URL of a judge to advertise, https://…. Repeatable.", show_default="none"),
+        str | None,
+        typer.Option(help="URL of the judge that its invitations name.", show_default="none"),
     ] = None,
     state_dir: Annotated[
         Path | None,
@@ -57,10 +50,8 @@ def bootstrap(
     """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT."""
     from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
-    from swarmd.daemon.judging.discovery import advertised
 
-    judges = advertised(judge or ())
-    flags: dict[str, object] = {"swarm": swarm, "model": model, "listen": listen, "bootstrap": other}
+    flags: dict[str, object] = {"swarm": swarm, "listen": listen, "bootstrap": other, "judge": judge}
     resolved = resolve(config_file(config), os.environ, flags)
     node_config = resolved.config
     if resolved.origins["swarm.listen"] == "default":
@@ -69,7 +60,7 @@ def bootstrap(
             update={"swarm": node_config.swarm.model_copy(update={"listen": port})}
         )
     with StateFolder.open(state_dir or default_state_dir().with_name("bootstrap")) as state:
-        code = run_bootstrap(node_config, state, partial(_announce, as_json=as_json), judges)
+        code = run_bootstrap(node_config, state, partial(_announce, as_json=as_json))
     if not as_json:
         print("Node stopped.", file=sys.stderr)
     raise typer.Exit(code)

@@ -71,14 +71,6 @@ def web_address(text: str) -> str:
     return text
 
 
-def judge_address(text: str) -> str:
-    """Check that `text` is "auto", empty or the address of a web service, and return it.
-
-    Raises ValueError.
-    """
-    return text if text == "auto" else web_address(text)
-
-
 def host_and_port(text: str) -> str:
     """Normalise to host:port, on loopback where only a port is given; "" stays empty.
 

@@ -12,7 +12,6 @@ from p2p.engines import offered
 from swarmd.config.addresses import (
     bootstrap_address,
     host_and_port,
-    judge_address,
     listen_address,
     web_address,
 )
@@ -277,9 +276,9 @@ class SwarmConfig(_Section):
 class JudgeConfig(_Section):
     url: Annotated[
         str,
-        AfterValidator(judge_address),
-        Field(description="a web address such as http://127.0.0.1:8400, or auto"),
-    ] = ""  # "": not judged; "auto": by a judge advertised in the swarm
+        AfterValidator(web_address),
+        Field(description="a web address such as http://127.0.0.1:8400"),
+    ] = ""  # "": not judged
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
     name: Annotated[str, Field(max_length=40)] = ""  # shown on the leaderboard after the nickname
     # Tell the judge how many rollouts of which authors were trained on.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
-from swarmd.config.addresses import bootstrap_address, judge_address
+from swarmd.config.addresses import bootstrap_address, web_address
 from swarmd.config.curriculum_name import BUILT_IN
 from swarmd.config.messages import nearest, shown
 from swarmd.errors import ConfigError
@@ -48,7 +48,7 @@ class Invitation:
     digest: str = ""
     model: str = ""  # a short name or a repository of the hub; never a folder
     bootstrap: tuple[str, ...] = ()
-    judge: str = ""  # a web address, or "auto"
+    judge: str = ""  # a web address
 
     def settings(self) -> Mapping[str, object]:
         """Return the configuration keys that the invitation sets."""
@@ -129,7 +129,7 @@ def _require_form(found: Invitation) -> None:
         raise _wrong("it has to name a curriculum and its digest, or neither")
     for key, values, check in (
         ("at", found.bootstrap, bootstrap_address),
-        ("judge", (found.judge,), judge_address),
+        ("judge", (found.judge,), web_address),
     ):
         for value in values:
             try:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -23,12 +23,11 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
-from p2p.types import Envelope, PeerRequest, Started
+from p2p.types import Envelope, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import twin_trouble
 from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.inviting import PLACES, invite, place
-from swarmd.daemon.judging.discovery import JudgeAdvertiser
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import peers_document
@@ -48,18 +47,14 @@ log = logging.getLogger(__name__)
 
 class BootstrapNode:
     def __init__(
-        self,
-        config: NodeConfig,
-        folder: Path,
-        announce: Callable[[Mapping[str, Any]], None],
-        judges: Sequence[str] = (),
+        self, config: NodeConfig, folder: Path, announce: Callable[[Mapping[str, Any]], None]
     ) -> None:
         if config.swarm.engine == "none":
             raise ConfigError(
                 'swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".'
             )
         self.exit_code = 0
-        self._config, self._folder, self._announce, self._judges = config, folder, announce, judges
+        self._config, self._folder, self._announce = config, folder, announce
         self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
         others = [other for other in CURRICULA.values() if other.name != curriculum.name]
@@ -77,9 +72,6 @@ class BootstrapNode:
             also=sorted({topic_of(config.swarm, other) for other in others} - {topic}, key=str),
         )
         introduce(self.member, curriculum, lambda: HELPING)
-        self._advertiser = JudgeAdvertiser(self.member, judges) if judges else None
-        if self._advertiser is not None:
-            self.member.answers[PeerRequest.JUDGES] = self._advertiser.answer
         self._curricula = [curriculum.name, *(other.name for other in others)]
         self._stop = trio.Event()
 
@@ -97,8 +89,6 @@ class BootstrapNode:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.member.run)
                 nursery.start_soon(self.member.dial_back.run)
-                if self._advertiser is not None:
-                    nursery.start_soon(self._advertiser.run)
                 if self._config.swarm.mdns == "on":
                     nursery.start_soon(nearby(self.member).run)
                 await nursery.start(partial(control.serve, self._folder, handlers))
@@ -124,7 +114,6 @@ class BootstrapNode:
             },
             "engine": {"name": self._engine.name, "why": self._engine.why},
             "relay": relays(self._engine),
-            "judges": list(self._judges),
             "addresses": addresses,
             "pid": os.getpid(),
             "state_dir": str(self._folder),
@@ -170,7 +159,7 @@ class BootstrapNode:
         return twin_trouble(earlier).document() if earlier is not None else None
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return invite(self._config, None, self.member.addresses(), self._judges)
+        return invite(self._config, None, self.member.addresses())
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop.set()
@@ -178,17 +167,14 @@ class BootstrapNode:
 
 
 def run_bootstrap(
-    config: NodeConfig,
-    state: StateFolder,
-    announce: Callable[[Mapping[str, Any]], None],
-    judges: Sequence[str] = (),
+    config: NodeConfig, state: StateFolder, announce: Callable[[Mapping[str, Any]], None]
 ) -> int:
     """Run until stopped. Returns the exit code; raises OperatorError.
 
     announce: called once, with what the node is and can be reached at, when others can connect.
     """
     set_up_logging(state.path / LOG_FILE, stderr=False)
-    node = BootstrapNode(config, state.path, announce, judges)
+    node = BootstrapNode(config, state.path, announce)
     run(node.run)
     return node.exit_code
 
@@ -209,7 +195,6 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
         ),
         f"engine {document['engine']['name']}: {document['engine']['why']}",
         f"relays for nodes behind NAT: {relay['why']}",
-        *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),
         f"ask for it with --state-dir {quote(document['state_dir'])}:"
         " swarmd status, peers, stop, doctor network",
     ]

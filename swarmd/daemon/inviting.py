@@ -21,9 +21,7 @@ MAX_ADDRESSES: Final = 3
 PLACES: Final = ("internet", "network", "machine")  # from where an address can be dialled
 
 
-def invite(
-    config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = (), judges: Sequence[str] = ()
-) -> dict[str, Any]:
+def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = ()) -> dict[str, Any]:
     """Return the invitation as a document, with notes for the person who hands it on.
 
     Addresses that can be dialled from the internet come first, then configured bootstrap addresses, then the
@@ -32,7 +30,6 @@ def invite(
     Args:
         curriculum: None for a bootstrap node, which helps those of every curriculum and model.
         own: the node's addresses, where it runs.
-        judges: what it advertises.
 
     Raises:
         ConfigError: the node is in no swarm.
@@ -74,7 +71,7 @@ def invite(
             f"no address in it can be dialled from the internet: it is good on {where} alone. `swarmd doctor"
             " network` helps"
         )
-    judge = next(iter(judges), config.judge.url)
+    judge = config.judge.url
     if urlsplit(judge).hostname in LOOPBACK and any(place(address) != "machine" for address in addresses):
         notes.append(
             f"the judge {judge} is at an address of this machine alone, so the invitation names none: others"

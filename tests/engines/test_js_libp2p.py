@@ -144,10 +144,11 @@ async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
             decoded = wire.decode(shared, js)
             assert isinstance(decoded, wire.RolloutSet) and decoded.model == "tiny"
 
-            await member.engine.announce(TOPIC)
+            dht = member.engine._discovery.connections
+            await dht.provide(TOPIC)
             assert member.identity.peer_id in await peer.told("find", "found")
             assert await peer.told("provide", "provided")
-            assert js in await member.engine.find(TOPIC)
+            assert js in [record.peer for record in await dht.providers(TOPIC)]
 
             fetch = PeerRequest.BLOBS.message(content_id(blob))
             assert await peer.told("ask", "answer", fetch.hex()) == stored["blob"]

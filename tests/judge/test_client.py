@@ -506,34 +506,6 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
         assert asking.wait() == pytest.approx(waits[0])  # a grade forgives
 
 
-async def test_the_given_resolver_looks_up_a_name_once() -> None:
-    """A name that leads somewhere else each time is dialled at what was checked, under its own name.
-
-    What is refused is not dialled.
-    """
-    asked, seen = list[tuple[str, int]](), list[bytes]()
-
-    async def resolve(host: str, port: int) -> list[str]:
-        asked.append((host, port))
-        if len(asked) > 1:
-            raise OSError(f"{host} is no public address")
-        return ["127.0.0.1"]
-
-    clock = Clock(0.0)
-    async with judge(replying(honest, seen)) as url:
-        port = int(url.rsplit(":", 1)[1])
-        named = JudgeClient(
-            f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=PATIENT, resolve=resolve
-        )
-        assert isinstance(await named.ask(1, "tiny"), Question)
-        assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith(
-            "judge.invalid is no public address"
-        )
-    assert (asked, len(seen)) == ([("judge.invalid", port)] * 2, 1)
-    for header in (f"host: judge.invalid:{port}", f"swarmd-origin: http://judge.invalid:{port}"):
-        assert header.encode() in seen[0].lower()
-
-
 async def test_a_used_sequence_number_is_stepped_over() -> None:
     """A node whose clock was set back.
 
@@ -670,7 +642,7 @@ async def test_a_judge_with_other_scoring_is_used_and_its_rules_named(answer: by
     requests, told = list[bytes](), list[str]()
     async with judge(saying(answer, requests)) as url:
         judging = Judging(client(url), print, told.append)
-        await judging.run()
+        await judging.tell_rules()
     assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
     assert ["rules of tiny-9," in text for text in told] == [True] * named
     assert (shown(judging)["cause"], shown(judging)["asked_again_in"]) == ("", 0.0)  # it is asked as ever

@@ -157,7 +157,7 @@ async def test_connected_members_are_asked_for_a_blob_after_its_author() -> None
 
 def test_the_first_bytes_of_questions_never_change() -> None:
     assert [(one.name, one.message(b"x")) for one in PeerRequest] == [
-        ("BLOBS", b"\1x"), ("JUDGES", b"\2x"), ("DIAL_BACK", b"\3x"), ("TWINS", b"\6x"),
+        ("BLOBS", b"\1x"), ("DIAL_BACK", b"\3x"), ("TWINS", b"\6x"),
         ("USED", b"\7x"), ("INTRODUCTION", b"\x08x"),
     ]  # fmt: skip
     assert [PeerRequest.TWINS.content(message) for message in (b"\6main", b"\5main", b"")] == [

@@ -178,16 +178,6 @@ class Discovery:
         self._connected -= {peer}
         await self.connections.hang_up(peer)
 
-    async def find(self, topic: Topic) -> list[PeerId]:
-        """Find who announced itself, and tell the address book. Raises Unanswered."""
-        return list(dict.fromkeys(record.peer for record in await self._look_up(topic)))
-
-    async def _look_up(self, topic: Topic) -> list[AddressRecord]:
-        found = [record for record in await self.connections.providers(topic) if record.peer != self._book.me]
-        for record in found:
-            self._note_record(record)
-        return found
-
     def _note_record(self, record: AddressRecord) -> None:
         self._book.add(
             record.peer, record.addresses, self._clock(), teller=record.teller, source=record.source
@@ -275,7 +265,9 @@ class Discovery:
             for topic in self._topics:
                 # Its table may be empty yet; there may be somebody at the next turn.
                 with contextlib.suppress(Unanswered):
-                    for record in await self._look_up(topic):
-                        if record.relayed and record.peer not in self._connected | self._dialling:
+                    for record in await self.connections.providers(topic):
+                        self._note_record(record)
+                        known = self._connected | self._dialling | {self._book.me}
+                        if record.relayed and record.peer not in known:
                             nursery.start_soon(self._dial, record.peer, ())
                     await self.connections.provide(topic)

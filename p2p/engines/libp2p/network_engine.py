@@ -143,16 +143,6 @@ class NetworkEngine:
         if self._discovery is not None:
             self._discovery.hang_up_soon(peer)
 
-    async def announce(self, topic: Topic) -> None:
-        if self._discovery is None:
-            raise Unanswered("the engine is not up")
-        await self._discovery.connections.provide(topic)
-
-    async def find(self, topic: Topic) -> Sequence[PeerId]:
-        if self._discovery is None:
-            raise Unanswered("the engine is not up")
-        return await self._discovery.find(topic)
-
     def peers(self) -> Sequence[Peer]:
         """Return the connected members of our swarm; others may be connected too, for the DHT's sake."""
         return self._discovery.peers() if self._discovery is not None else []

@@ -1,1 +1,1 @@
-"""The node's judge: finding it, being evaluated by it, and reading what judges publish."""
+"""The node's judge: being evaluated by it, and reading what judges publish."""

@@ -10,11 +10,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import sha256
-from ipaddress import ip_address
 from pathlib import PureWindowsPath
 from typing import Annotated, Any
 
@@ -77,9 +76,6 @@ class NotJudged:
     remedy: str
 
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-
-
 class _AskedQuestion(msgspec.Struct, frozen=True):
     evaluation: _Id
     question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION_CHARACTERS)]
@@ -124,13 +120,6 @@ class Timeouts:
     connect: float = 5.0
     read: float = 20.0  # an answer may wait for others to be scored
     whole: float = 30.0
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        return bool(ip_address(host))
-    except ValueError:
-        return False
 
 
 def judge_origin(url: str) -> str:
@@ -195,7 +184,6 @@ class JudgeClient:
         clock: Callable[[], float] = time.monotonic,
         nanoseconds: Callable[[], int] = time.time_ns,
         timeouts: Timeouts = Timeouts(),
-        resolve: Resolve | None = None,
         said: Callable[[], Mapping[str, Any]] = dict,
         own_reward: bool = False,
         learnt: Callable[[], Mapping[PeerId, int]] = dict,
@@ -205,8 +193,6 @@ class JudgeClient:
         Args:
             clock: seconds, for waits and deadlines.
             nanoseconds: only where the sequence numbers begin; its skew does no harm.
-            resolve: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None:
-                any.
             said: what this node tells a judge of itself besides its model.
             own_reward: whether this node scores by a reward of its own.
             learnt: how many rollouts of which authors this node trained on, of MAX_LEARNT at most; empty: not
@@ -220,7 +206,7 @@ class JudgeClient:
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
-        self._resolve, self._said, self._own_reward = resolve, said, own_reward
+        self._said, self._own_reward = said, own_reward
         self._learnt = learnt
 
     def wait(self) -> float:
@@ -309,7 +295,7 @@ class JudgeClient:
         with trio.move_on_after(self._timeouts.whole):
             async with self._turn:
                 try:
-                    status, received = await self._exchange(path, body)
+                    status, received = await self._send(path, body)
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
                     # Of a certificate that is not trusted httpx2 says nothing; what it was raised from does.
                     why: BaseException | None = error
@@ -333,43 +319,24 @@ class JudgeClient:
         cause = f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s"
         return NotJudged(cause, "nothing to do; it is asked again later")
 
-    async def _exchange(self, path: str, body: bytes | None) -> tuple[int, bytes | None]:
+    async def _send(self, path: str, body: bytes | None) -> tuple[int, bytes | None]:
         """Exchange request and reply; returns status and body, or None for a body over the limit.
 
         No redirect is followed, no cookie kept, no environment read.
         """
-        *firsts, last = await self._targets()
-        for target in firsts:
-            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
-                return await self._send(target, path, body)
-        return await self._send(last, path, body)
-
-    async def _targets(self) -> Sequence[httpx2.URL]:
-        """Return what to dial: the origin, or its name's addresses as checked before."""
-        origin = httpx2.URL(self.origin)
-        if self._resolve is None or _is_ip(origin.host):
-            return [origin]
-        port = origin.port or (443 if origin.scheme == "https" else 80)
-        return [origin.copy_with(host=address) for address in await self._resolve(origin.host, port)]
-
-    async def _send(self, target: httpx2.URL, path: str, body: bytes | None) -> tuple[int, bytes | None]:
         origin = httpx2.URL(self.origin)
         method, timeout = (
             "GET" if body is None else "POST",
             httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
         )
-        headers = {
-            "accept-encoding": "identity",
-            "user-agent": "swarmd",
-            "host": origin.netloc.decode("ascii"),
-        }
+        headers = {"accept-encoding": "identity", "user-agent": "swarmd"}
         if body is not None:
             headers |= {**self.signed(path, body), "content-type": "application/json"}
-        # Also the name that the certificate must have.
+        # The name that the certificate must have.
         named = {"sni_hostname": origin.host.removesuffix(".")}
         async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
             request = client.stream(
-                method, target.join(path), content=body, headers=headers, extensions=named
+                method, origin.join(path), content=body, headers=headers, extensions=named
             )
             return await reply_of(request, MAX_RESPONSE_BYTES)
 

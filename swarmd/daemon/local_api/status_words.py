@@ -295,9 +295,8 @@ def judge_words(judge: Mapping[str, Any]) -> str:
         else "no score yet"
     )
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
-    whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
-    facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")
-    return printable(", ".join(filter(None, facts)) + (f": {silence}" if silence else ""))
+    facts = ", ".join(filter(None, (grade, judge.get("url"))))
+    return printable(facts + (f": {silence}" if silence else ""))
 
 
 def mean_reward_words(document: Mapping[str, Any]) -> str:

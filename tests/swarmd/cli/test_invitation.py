@@ -50,7 +50,7 @@ def checked(text: str) -> str:
         WHOLE,
         Invitation("main"),
         Invitation("lab", bootstrap=(PEER,)),
-        replace(WHOLE, judge="auto", model="Qwen/Qwen2.5-0.5B-Instruct"),
+        replace(WHOLE, model="Qwen/Qwen2.5-0.5B-Instruct"),
         replace(WHOLE, curriculum="own_tasks", judge="http://[::1]:8400"),
     ],
 )
@@ -291,7 +291,8 @@ def test_the_invitation_of_a_node_is_good_elsewhere(
 
 
 def test_a_bootstrap_node_invites_to_no_curriculum() -> None:
-    made = invite(NodeConfig(), None, [PUBLIC], ["https://judge.example"])
+    judge = {"judge": {"url": "https://judge.example"}}
+    made = invite(NodeConfig.model_validate(judge), None, [PUBLIC])
     assert read_invitation(made["invitation"]) == Invitation(
         "main", bootstrap=(PUBLIC,), judge="https://judge.example"
     )

@@ -221,7 +221,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ("[swarm]\nbootstrap = ['http://a', 3]", "swarm.bootstrap[1]"),
         (
             "[judge]\nurl = 'localhost:80'",
-            "judge.url: expected a web address such as http://127.0.0.1:8400, or auto, found 'localhost:80'",
+            "judge.url: expected a web address such as http://127.0.0.1:8400, found 'localhost:80'",
         ),
         ("[judge]\nurl = 'http://a:x'", "judge.url"),
         ("[judge]\nurl = 'http://me:secret@a'", "judge.url"),

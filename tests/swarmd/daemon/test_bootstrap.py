@@ -170,11 +170,10 @@ def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where:
         "swarm": {"name": "main", "curricula": ["tiny-9", "sapo-9"]},
         "engine": {"name": engine.name, "why": engine.why},
         "relay": relays(engine),
-        "judges": ["https://judge.example"],
         "addresses": [{"address": address, "from": where}],
         "state_dir": "/tmp/boot",
     }
     text, (wanted, unwanted) = "\n".join(announcement(document)), TOLD[where]
     assert wanted in text and not re.search(unwanted, text)
-    assert "tells of judges: https://judge.example" in text and "relays for nodes behind NAT: at most" in text
+    assert "relays for nodes behind NAT: at most" in text
     assert "--state-dir /tmp/boot" in text
