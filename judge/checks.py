@@ -17,7 +17,6 @@ from judge.config import JudgeSettings
 from judge.server import listening_socket
 from judge.store.database import database_url, inspect_database, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator
-from judge.verified.hub import Hub
 from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
 from swarmd.tasks.own import find_curriculum
@@ -106,8 +105,6 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
     """Open the models as a start does, so those that are not here are downloaded."""
     if not settings.verified_bytes:
         return CheckFinding("uploads", "no weights are evaluated")
-    if settings.verified_hub:
-        Hub(settings.verified_hub)
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
     models = asyncio.run(evaluator.describe(settings.verified_model))
     return CheckFinding(

@@ -170,10 +170,6 @@ def serve(
             help="Asked of each benchmark.", show_default=str(DEFAULTS.verified_benchmark_questions)
         ),
     ] = None,
-    verified_hub: Annotated[
-        str | None,
-        typer.Option(help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."),
-    ] = None,
     verified_folder: Annotated[
         Path | None,
         typer.Option(help="Where uploads wait.", show_default="beside the database"),
@@ -200,9 +196,7 @@ def serve(
     """
     settings = _settings(locals())
     if not settings.verified_bytes and (
-        settings.verified_hub
-        or settings.verified_benchmark
-        or settings.verified_model != DEFAULTS.verified_model
+        settings.verified_benchmark or settings.verified_model != DEFAULTS.verified_model
     ):
         raise NotAlone
     if settings.shared and settings.verified_bytes:

@@ -98,9 +98,6 @@ VERIFIED_S = 1_800.0
 VERIFIED_CPU_S = 900
 # Beyond the base model and three times the weights.
 VERIFIED_MEMORY_BYTES = 512 * 2**20
-# The time until the hub sends the first byte of a file, and the last.
-HUB_S = 20.0
-FETCH_S = 900.0
 # When an outcome that could not be written is written again.
 VERIFIED_RETRY_S = 5.0
 
@@ -153,8 +150,6 @@ class JudgeSettings:
         tuple[_Name, ...], Field(description="a list of files of questions and data sets of the hub")
     ] = ()
     verified_benchmark_questions: Annotated[int, Field(ge=1, le=1000)] = 50
-    # Address of a hub whose repositories may be named instead of an upload; "": none.
-    verified_hub: str = ""
     # The folder of uploads; None: beside the database.
     verified_folder: _Place | None = None
     shared: bool = False  # other judges use this database too

@@ -27,7 +27,7 @@ class NotTogether(JudgeError):
 
 
 class NotAlone(JudgeError):
-    """--verified-hub, -model and -benchmark need --verified-bytes, which allows uploads: give it too."""
+    """--verified-model and -benchmark need --verified-bytes, which allows uploads: give it too."""
 
 
 class JudgeCannotListen(JudgeError):

@@ -215,7 +215,7 @@ HEALTH = Reply(
 VERIFIABLE = Reply(
     {
         "schema": 1, "judge": _PEER, "models": {"tiny": {"base": "0123456789abcdef", "tensors": 38}},
-        "hub": "https://huggingface.co", "bytes": 100_000_000, "header": 262_144, "questions": 20,
+        "bytes": 100_000_000, "header": 262_144, "questions": 20,
     },
     {
         "base": "fingerprint of the base weights",
@@ -227,7 +227,7 @@ VERIFIABLE = Reply(
 VERIFICATION = Reply(
     {
         "schema": 1, **_VERIFIED, "error": "the weights are damaged", "remedy": "Upload them again.",
-        "place": 1, "source": "https://huggingface.co/…", "specialties": {"bf": [6.0, 12]},
+        "place": 1, "specialties": {"bf": [6.0, 12]},
         "pass_at": {"1": 0.38}, **_SIGNED,
         "questions": [{**_SCORED, "specialty": "bf", "n": 1_000_000_123, "correct": 1}], "more_after": 100,
     },
@@ -237,12 +237,11 @@ VERIFICATION = Reply(
         **_SIGNED_FIELDS,
         "error": "of weights that were refused",
         "place": "in the queue",
-        "source": "where it was fetched from",
         "specialties": "rewards, and questions",
         "reward": _REWARD,
     },
     {
-        *_TALLY, *_SIGNED, "ended", "benchmarks", "error", "remedy", "source", "specialties", "pass_at",
+        *_TALLY, *_SIGNED, "ended", "benchmarks", "error", "remedy", "specialties", "pass_at",
         "questions", "more_after",
     },
 )  # fmt: skip

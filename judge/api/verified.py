@@ -1,7 +1,6 @@
 """The verified tier over HTTP. docs/judge-protocol.md describes it."""
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,7 +15,7 @@ from judge.api.signing import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.verification import found
-from judge.verified.tier import OFF, RevisionQuery, UploadQuery, VerifiedTier
+from judge.verified.tier import OFF, UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
 # The answers' JSON.
@@ -24,7 +23,6 @@ PAGE_BYTES = 192 * 1024
 
 
 router = APIRouter(responses=REFUSED)
-_post = partial(router.post, status_code=202, responses={202: QUEUED.described()})
 _WEIGHTS = {
     "required": True,
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -47,11 +45,15 @@ async def models(request: Request) -> Response:
         "header": MAX_HEADER_BYTES,
         "questions": service.settings.verified_questions,
     }
-    hub = tier.hub.address if tier.hub else None
-    return JSONResponse({"schema": 1, "judge": service.key, "models": known, "hub": hub, **limits})
+    return JSONResponse({"schema": 1, "judge": service.key, "models": known, **limits})
 
 
-@_post("/v1/verified", openapi_extra={**signing_headers(), "requestBody": _WEIGHTS})
+@router.post(
+    "/v1/verified",
+    status_code=202,
+    responses={202: QUEUED.described()},
+    openapi_extra={**signing_headers(), "requestBody": _WEIGHTS},
+)
 async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
     """Upload weights: the body is a safetensors file."""
     tier = _tier(service_of(request))
@@ -67,14 +69,6 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
             )
         )
     queued = await tier.receive(signed, host_of(request), declared, _parts(request, declared.bytes))
-    return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
-
-
-@_post("/v1/verified/hub", openapi_extra=signing_headers())
-async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
-    """Name weights on the hub, which the judge fetches. There is no body."""
-    tier = _tier(service_of(request))
-    queued = await tier.name(signer_of(request, b""), host_of(request), declared)
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
@@ -102,7 +96,6 @@ async def verification(
         **one.document(),
         "place": service.verified.place(id) if service.verified else None,
     }
-    document |= {"source": one.upload.source} if one.upload.source else {}
     if one.state == "done":
         figures = {
             name: value

@@ -79,7 +79,7 @@ TIERS = MappingProxyType(
             " one."
         ),
         "verified": (
-            "Verified: the node uploaded its weights, or named them on a hub, and the judge ran them itself."
+            "Verified: the node uploaded its weights, and the judge ran them itself."
             " These weights, named by their SHA-256, scored so on these questions, which were drawn"
             " afterwards. It does not prove that this node trained them."
         ),

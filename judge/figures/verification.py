@@ -13,10 +13,7 @@ State = Literal["queued", "running", "done", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Weights that a peer has uploaded, or has named on the hub.
-
-    Digest and size of those on the hub are empty until they are fetched.
-    """
+    """Weights that a peer has uploaded."""
 
     id: str  # 32 hex digits, unguessable
     peer: PeerId
@@ -25,7 +22,6 @@ class Upload:
     digest: str  # SHA-256
     size: int  # bytes
     answers: int  # answers to each question; the first is greedy, and counts
-    source: str = ""  # the file's address on the hub; empty: uploaded
 
 
 class VerifiedAnswer(NamedTuple):

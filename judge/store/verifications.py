@@ -52,7 +52,7 @@ class VerificationRecords:
             waiting = table.c.state.in_(("queued", "running"))
             for why, lost in (
                 (STOPPED, table.c.tries >= MAX_TRIES),
-                (LOST, table.c.id.not_in(whole) & (table.c.digest != "")),
+                (LOST, table.c.id.not_in(whole)),
             ):
                 db.execute(
                     update(table)
@@ -65,12 +65,6 @@ class VerificationRecords:
     def running(self, id: str) -> None:
         with self._begin() as db:
             db.execute(update(table).where(table.c.id == id).values(state="running", tries=table.c.tries + 1))
-
-    def fetched(self, upload: Upload) -> None:
-        with self._begin() as db:
-            db.execute(
-                update(table).where(table.c.id == upload.id).values(digest=upload.digest, size=upload.size)
-            )
 
     def refused(self, upload: Upload, at: float, error: str, remedy: str) -> None:
         self._end(upload, {"state": "refused", "ended": at, "error": error, "remedy": remedy})
@@ -121,9 +115,7 @@ def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Verification]:
 
 
 def _upload(row: Row[Any]) -> Upload:
-    return Upload(
-        row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers, row.source
-    )
+    return Upload(row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers)
 
 
 def _verification(row: Row[Any]) -> Verification:

@@ -1,9 +1,8 @@
 """The verified tier: has uploaded weights answer fresh held-out questions, and scores the answers itself.
 
-One upload is evaluated at a time; the others wait in a bounded queue. Weights that a peer names on the hub
-wait there too, and are fetched when their turn has come. The questions are drawn after the weights have
-arrived. The model's configuration, tokenizer and template are the judge's own: a stranger sends numbers and
-nothing else, so nothing but the numbers can answer.
+One upload is evaluated at a time; the others wait in a bounded queue. The questions are drawn after the
+weights have arrived. The model's configuration, tokenizer and template are the judge's own: a stranger sends
+numbers and nothing else, so nothing but the numbers can answer.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,10 +25,9 @@ from judge.store.verifications import VerificationRecords
 from judge.types import Signed, network_of
 from judge.verified.benchmarks import BenchmarkFigures, Benchmarks
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
-from judge.verified.hub import Hub
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.upload_folder import UploadFolder
-from judge.verified.weights_check import UnfitWeights, WeightsCheck, check_adapter_config
+from judge.verified.weights_check import UnfitWeights, WeightsCheck
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer
@@ -45,13 +43,6 @@ OFF = Refusal(
     "this judge evaluates no uploaded weights",
     "Use another judge; its operator can allow it with --verified-bytes.",
 )
-NO_HUB = Refusal(
-    404,
-    "this judge fetches no weights",
-    "Upload the file; a judge's operator can allow it with --verified-hub.",
-)
-HUB_SLOW = ("the hub does not send the file in time", "Name it again later, or upload it.")
-OTHER_HUB = ("the judge fetches nothing from there any more", "Name the weights again, or upload them.")
 ONE_AT_A_TIME = Refusal(
     409,
     "weights of yours wait or are being evaluated already",
@@ -63,7 +54,7 @@ FAILED = (
 )
 
 
-class WeightsQuery(BaseModel):
+class UploadQuery(BaseModel):
     """What is declared of the weights.
 
     It is in the address, so it is signed, and is checked before a byte of the body is read.
@@ -76,18 +67,8 @@ class WeightsQuery(BaseModel):
     lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
     base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
-
-
-class UploadQuery(WeightsQuery):
     bytes: Annotated[int, Field(ge=1, lt=2**53)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class RevisionQuery(WeightsQuery):
-    """A revision on the hub: with a rank its adapter_model.safetensors is fetched, else model.safetensors."""
-
-    repo: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
-    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +125,6 @@ class VerifiedTier:
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self._benchmarks = benchmarks
-        self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
         self._peers = TokenBuckets[PeerId](
             1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
         )
@@ -180,51 +160,22 @@ class VerifiedTier:
         """
         await self._judge.claim(signed)
         self._check_announced(said)
-        upload = Upload(
-            self._new_id(), signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers
-        )
-        check = self._check_of(upload)
-        with self._place_of(upload, host) as network:
-            await self._store(upload, check, parts)
-            await self._judge.write(self._records.queued, upload, signed.sequence, self._judge.wall())
-        self._enqueue(upload, network)
-        return upload
-
-    async def name(self, signed: Signed, host: str, said: RevisionQuery) -> Upload:
-        """Queue weights that are to be fetched from the hub. Raises Refused."""
-        if self.hub is None:
-            raise Refused(NO_HUB)
-        await self._judge.claim(signed)
-        self._check_announced(said)
-        source = self.hub.source(said.repo, said.commit, said.lora_rank is not None)
-        upload = Upload(self._new_id(), signed.peer, said.model, said.lora_rank, "", 0, said.answers, source)
-        with self._place_of(upload, host) as network:
-            await self._judge.write(self._records.queued, upload, signed.sequence, self._judge.wall())
-        self._enqueue(upload, network)
-        return upload
-
-    def _new_id(self) -> str:
-        return f"{self._rng.getrandbits(128):032x}"
-
-    @contextlib.contextmanager
-    def _place_of(self, upload: Upload, host: str) -> Iterator[str]:
-        """Keep a place in the queue while the weights arrive; yield the peer's network.
-
-        Raises Refused where there is no place.
-        """
-        network = network_of(host)
+        id = f"{self._rng.getrandbits(128):032x}"
+        upload = Upload(id, signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
+        check, network = self._check_of(upload), network_of(host)
         self._make_room(upload.peer, network)
         self._held[upload.peer] = network
         try:
-            yield network
-        except BaseException as error:
+            await self._store(upload, check, parts)
+            await self._judge.write(self._records.queued, upload, signed.sequence, self._judge.wall())
+        except BaseException:
             del self._held[upload.peer]
             self._folder.remove(upload.id)
-            if isinstance(error, TimeoutError):
-                raise Refused(TOO_SLOW) from None
             raise
+        self._enqueue(upload, network)
+        return upload
 
-    def _check_announced(self, said: WeightsQuery) -> None:
+    def _check_announced(self, said: UploadQuery) -> None:
         """Check what is declared. Raises Refused where it cannot be evaluated here."""
         if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(
@@ -263,7 +214,7 @@ class VerifiedTier:
             )
         with _unfit_refused():
             return WeightsCheck(
-                upload.size, upload.digest or None, self._model(upload.model).shapes(upload.lora_rank)
+                upload.size, upload.digest, self._model(upload.model).shapes(upload.lora_rank)
             )
 
     def _make_room(self, peer: PeerId, network: str) -> None:
@@ -284,7 +235,7 @@ class VerifiedTier:
             raise too_often("your network uploads too often", "Upload again", wait)
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
-        """Receive the weights. Raises Refused; TimeoutError where the sender is too slow."""
+        """Receive the weights. Raises Refused."""
         loop = asyncio.get_running_loop()
         begun, received, patience = loop.time(), 0, asyncio.timeout(config.VERIFIED_STALL_S)
         try:
@@ -298,7 +249,7 @@ class VerifiedTier:
                 await asyncio.to_thread(file.finish)
         except OSError as error:
             if isinstance(error, TimeoutError) and patience.expired():
-                raise
+                raise Refused(TOO_SLOW) from None
             # Also for ETIMEDOUT, of a disk on the network.
             log.warning("uploaded weights cannot be kept: %s", error)
             raise Refused(FAULT) from None
@@ -316,10 +267,7 @@ class VerifiedTier:
     async def _evaluate(self, upload: Upload) -> None:
         await self._written(self._records.running, upload.id)
         try:
-            upload = upload if upload.digest else await self._fetched(upload)
             answers, known = await self._answered(upload)
-        except Refused as why:
-            await self._refuse(upload, why.refusal.error, why.refusal.remedy)
         except EvaluationFailed as why:
             log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
             await self._refuse(upload, str(why), FAILED)
@@ -332,24 +280,6 @@ class VerifiedTier:
             self._let_go(upload)
             receipt = self._receipt(upload, answers, known, at)
             await self._written(self._records.done, upload, at, answers, known, receipt)
-
-    async def _fetched(self, upload: Upload) -> Upload:
-        """Fetch the weights of an upload that names them on a hub. Raises Refused."""
-        try:
-            async with asyncio.timeout(config.FETCH_S):
-                with _unfit_refused():
-                    if self.hub is None or not upload.source.startswith(self.hub.address + "/"):
-                        raise UnfitWeights(*OTHER_HUB)
-                    if upload.lora_rank is not None:
-                        check_adapter_config(await self.hub.adapter_config(upload.source), upload.lora_rank)
-                    async with self.hub.opened(upload.source) as (size, parts):
-                        check = self._check_of(replace(upload, size=size))
-                        await self._store(upload, check, parts)
-        except TimeoutError:
-            raise Refused(Refusal(504, *HUB_SLOW)) from None
-        upload = replace(upload, digest=check.digest, size=size)
-        await self._written(self._records.fetched, upload)
-        return upload
 
     async def _refuse(self, upload: Upload, error: str, remedy: str) -> None:
         self._let_go(upload)
@@ -416,7 +346,6 @@ class VerifiedTier:
                 "answers",
             )
         }
-        fields |= {"source": upload.source} if upload.source else {}
         fields |= {"benchmarks": known} if known else {}
         return self._judge.sign(
             {**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)}

@@ -30,42 +30,6 @@ class UnfitWeights(Exception):
         self.error, self.remedy = error, remedy
 
 
-class _AdapterConfig(msgspec.Struct):
-    """What peft's adapter_config.json says of how an adapter is used.
-
-    Everything else in it changes tensors, which are checked.
-    """
-
-    peft_type: Literal["LORA"]
-    r: Annotated[int, msgspec.Meta(ge=1)]
-    lora_alpha: float
-    use_rslora: bool | None = False
-    alpha_pattern: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=0)] | None = None
-    # Other values change the base model.
-    init_lora_weights: bool | Literal["gaussian"] = True
-    alora_invocation_tokens: None = None
-
-
-def check_adapter_config(text: bytes, rank: int) -> None:
-    """Check that an adapter is to be used as the judge uses it: with alpha = 2 r, everywhere.
-
-    Raises UnfitWeights.
-    """
-    try:
-        said = msgspec.json.decode(text, type=_AdapterConfig)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise UnfitWeights("adapter_config.json is not one of a plain LoRA adapter", _EXPORT_AGAIN) from None
-    if said.r != rank:
-        raise UnfitWeights(
-            f"adapter_config.json says rank {said.r}, and {rank} was named",
-            "Name the rank that the adapter has.",
-        )
-    if said.lora_alpha != 2 * rank or said.use_rslora:
-        raise UnfitWeights(
-            "the adapter has another scale than this judge gives it, alpha = 2 r", _EXPORT_AGAIN
-        )
-
-
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
@@ -150,10 +114,10 @@ class WeightsCheck:
     Both methods raise UnfitWeights at the first fault.
     """
 
-    def __init__(self, size: int, digest: str | None, shapes: Shapes) -> None:
+    def __init__(self, size: int, digest: str, shapes: Shapes) -> None:
         """Start a check.
 
-        size, digest: bytes and SHA-256 as they were declared; None: it was not. shapes: by tensor.
+        size, digest: bytes and SHA-256 as they were declared. shapes: by tensor.
         """
         check_size(size, shapes)
         self._size, self._declared, self._shapes = size, digest, shapes
@@ -182,11 +146,6 @@ class WeightsCheck:
             self._format = check_header(head[8 : 8 + length], self._size - 8 - length, self._shapes)
             self._check_numbers(head[8 + length :])
 
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of what came."""
-        return self._digest.hexdigest()
-
     def _check_numbers(self, piece: bytes) -> None:
         piece = self._rest + piece
         whole = len(piece) - len(piece) % _BYTES[self._format]
@@ -207,15 +166,12 @@ class WeightsCheck:
                 f"{self._received:,} bytes arrived of {self._size:,} that were declared",
                 "Send the whole file.",
             )
-        if self._declared not in (None, self.digest):
+        if self._declared != self._digest.hexdigest():
             raise UnfitWeights(
                 "the bytes have another SHA-256 than was declared", "Send the file that you signed."
             )
 
 
-_EXPORT_AGAIN: Final = (
-    "Name an adapter as `swarmd export --adapter` writes it, or merge it and name the whole model."
-)
 _SAVE_AGAIN: Final = "Send weights.safetensors of a checkpoint as swarmd wrote it."
 _OTHER_MODEL: Final = (
     "Name the model, and the rank of the adapter, that the weights are of; GET /v1/verified lists the judge's"

@@ -1,7 +1,6 @@
 """`swarmd leaderboard` and `swarmd verify`: read what judges say, check it, upload weights to them."""
 
 import json
-import re
 import sys
 import time
 from itertools import chain
@@ -27,17 +26,15 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 # The weights' file in a checkpoint, and in what was exported.
 WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")
-NAMED = r"[\w.-]+/[\w.-]+@\S*"  # the name of weights on a hub
-COMMIT = r"\S+@[0-9a-f]{40}"
 
 
 def verify(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ID | PATH | REPO@COMMIT]",
+            metavar="[ID | PATH]",
             help="An evaluation to check, or an upload to see what became of it. With --upload: a safetensors"
-            " file, a folder with one, or a commit on the judge's hub, which the judge fetches.",
+            " file, or a folder with one.",
             show_default="the newest checkpoint",
         ),
     ] = None,
@@ -51,9 +48,6 @@ def verify(
             help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16
         ),
     ] = 1,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Rank of an adapter on the hub: r in its adapter_config.json.")
-    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
     curriculum: Annotated[
         str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")
@@ -99,9 +93,7 @@ def verify(
         raise ConfigError(
             "give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload."
         )
-    found = _uploaded(
-        node, folder, _weights(node, folder, what, answers, lora_rank), wait=wait, quiet=as_json
-    )
+    found = _uploaded(node, folder, _weights(node, folder, what, answers), wait=wait, quiet=as_json)
     if found.state == "done":
         ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
     _tell(found, as_json)
@@ -130,7 +122,7 @@ def _uploaded(
 
     say = (lambda _: None) if quiet else tell
     id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
-    say(f"{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
+    say(f"uploaded; `swarmd verify {id}` shows what becomes of it")
     found = weights_upload.outcome(node.judge.url, id)
     while wait and not found.over:
         before = found.state, found.place
@@ -141,10 +133,8 @@ def _uploaded(
     return found
 
 
-def _weights(
-    node: "NodeConfig", folder: Path, what: str | None, answers: int, lora_rank: int | None
-) -> "UploadedWeights":
-    """Build the description of the weights to upload or to name.
+def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int) -> "UploadedWeights":
+    """Read the weights to upload, and what they are of.
 
     Raises ConfigError and SwarmdError.
     """
@@ -154,14 +144,6 @@ def _weights(
 
     origin: dict[str, Any] = {}
     path, about = None if what is None else Path(what).expanduser(), Path("policy.json")
-    if what and re.fullmatch(NAMED, what) and not Path(what).exists():
-        if not re.fullmatch(COMMIT, what):
-            raise ConfigError(
-                f"{what}: name the whole commit, 40 hex digits: a branch may be another tomorrow."
-            )
-        return UploadedWeights(
-            b"", node.model.name, curriculum_of(node).digest, lora_rank, None, answers, what
-        )
     try:
         if path is None:
             files = read_snapshot(folder, ("policy.json", WEIGHTS[0])).files
@@ -194,9 +176,9 @@ def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError, KeyError, TypeError.
     """
-    if config["lora_alpha"] != 2 * config["r"]:
+    if config["lora_alpha"] != 2 * config["r"] or config.get("use_rslora"):
         raise ConfigError(
-            "the adapter's lora_alpha is not twice its rank r, as swarmd's is: the judge cannot evaluate it."
+            "the adapter's scale is not lora_alpha / r = 2, as swarmd's is: the judge cannot evaluate it."
         )
     return {"lora_rank": int(config["r"])}
 
@@ -205,7 +187,7 @@ def _upload_words(found: "VerifiedOutcome") -> str:
     if found.state == "queued":
         return f"waiting, number {found.place or '?'} in the queue"
     if found.state == "running":
-        return f"the judge {'evaluates' if found.weights else 'fetches'} the weights"
+        return "the judge evaluates the weights"
     if found.state == "refused":
         return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
     return (

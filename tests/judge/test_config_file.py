@@ -184,7 +184,6 @@ def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) ->
     nope = findings(verified_bytes=2**60, verified_model=("nope",))
     assert not nope["uploads"].well and "--verified-model" in nope["uploads"].said
     assert not nope["disk"].well and "MiB free" in nope["disk"].said
-    assert not findings(verified_bytes=1, verified_hub="huggingface.co")["uploads"].well
 
 
 def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
@@ -198,7 +197,6 @@ def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--verified-hub=https://huggingface.co"], NotAlone),
         (["--verified-model=other"], NotAlone),
         (["--shared", "--verified-bytes=1"], NotTogether),
     ],

@@ -27,7 +27,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class UploadedWeights:
-    """A safetensors file or a commit on a hub, and what model it is of."""
+    """A safetensors file, and what model it is of."""
 
     data: bytes
     model: str
@@ -35,7 +35,6 @@ class UploadedWeights:
     lora_rank: int | None = None  # None: all weights
     base: str | None = None  # fingerprint of an adapter's base weights
     answers: int = 1  # to each question
-    revision: str = ""  # REPO@COMMIT of the judge's hub, instead of data
 
     @property
     def digest(self) -> str:
@@ -54,9 +53,6 @@ class UploadedWeights:
             for name, value in (("lora_rank", self.lora_rank), ("base", self.base))
             if value is not None
         }
-        if self.revision:
-            repo, _, commit = self.revision.partition("@")
-            return "/v1/verified/hub?" + urlencode(said | {"repo": repo, "commit": commit})
         return "/v1/verified?" + urlencode(said | {"bytes": len(self.data), "sha256": self.digest})
 
 
@@ -70,8 +66,7 @@ class VerifiedOutcome(msgspec.Struct, frozen=True):
     verification: str
     peer: str
     state: str  # queued, running, done, refused
-    # SHA-256; empty while the judge fetches them.
-    weights: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+    weights: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # SHA-256
     place: int | None = None
     error: str = ""
     remedy: str = ""
@@ -95,7 +90,7 @@ def upload(
     told: Callable[[int], None],
     nanoseconds: Callable[[], int] = time.time_ns,
 ) -> str:
-    """Send the weights, or name them; returns the id of their verification.
+    """Send the weights; returns the id of their verification.
 
     told: called with the bytes sent so far. Raises SwarmdError.
     """

@@ -17,7 +17,6 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from judge.verified.weights_check import check_adapter_config
 from swarmd.errors import CannotRecord, ConfigError, NoModel, Unreachable
 from swarmd.policy.export import (
     CannotExport,
@@ -121,7 +120,6 @@ def test_merged_adapter_computes_what_the_adapter_computed(
         p.name for p in alone.iterdir()
     }
     assert not (alone / "model.safetensors").exists()
-    check_adapter_config((alone / "adapter_config.json").read_bytes(), 4)  # a judge takes it
     config = json.loads((alone / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (
         4,
