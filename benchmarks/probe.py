@@ -35,7 +35,7 @@ import trio
 
 from p2p.blobs.blobs import content_id
 from p2p.blobs.fetch import Want
-from p2p.engines import choose, engine
+from p2p.engines import engine
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
@@ -165,7 +165,7 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
         help="multiaddress ending in /p2p/<peer id>; may be repeated",
     )
     parser.add_argument(
-        "--engine", default="libp2p", choices=["auto", "libp2p", "hivemind"], help="what moves the frames"
+        "--engine", default="libp2p", choices=["libp2p", "hivemind"], help="what moves the frames"
     )
     return parser
 
@@ -174,7 +174,7 @@ def build_engine(
     given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None
 ) -> P2pEngine:
     """Build the engine that the options ask for."""
-    return engine(choose(given.engine).name)(
+    return engine(given.engine)(
         identity,
         Topic(given.swarm, given.digest),
         handlers,

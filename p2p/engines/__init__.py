@@ -6,7 +6,6 @@ gives a `P2pEngine` (`engines/hivemind/` is one).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
@@ -18,19 +17,6 @@ BUILT_IN: Final = {
     "libp2p": EntryPoint("libp2p", "p2p.engines.libp2p.engine:Libp2pEngine", GROUP),
     "memory": EntryPoint("memory", "p2p.engines.memory:MemoryEngine", GROUP),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A p2p engine's name, and why it was chosen, in words for the operator."""
-
-    name: str
-    why: str
-
-
-def choose(wanted: str) -> Choice:
-    """Choose the p2p engine for "auto" or a name; import none."""
-    return Choice("libp2p", "the default") if wanted == "auto" else Choice(wanted, "as configured")
 
 
 def offered() -> dict[str, EntryPoint]:
@@ -47,7 +33,7 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:
         raise EngineMissing(
-            f'no p2p engine is called {name!r}; there are {", ".join(points)}. Set swarm.engine to "auto",'
+            f'no p2p engine is called {name!r}; there are {", ".join(points)}. Set swarm.engine to "libp2p",'
             ' or install the package that brings it (for "hivemind": swarmd-engine-hivemind)'
         )
     try:
@@ -55,6 +41,6 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     except (ImportError, AttributeError) as error:
         raise EngineMissing(
             f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). "
-            'Install the package that brings it anew, or set swarm.engine to "auto"'
+            'Install the package that brings it anew, or set swarm.engine to "libp2p"'
         ) from error
     return loaded

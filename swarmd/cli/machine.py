@@ -98,7 +98,7 @@ def _examine(
 
     if in_use(folder):
         found = ask(folder, "network", timeout=45.0)
-        return (diagnose(found) if found["engine"] is not None else no_network()), found
+        return (diagnose(found) if found["engine"] != "none" else no_network()), found
     node_config = load(config_file(config), os.environ, flags)
     if node_config.swarm.engine == "none":
         return no_network(), {}

@@ -27,7 +27,7 @@ from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 
 def _p2p_engine(name: str) -> str:
     """Validate `swarm.engine`: one of swarmd's own, or one that an installed package offers."""
-    own = ("auto", "libp2p", "none")
+    own = ("libp2p", "none")
     if name in own:
         return name
     known = [*own, *sorted(offered().keys() - {"memory", *own})]
@@ -252,12 +252,12 @@ class SwarmConfig(_Section):
             description="at most 32 lower-case letters, digits and hyphens, the first no hyphen",
         ),
     ] = "main"
-    # auto: libp2p; none: train alone, open no socket.
+    # none: train alone, open no socket.
     engine: Annotated[
         str,
         AfterValidator(_p2p_engine),
-        Field(description="auto, libp2p, none or the name of an installed p2p engine"),
-    ] = "auto"
+        Field(description="libp2p, none or the name of an installed p2p engine"),
+    ] = "libp2p"
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],
         Field(description="a list of addresses such as /ip4/0.0.0.0/tcp/4001"),

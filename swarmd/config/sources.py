@@ -105,11 +105,11 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
 def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     limits, generate = config.limits, config.generate
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
-        if value and config.swarm.engine not in ("auto", "libp2p", "none"):
+        if value and config.swarm.engine not in ("libp2p", "none"):
             yield (
                 f"{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is"
-                f' {config.swarm.engine!r}: libp2p alone limits its rate. Set swarm.engine to "libp2p" or'
-                ' "auto", or leave it out'
+                f' {config.swarm.engine!r}: libp2p alone limits its rate. Set swarm.engine to "libp2p",'
+                " or leave it out"
             )
     if generate.engine != "own" and generate.engine_memory > percent(limits.gpu_memory):
         yield (

@@ -18,7 +18,6 @@ from typing import Any
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
@@ -51,11 +50,10 @@ class BootstrapNode:
     ) -> None:
         if config.swarm.engine == "none":
             raise ConfigError(
-                'swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".'
+                'swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "libp2p".'
             )
         self.exit_code = 0
         self._config, self._folder, self._announce = config, folder, announce
-        self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
         others = [other for other in CURRICULA.values() if other.name != curriculum.name]
         identity, topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
@@ -64,7 +62,7 @@ class BootstrapNode:
         self.member = Member(
             identity,
             topic,
-            engine_builder(self._engine, identity, topic, config.swarm, folder, public=True),
+            engine_builder(identity, topic, config.swarm, folder, public=True),
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
             admitted=self._count,
@@ -112,8 +110,8 @@ class BootstrapNode:
                 "curricula": self._curricula,
                 "topics": [*map(str, self.member.topics)],
             },
-            "engine": {"name": self._engine.name, "why": self._engine.why},
-            "relay": relays(self._engine),
+            "engine": self._config.swarm.engine,
+            "relay": relays(self._config.swarm.engine),
             "addresses": addresses,
             "pid": os.getpid(),
             "state_dir": str(self._folder),
@@ -149,7 +147,7 @@ class BootstrapNode:
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
-            **await survey(self.member, self._engine, self._config),
+            **await survey(self.member, self._config),
             "curriculum": " or ".join(self._curricula),
             "trouble": self._trouble(),
         }
@@ -179,22 +177,22 @@ def run_bootstrap(
     return node.exit_code
 
 
-def relays(engine: Choice) -> dict[str, Any]:
+def relays(engine: str) -> str:
     """Describe what a bootstrap node with this engine relays for nodes that accept no connections."""
     each = "at most 64 MiB for each pair of nodes"
-    return {"on": True, "why": f"{each}, and 1 MiB a second for all" if engine.name == "libp2p" else each}
+    return f"{each}, and 1 MiB a second for all" if engine == "libp2p" else each
 
 
 def announcement(document: Mapping[str, Any]) -> list[str]:
     """Format the announcement as lines of text, without the addresses."""
-    swarm, relay, addresses = document["swarm"], document["relay"], document["addresses"]
+    swarm, addresses = document["swarm"], document["addresses"]
     lines = [
         (
             f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}:"
             f" {', '.join(swarm['curricula'])}"
         ),
-        f"engine {document['engine']['name']}: {document['engine']['why']}",
-        f"relays for nodes behind NAT: {relay['why']}",
+        f"engine {document['engine']}",
+        f"relays for nodes behind NAT: {document['relay']}",
         f"ask for it with --state-dir {quote(document['state_dir'])}:"
         " swarmd status, peers, stop, doctor network",
     ]

@@ -20,7 +20,6 @@ from typing import Any
 
 import trio
 
-from p2p.engines import choose
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.peers.introduction import PAUSED, TRAINING
@@ -82,7 +81,7 @@ def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
         daemon = Daemon(config, state.path, view, works)
-        log_with(peer=daemon.sharing.identity.peer_id, engine=daemon.engine.name if daemon.engine else "none")
+        log_with(peer=daemon.sharing.identity.peer_id, engine=config.swarm.engine)
         run(daemon.run)
     except OperatorError as error:
         log.error("node failed: %s", error)  # noqa: TRY400  the operator can mend it: no traceback
@@ -101,13 +100,11 @@ class Daemon:
         self.config, self.view, self._works, self._folder = config, view, works, folder
         self.exit_code, self.limits = 0, config.limits  # limits: the current ones, which the user can change
         check_installed(config.metrics.report_to)
-        self.engine = None if config.swarm.engine == "none" else choose(config.swarm.engine)
         up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
         traffic = Traffic(up, down)
         self.sharing = Participant(
             config,
             folder,
-            self.engine,
             self._hand_on,
             lambda: PAUSED if self.guest.pauses else TRAINING,
             view.talk,
@@ -343,11 +340,11 @@ class Daemon:
         return self._document()
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self.engine is None:
-            return {"schema": 1, "engine": None}
+        if self.config.swarm.engine == "none":
+            return {"schema": 1, "engine": "none"}
         await self._wait_until_it_listens()
         known = {"trouble": self.sharing.isolation.document()["trouble"], "judge": self.judging.document()}
-        return await survey(self.member, self.engine, self.config) | known
+        return await survey(self.member, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         await self._wait_until_it_listens()
@@ -360,9 +357,7 @@ class Daemon:
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keep to other limits from now on, and after a restart unless the configuration says otherwise."""
-        self.limits = limits = changed(
-            self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p"
-        )
+        self.limits = limits = changed(self.limits, arguments, rates=self.config.swarm.engine == "libp2p")
         self.guest.keep_to(limits)
         self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
         remember_limits(limits, self._folder)

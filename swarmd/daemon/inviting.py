@@ -38,7 +38,7 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
     if config.swarm.engine == "none":
         raise ConfigError(
             'swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to'
-            ' "auto".'
+            ' "libp2p".'
         )
     usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
     public = [address for address in usable if place(address) == "internet"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from p2p.engines import Choice, engine
+from p2p.engines import engine
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity, nickname
@@ -36,7 +36,6 @@ def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
 
 
 def engine_builder(
-    choice: Choice | None,
     identity: Identity,
     topic: Topic,
     config: SwarmConfig,
@@ -48,7 +47,6 @@ def engine_builder(
     """Return a function that builds the p2p engine of a `Member`.
 
     Args:
-        choice: None for no network.
         folder: where the address book is kept; None for nowhere.
         public: the operator says that others can dial this node, so that it relays more, or at once
             (`hivemind`), and does not wait for others to find that out.
@@ -56,12 +54,11 @@ def engine_builder(
     """
 
     def build(handlers: Handlers) -> P2pEngine:
-        if choice is None:
+        if config.engine == "none":
             from p2p.engines.memory import MemorySwarm
 
             return MemorySwarm().join(identity.peer_id, handlers)
-        log.info("p2p engine: %s (%s)", choice.name, choice.why)
-        return engine(choice.name)(
+        return engine(config.engine)(
             identity,
             topic,
             handlers,
@@ -78,7 +75,6 @@ def engine_builder(
 
 
 def sharing_member(
-    choice: Choice | None,
     identity: Identity,
     topic: Topic,
     config: SwarmConfig,
@@ -93,7 +89,7 @@ def sharing_member(
     return Member(
         identity,
         topic,
-        engine_builder(choice, identity, topic, config, folder, traffic=traffic),
+        engine_builder(identity, topic, config, folder, traffic=traffic),
         sequence=SequenceFile(folder / "sequence", time.time),
         clock=time.time,
         admitted=admitted,

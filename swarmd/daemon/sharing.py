@@ -9,7 +9,6 @@ from typing import Any
 
 import trio
 
-from p2p.engines import Choice
 from p2p.engines.traffic import Traffic
 from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
@@ -45,7 +44,6 @@ class Participant:
         self,
         config: NodeConfig,
         folder: Path,
-        engine: Choice | None,
         hand_on: Callable[[ReceivedBody], None],
         doing: Callable[[], str],
         talk: Callable[[str], None],
@@ -55,20 +53,19 @@ class Participant:
 
         Args:
             folder: the state folder.
-            engine: None for no network.
             hand_on: called with each set of others.
             doing: returns what the member says that it does, when asked.
             talk: tells the operator.
             traffic: counts and limits the bytes.
         """
-        self._config, self._engine = config, engine
+        self._config = config
         self.curriculum = curriculum = curriculum_of(config)
         self.identity, self.topic = (
             Identity.load_or_create(folder / IDENTITY_FILE),
             topic_of(config.swarm, curriculum),
         )
         self.member = sharing_member(
-            engine, self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic
+            self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic
         )
         self._heard, self.roster, rng = Heard(), Roster(), random.Random(secrets.randbits(64))
         self.pacing = Pacing(self._heard, rng, curriculum.offers_a_second)
@@ -94,11 +91,11 @@ class Participant:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.member.dial_back.run)
             nursery.start_soon(self.gatherer.run)
-            if self._engine is not None:
+            if self._config.swarm.engine != "none":
                 nursery.start_soon(self.isolation.run)
                 nursery.start_soon(self._acknowledger.run)
             await nursery.start(self.member.run)
-            if self._engine is not None and self._config.swarm.mdns == "on":
+            if self._config.swarm.engine != "none" and self._config.swarm.mdns == "on":
                 # Announces our addresses, so the member must listen already.
                 nursery.start_soon(nearby(self.member).run)
             task_status.started("")
@@ -115,12 +112,12 @@ class Participant:
 
     def document(self) -> dict[str, Any]:
         """Return the status of the swarm and of our part in it."""
-        engine, rejected = self._engine, self.member.rejected
+        rejected = self.member.rejected
         return {
             "peer_id": self.identity.peer_id,
             "name": nickname(self.identity.peer_id),
             "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
-            "engine": {"name": engine.name, "why": engine.why} if engine is not None else None,
+            "engine": self._config.swarm.engine,
             "peers": self.heard(),
             "connected": len(self.member.peers()),
             "addresses": list(self.member.addresses()),

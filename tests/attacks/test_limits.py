@@ -248,7 +248,7 @@ def test_all_blobs_at_once() -> None:
 
 @pytest.mark.parametrize("kind, some", [("rollouts", False), ("offer", False), ("rollouts-xyz", True)])
 def test_all_frames_of_a_kind_that_no_version_knows(tmp_path: Path, kind: str, some: bool) -> None:
-    us = sharing_member(None, key_of(1, 0), TOPIC, SwarmConfig(), tmp_path, lambda _: None)
+    us = sharing_member(key_of(1, 0), TOPIC, SwarmConfig(engine="none"), tmp_path, lambda _: None)
     frames = [seal(key_of(1, 1 + n), TOPIC.swarm_id, 1, time.time() + 1, kind, b"") for n in range(150)]
     passed_on = sum(us.deliver(frame, PeerId("one connection")) is Verdict.ACCEPT for frame in frames)
     assert (passed_on < len(frames)) is some

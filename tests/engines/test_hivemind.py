@@ -39,7 +39,7 @@ from swarmd_engine_hivemind.streams import serve
 
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
-from p2p.engines import choose, engine, offered
+from p2p.engines import engine, offered
 from p2p.engines.libp2p.request_response import Responder
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
@@ -306,11 +306,10 @@ async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
     )
 
 
-async def test_hivemind_is_found_by_its_entry_point_and_auto_stays_libp2p() -> None:
+async def test_hivemind_is_found_by_its_entry_point() -> None:
     point = offered()["hivemind"]
     assert point.dist is not None and point.dist.name == "swarmd-engine-hivemind"
     assert point.load() is engine("hivemind") is hivemind_engine.HivemindEngine
-    assert choose("auto").name == "libp2p" and choose("hivemind").name == "hivemind"
 
 
 async def test_hivemind_is_refused_with_a_remedy_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

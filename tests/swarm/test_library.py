@@ -257,7 +257,7 @@ def test_bad_input_is_named_before_anything_is_joined(
     with joined(tmp_path), pytest.raises(swarmd.errors.StateFolderInUse, match="another folder"):
         joined(tmp_path)
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
-    with pytest.raises(swarmd.errors.ConfigError, match='Set it to "auto"'):
+    with pytest.raises(swarmd.errors.ConfigError, match='Set it to "libp2p"'):
         joined(tmp_path)
 
 

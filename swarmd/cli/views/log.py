@@ -26,9 +26,7 @@ class LogView:
         self._view.status(document)
         self._document = document
         engine = document.get("engine")
-        self._on_change(
-            "node", who(document) + (f", engine {engine['name']}: {engine['why']}" if engine else "")
-        )
+        self._on_change("node", who(document) + (f", engine {engine}" if engine else ""))
         self._on_change(
             "addresses",
             "listening on " + " ".join(document["addresses"]) if document.get("addresses") else "",

@@ -74,7 +74,7 @@ def diagnose(found: Survey) -> Diagnosis:
     answering = [entry for entry in found["bootstrap"] if entry["answers"]]
     takes_part = found["peers"]["connected"] > 0 or bool(answering) or not found["bootstrap"]
     findings = [
-        Finding("engine", True, f"{found['engine']['name']}: {found['engine']['why']}"),
+        Finding("engine", True, found["engine"]),
         _listening(found, reachable),
         _addresses(found, reachable),
         *_bootstrap(found),
@@ -97,7 +97,10 @@ def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:
 def no_network() -> Diagnosis:
     """Diagnose a node without a configured network."""
     finding = Finding(
-        "engine", None, 'swarm.engine is "none": the node opens no socket', 'to join a swarm set it to "auto"'
+        "engine",
+        None,
+        'swarm.engine is "none": the node opens no socket',
+        'to join a swarm set it to "libp2p"',
     )
     return Diagnosis(None, True, "the node trains alone, as configured", [finding])
 

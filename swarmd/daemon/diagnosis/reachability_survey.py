@@ -14,7 +14,6 @@ from typing import Any
 import trio
 
 from p2p.address import parse_bootstrap, parse_endpoint
-from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.nat.dial_back import DialBackReply, ask_members, who_dials_back
@@ -38,7 +37,7 @@ COMPANY_S = 15.0
 SEEN_S = 5.0
 
 
-async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
+async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
     """Survey the network of a member that is up.
 
     Takes as long as the slowest peer that is asked, at most 10 s.
@@ -50,7 +49,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         "peer_id": member.identity.peer_id,
         "name": nickname(member.identity.peer_id),
         "swarm": {"name": member.topic.name, "topic": str(member.topic)},
-        "engine": {"name": engine.name, "why": engine.why},
+        "engine": config.swarm.engine,
         "listen": list(config.swarm.listen),
         "ports": ports,
         "addresses": list(member.addresses()),
@@ -193,7 +192,6 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
 
     Raises OperatorError, also where the member cannot listen.
     """
-    engine = choose(config.swarm.engine)
     topic = topic_of(config.swarm, curriculum_of(config))
     found: dict[str, Any] = {}
 
@@ -201,7 +199,7 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
         member = Member(
             identity,
             topic,
-            engine_builder(engine, identity, topic, config.swarm, folder),
+            engine_builder(identity, topic, config.swarm, folder),
             sequence=iter(()),
             clock=time.time,
             admitted=lambda _: None,
@@ -214,7 +212,7 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
                 with trio.move_on_after(SEEN_S):
                     while not await _is_seen(member):
                         await trio.sleep(0.2)
-            found.update(await survey(member, engine, config))
+            found.update(await survey(member, config))
             nursery.cancel_scope.cancel()
 
     run(partial(interruptible, live))

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import trio
 
 from p2p.admission.fair_queue import FairQueue
-from p2p.engines import choose
 from p2p.errors import StateUnwritable
 from p2p.peers.introduction import TRAINING
 from p2p.types import PeerId, Reason, ReceivedBody, Sender
@@ -128,12 +127,10 @@ class Network(ProgramNetwork):
     ) -> None:
         """Build the member, without running it. Raises ConfigError where the configuration cannot be used."""
         if config.swarm.engine == "none":
-            raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
+            raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "libp2p".')
         super().__init__(config, author, changed, "swarmd-network", self._run)
         self._state, self._talk, self._stop = state, talk, stop
-        self._swarm = Participant(
-            config, state.path, choose(config.swarm.engine), self._put, lambda: TRAINING, talk
-        )
+        self._swarm = Participant(config, state.path, self._put, lambda: TRAINING, talk)
         self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
         self._sent_at, self._leaving = -MIN_GAP_S, False
         self._token: trio.lowlevel.TrioToken | None = None

@@ -129,7 +129,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
         ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
-        ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
+        ("engine", document.get("engine") or ""),
         ("peers", peers_words(document)),
         ("exchange", exchange_words(document.get("exchange") or {})),
         ("offers", offers_words(document.get("offers") or {})),

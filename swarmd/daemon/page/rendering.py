@@ -141,9 +141,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "peers": _peers(document, peers, now),
         "refused": _refused(document),
         "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
-        "limits": _limits(
-            document.get("limits") or {}, rates=(document.get("engine") or {}).get("name") == "libp2p"
-        ),
+        "limits": _limits(document.get("limits") or {}, rates=document.get("engine") == "libp2p"),
         "node": _node(document, now),
     }
 
@@ -414,17 +412,13 @@ def _limit(key: str, value: Any) -> str:
 
 
 def _node(document: Document, now: float) -> str:
-    engine, trainer, swarm = (
-        document.get("engine") or {},
-        document.get("trainer") or {},
-        document.get("swarm") or {},
-    )
+    trainer, swarm = document.get("trainer") or {}, document.get("swarm") or {}
     started, restarts = document.get("started_at"), trainer.get("restarts")
     facts = [
         ("Peer id", document.get("peer_id")),
         ("Model", model_words(document.get("model") or {})),
         ("Topic", swarm.get("topic")),
-        ("Network", f"{engine['name']}: {engine['why']}" if engine else ""),
+        ("Network", document.get("engine")),
         ("Addresses", " ".join(map(str, document.get("addresses") or ()))),
         ("Running", ago(now - started).removesuffix(" ago") if started else ""),
         ("Restarts", str(restarts) if restarts else ""),

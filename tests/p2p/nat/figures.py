@@ -85,7 +85,7 @@ def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
     Returns the seconds after the healing until all hear all, and those that two frames of each took before:
     how busy the machine is.
     """
-    net.bootstrap("auto")
+    net.bootstrap("libp2p")
     numbers = range(4, 10)
     probes = [
         net.probe(net.lab.public(n), engine)

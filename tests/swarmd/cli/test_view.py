@@ -68,7 +68,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "peer_id": PEER,
         "name": "brave-otter",
         "swarm": {"name": "main", "digest": "3f2a9c0011223344", "topic": "/swarmd/1/main/3f2a9c0011223344"},
-        "engine": {"name": "libp2p", "why": "as configured"},
+        "engine": "libp2p",
         "model": {"model": "tiny", "parameters": 860_000, "device": "cpu", "dtype": "float32", "lora": None},
         "pid": 1,
         "started_at": 1_700_000_000.0,
@@ -407,7 +407,7 @@ def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptu
     log_view.close()
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:4] == [
-        f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p: as configured",
+        f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p",
         f"listening on /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
         "starting: loading the model tiny; wait",
         "connected to brave-otter (1 connected)",

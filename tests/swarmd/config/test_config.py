@@ -105,7 +105,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         | {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")}
         | {f"limits.{name}": "1 MB/s" for name in ("up", "down")}
         | {f"limits.{name}": "1 GB" for name in ("month", "state")}
-        | {"when.load": "50 %", "when.gpu": "30 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
+        | {"when.load": "50 %", "when.gpu": "30 %", "when.hours": "sat-sun", "swarm.engine": "none"}
     )
     values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():

@@ -32,7 +32,7 @@ def survey(**other: Any) -> dict[str, Any]:
         "peer_id": "12D3KooWMe",
         "name": "glad-cat",
         "swarm": {"name": "main", "topic": "/swarmd/1/main/0"},
-        "engine": {"name": "libp2p", "why": "as configured"},
+        "engine": "libp2p",
         "listen": ["/ip4/0.0.0.0/tcp/4001"],
         "ports": [4001],
         "addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWMe", "/ip4/192.168.2.10/tcp/4001/p2p/12D3KooWMe"],

@@ -38,7 +38,7 @@ def document(
 
 def test_refusals_come_with_reason_and_remedy(tmp_path: Path) -> None:
     config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
-    of = Participant(config, tmp_path, None, print, str, print)
+    of = Participant(config, tmp_path, print, str, print)
     for reason in [Reason.WRONG_VERSION] * 3 + [Reason.BAD_SIGNATURE] * 2:
         of.member.ignore(reason)
     shown = document(board(), **of.document())
@@ -121,9 +121,9 @@ def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
     }
 
 
-def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
-    told = document(board(), engine={"name": "libp2p", "why": "as configured"})
-    assert "engine   libp2p: as configured" in status_lines(told)
+def test_the_p2p_engine_is_told() -> None:
+    told = document(board(), engine="libp2p")
+    assert "engine   libp2p" in status_lines(told)
 
 
 def test_offers_and_fetches_are_shown_once_there_were_any() -> None:

@@ -183,7 +183,7 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> 
 
 async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: Tab) -> None:
     limits = {"limits.cpu": "100 %", "limits.month": "20 GB"}
-    node = Node({**document(engine={"name": "hivemind", "why": ""}), "limits": limits})
+    node = Node({**document(engine="hivemind"), "limits": limits})
 
     def look(tab: Tab) -> None:
         open_page(tab, node)

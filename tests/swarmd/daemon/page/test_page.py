@@ -82,7 +82,6 @@ _OURS = {
     *document()["swarm"],
     *document()["model"],
     *document()["judge"],
-    *document()["engine"],
     *document()["trainer"],
     "size",
     "fresh",
@@ -220,9 +219,7 @@ def test_limits_that_can_be_changed_are_fields_with_what_holds_now(engine: str, 
         "limits.down": "",
         "limits.state": "9 GB",
     }
-    html = rendering.parts(document(limits=limits, engine={"name": engine, "why": ""}), PEERS, now=0.0)[
-        "limits"
-    ]
+    html = rendering.parts(document(limits=limits, engine=engine), PEERS, now=0.0)["limits"]
     assert (
         re.findall('<input id="limit-[a-z]+" name="([a-z]+)"', html)
         == names
