@@ -226,8 +226,8 @@ def healthy(seconds: float, pace: float, folder: Path) -> dict[str, Any]:
                 node.check()
                 if (status := node.status()) is not None:
                     asked += 1
-                    if status["trouble"] or status["bootstrap"]:
-                        alarms.append(f"{now:.0f} s, {node.name}: {status['trouble'] or status['bootstrap']}")
+                    if status["trouble"]:
+                        alarms.append(f"{now:.0f} s, {node.name}: {status['trouble']}")
             time.sleep(1.0)
         last = [node.status() or {} for node in nodes]
         logged = [

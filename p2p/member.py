@@ -24,7 +24,6 @@ from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of_host
 from p2p.peers.introduction import ask_each
 from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, TwinCards, TwinSession
-from p2p.rate_limit import TokenBuckets
 from p2p.topic import Topic
 from p2p.types import (
     Answer,
@@ -50,8 +49,6 @@ RETURN_EVERY_S = 5.0
 AWAY_S = 30.0
 # The group of all connections whose own we have not noted: dialling again and again brings no more room.
 NOT_NOTED = "not noted yet"
-# Frames of unknown kinds that are passed on, a second and at once, for each connection.
-UNKNOWN_RATE, UNKNOWN_BURST = 20.0, 60.0
 # What one report costs its author, in frames of its quota: a second's worth.
 _REPORT_CHARGE = 5.0
 
@@ -78,9 +75,9 @@ class Member:
 
     Args:
         build_engine: called once, with the engine's handlers; `run` runs the engine.
-        admitted: called with each admitted envelope.
+        admitted: called with each admitted envelope of a kind that this version can use.
         folder: for the replay log and the scores of peers.
-        knows: whether this version can use a kind; frames of other kinds are passed on at a low rate.
+        knows: whether this version can use a kind; frames of other kinds are only counted and passed on.
         also: other swarms whose members this node helps to meet. An inbox of their own admits their frames,
             which are then received and passed on, too. A node with `also` does not train.
     """
@@ -122,7 +119,7 @@ class Member:
             )
             for topic in also
         }
-        self._knows, self._unknown = knows, TokenBuckets[PeerId](UNKNOWN_RATE, UNKNOWN_BURST)
+        self._knows = knows
         self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()
         self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned
@@ -211,11 +208,11 @@ class Member:
             return outcome.verdict
         if via is not None:
             self.reputation.admitted(via, now)
-        self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
-        if via is None or self._knows(outcome.kind) or not self._unknown.of(via, now).wait(now):
-            return Verdict.ACCEPT
-        self.ignore(Reason.UNKNOWN_KIND)
-        return Verdict.IGNORE
+        if self._knows(outcome.kind):
+            self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
+        else:
+            self.ignore(Reason.UNKNOWN_KIND)
+        return Verdict.ACCEPT
 
     def score(self, peer: PeerId) -> float:
         """Return our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""

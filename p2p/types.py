@@ -45,7 +45,7 @@ class Reason(Enum):
     FLOODING = "a peer sends more than it may"
     SHUNNED = "of a peer that has misbehaved"
     CROWDED = "too many unknown peers"
-    UNKNOWN_KIND = "of a kind that this version does not know, and too many to pass on"
+    UNKNOWN_KIND = "of a kind that this version does not know"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
     # What only the trainer can find, reported back through `Transport.report`:
     UNDECODABLE = "not a rollout set"
@@ -55,7 +55,6 @@ class Reason(Enum):
     TOO_LONG = "a completion is over the length limit"
     USELESS = "nothing to learn from in what an author sends"
     UNSERVED = "offers that their author does not serve"
-    OTHER_MODALITY = "rollouts of a kind that this node cannot use"
 
     @property
     def verdict(self) -> Verdict:
@@ -73,7 +72,6 @@ _BLAMELESS = frozenset(
     | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}
     | {Reason.USELESS}  # costs quota alone: others may learn from it
     | {Reason.UNKNOWN_KIND}  # a later version may use it
-    | {Reason.OTHER_MODALITY}  # costs nothing: others can use it
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
@@ -83,9 +81,6 @@ _REMEDIES = {
     Reason.SHUNNED: "its frames count again when it has behaved for a while",
     Reason.CROWDED: "too many unknown peers send; peers you know are not affected",
     Reason.UNKNOWN_KIND: "if most peers run a later version of swarmd: update yours",
-    Reason.OTHER_MODALITY: (
-        "nothing to do: some peers share something else than text, and your node trains on text alone"
-    ),
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }
 

@@ -36,14 +36,7 @@ _MAX_MESSAGE_BYTES = 4096
 
 
 class Silent(Exception):
-    """There was no answer; the message says why.
-
-    refused: the machine is there, but nothing listens on that port.
-    """
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
+    """There was no answer; the message says why."""
 
 
 class Stranger(Exception):
@@ -131,7 +124,7 @@ def _silent(error: OSError) -> Silent:
     words = next(
         (_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error)
     )
-    return Silent("nothing listens on that port" if refused else words, refused=refused)
+    return Silent("nothing listens on that port" if refused else words)
 
 
 def _words(error: OSError) -> str:

@@ -107,7 +107,6 @@ class Daemon:
             folder,
             self._hand_on,
             lambda: PAUSED if self.guest.pauses else TRAINING,
-            view.talk,
             traffic,
         )
         self.member, self.gatherer = self.sharing.member, self.sharing.gatherer
@@ -343,7 +342,7 @@ class Daemon:
         if self.config.swarm.engine == "none":
             return {"schema": 1, "engine": "none"}
         await self._wait_until_it_listens()
-        known = {"trouble": self.sharing.isolation.document()["trouble"], "judge": self.judging.document()}
+        known = {"trouble": self.sharing.isolation.document(), "judge": self.judging.document()}
         return await survey(self.member, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,7 +94,7 @@ def sharing_member(
         clock=time.time,
         admitted=admitted,
         folder=folder,
-        knows=lambda kind: wire.modality_of(kind) == wire.TEXT,
+        knows={wire.KIND, wire.OFFER_KIND}.__contains__,
     )
 
 

@@ -13,13 +13,12 @@ from p2p.engines.traffic import Traffic
 from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
-from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody, Started
+from p2p.types import Envelope, PeerId, PeerRequest, ReceivedBody, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import peers_document
 from swarmd.daemon.membership import introduce, nearby, sharing_member, topic_of
-from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
@@ -46,7 +45,6 @@ class Participant:
         folder: Path,
         hand_on: Callable[[ReceivedBody], None],
         doing: Callable[[], str],
-        talk: Callable[[str], None],
         traffic: Traffic | None = None,
     ) -> None:
         """Build the member, without running it. Raises ConfigError where the configuration cannot be used.
@@ -55,7 +53,6 @@ class Participant:
             folder: the state folder.
             hand_on: called with each set of others.
             doing: returns what the member says that it does, when asked.
-            talk: tells the operator.
             traffic: counts and limits the bytes.
         """
         self._config = config
@@ -83,7 +80,7 @@ class Participant:
         self._acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         runs = introduce(self.member, curriculum, doing)
         self.isolation = IsolationWatch(
-            self.member, config.swarm, curriculum.name, self.roster, time.time, talk, runs
+            self.member, config.swarm, curriculum.name, self.roster, time.time, runs
         )
 
     async def run(self, *, task_status: Started) -> None:
@@ -129,7 +126,7 @@ class Participant:
             # The mean seconds between two offers; None where the pace is free.
             "offers": {"every": self.pacing.every},
             "given": self.given.document(),
-            **self.isolation.document(),
+            "trouble": self.isolation.document(),
         }
 
     async def on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -140,17 +137,9 @@ class Participant:
         return document
 
     def _on_envelope(self, envelope: Envelope) -> None:
-        """Give the gatherer an admitted envelope. What is not text is only counted."""
-        modality = wire.modality_of(envelope.kind)
-        if modality is None:
-            # It is a kind of a later version.
-            return
-        self.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
-        if modality == wire.TEXT:
-            self._heard.offer(envelope.author, envelope.group, time.monotonic())
-            self.gatherer.on_envelope(envelope)
-        else:
-            self.member.ignore(Reason.OTHER_MODALITY)
+        self.roster.heard(envelope.author, time.time())
+        self._heard.offer(envelope.author, envelope.group, time.monotonic())
+        self.gatherer.on_envelope(envelope)
 
 
 class Publisher:

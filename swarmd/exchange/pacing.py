@@ -239,7 +239,7 @@ class Outgoing:
         for messages in reversed(self._rounds):
             chosen += [body for its, body in messages if its == kind]
             messages.clear()
-            if chosen and kind.partition("-")[0] == offers.KIND:
+            if chosen and kind == offers.KIND:
                 # What does not fit stays in its own round, or it would never become too old.
                 first, *rest = offers.join(chosen)
                 chosen = [first]

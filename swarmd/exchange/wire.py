@@ -6,9 +6,6 @@ Pure, versioned, strict. docs/wire.md has the layout for other implementations.
 
 Questions, ground truth and rewards are not sent: the receiver regenerates the question and scores the
 answers. `decode` returns a Reason for anything that `encode` would not have written.
-
-The modality of the completions is in the envelope's kind, so that a receiver knows it before it reads or
-fetches anything: `rollouts` and `offer` are of text, `rollouts-image` and `offer-image` of images.
 """
 
 from collections.abc import Sequence
@@ -23,8 +20,6 @@ from swarmd.types import Completion, Rollout, TaskRef
 KIND = "rollouts"
 # The kind of `swarmd.exchange.offers`.
 OFFER_KIND = "offer"
-# The modality of a kind without a tag.
-TEXT = "text"
 VERSION: Final = 1
 # Rollouts in one body.
 MAX_ROLLOUTS = 64
@@ -66,12 +61,6 @@ class RolloutSet(msgspec.Struct, frozen=True):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
 _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
-
-
-def modality_of(kind: str) -> str | None:
-    """Return the modality of rollouts or of an offer; None where the kind is neither."""
-    base, tag, modality = kind.partition("-")
-    return None if base not in (KIND, OFFER_KIND) or (tag and modality in ("", TEXT)) else modality or TEXT
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:

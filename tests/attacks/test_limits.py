@@ -4,13 +4,10 @@ Read from the code, added up, and played to its edge by all at once.
 """
 
 import re
-import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 from libp2p.pubsub.pb import rpc_pb2
@@ -25,15 +22,11 @@ from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.libp2p import request_response, rpcs
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, UnfinishedRpcs, ingress
-from p2p.envelope import seal
-from p2p.types import Envelope, PeerId, Verdict
-from swarmd.config.config import SwarmConfig
-from swarmd.daemon.membership import sharing_member
+from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
-from swarmd.testing import NOW, TOPIC
+from swarmd.testing import NOW
 from swarmd.types import TaskRef
 from tests import ROOT
-from tests.attacks.nodes import key_of
 from tests.p2p.engines.libp2p.test_request_response import pair
 
 MIB = 1024 * 1024
@@ -244,11 +237,3 @@ def test_all_blobs_at_once() -> None:
     for n in range(2 * blobs.KEPT_BYTES // blobs.MAX_BLOB_BYTES):
         store.put(n.to_bytes(blobs.MAX_BLOB_BYTES, "big"))
     assert store.bytes <= blobs.KEPT_BYTES and store.get(blobs.content_id(n.to_bytes(blobs.MAX_BLOB_BYTES)))
-
-
-@pytest.mark.parametrize("kind, some", [("rollouts", False), ("offer", False), ("rollouts-xyz", True)])
-def test_all_frames_of_a_kind_that_no_version_knows(tmp_path: Path, kind: str, some: bool) -> None:
-    us = sharing_member(key_of(1, 0), TOPIC, SwarmConfig(engine="none"), tmp_path, lambda _: None)
-    frames = [seal(key_of(1, 1 + n), TOPIC.swarm_id, 1, time.time() + 1, kind, b"") for n in range(150)]
-    passed_on = sum(us.deliver(frame, PeerId("one connection")) is Verdict.ACCEPT for frame in frames)
-    assert (passed_on < len(frames)) is some

@@ -7,7 +7,7 @@ from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.member import UNKNOWN_BURST, UNKNOWN_RATE, QueuedMember
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
 from swarmd.testing import NOW, TOPIC, Clock, memory_member
@@ -77,26 +77,15 @@ def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() ->
     assert sum(b.rejected.values()) == 7
 
 
-def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
-    clock, swarm = Clock(), MemorySwarm()
-    us, via = (
-        memory_member(swarm, 1, clock, knows=lambda kind: kind == "offer"),
-        member(swarm, 9).identity.peer_id,
-    )
-    authors = [Identity.from_seed(bytes([50 + n]) * 32) for n in range(4)]
-
-    def passed_on(kind: str, count: int) -> int:
-        sealed = (
-            seal(authors[n % 4], TOPIC.swarm_id, next(numbers), clock.now, kind, b"") for n in range(count)
-        )
-        return sum(us.deliver(frame, via) is Verdict.ACCEPT for frame in sealed)
-
-    numbers = itertools.count(1)
-    assert passed_on("later", 100) == UNKNOWN_BURST
-    assert us.rejected[Reason.UNKNOWN_KIND] == 100 - UNKNOWN_BURST
-    assert passed_on("offer", 20) == 20
-    clock.now += 1
-    assert passed_on("later", 30) == min(30, UNKNOWN_RATE)
+def test_kinds_that_we_do_not_know_are_counted_and_passed_on() -> None:
+    clock, swarm, known = Clock(), MemorySwarm(), "offer"
+    us, via = memory_member(swarm, 1, clock, knows=known.__eq__), member(swarm, 9).identity.peer_id
+    author = Identity.from_seed(bytes([50]) * 32)
+    for number, kind in enumerate(("later", known), 1):
+        frame = seal(author, TOPIC.swarm_id, number, clock.now, kind, b"")
+        assert us.deliver(frame, via) is Verdict.ACCEPT
+    assert us.rejected == {Reason.UNKNOWN_KIND: 1} and us.score(author.peer_id) == 0
+    assert [body.kind for body in us.received()] == [known]
 
 
 def history(seed: int) -> list[list[bytes]]:

@@ -311,7 +311,7 @@ def test_of_several_ranks_one_joins_and_all_get_what_it_collects(tmp_path: Path)
 
 
 def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: Path) -> None:
-    """Garbage, text meant for the verifier, false labels, useless groups, another modality."""
+    """Garbage, text meant for the verifier, false labels, useless groups, an unknown kind."""
     with (
         joined(tmp_path / "own", external=8) as own,
         joined(tmp_path / "bad", address(own)) as bad,
@@ -343,5 +343,5 @@ def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: P
         while sum(group.author == good.report()["peer_id"] for group in found) < 2:
             found += own.collect(8, wait=TIMEOUT_S)
         assert own.joined and all(group.author == good.report()["peer_id"] for group in found)
-        why = {Reason.UNDECODABLE.value, Reason.UNKNOWN_TASK.value, Reason.OTHER_MODALITY.value}
+        why = {Reason.UNDECODABLE.value, Reason.UNKNOWN_TASK.value, Reason.UNKNOWN_KIND.value}
         wait_until(lambda: own.report()["rejected"].keys() >= why)

@@ -208,9 +208,9 @@ def test_a_rule_of_ten_lines_joins_as_a_peer(learner: Learner, tmp_path: Path) -
             rule.kill()
 
 
-def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Learner) -> None:
+def test_an_unknown_kind_is_counted_in_the_status_and_the_metrics(learner: Learner) -> None:
     member = real_member("libp2p", 9, Topic("main", swarm_digest(TINY_9)), bootstrap=[learner.address])
-    why = Reason.OTHER_MODALITY.value
+    why = Reason.UNKNOWN_KIND.value
 
     async def share_images() -> None:
         async with trio.open_nursery() as nursery:
@@ -227,9 +227,7 @@ def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Lear
             nursery.cancel_scope.cancel()
 
     trio.run(share_images)
-    assert "nothing to do" in learner.says("status")["advice"][why]
-    row = learner.peer(member.identity.peer_id)
-    assert (row["rejected"], row["score"]) == (0, 0)
+    assert "update yours" in learner.says("status")["advice"][why]
 
 
 def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ BEHIND_S = 240.0
 AHEAD_S = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that every swarm has
 # One such frame shows that its author runs something else.
-_SURE_OF = frozenset({Reason.OTHER_MODALITY, Reason.WRONG_VERSION})
+_SURE_OF = frozenset({Reason.UNKNOWN_KIND, Reason.WRONG_VERSION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +92,11 @@ TWIN = Cause(
     "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its"
     " identity.key",
 )
-_DEAD = "bootstrap address {address} does not answer: {says}"
-DEAD_NEW_KEY = Cause(
-    _DEAD,
-    "what answers proves another key",
-    "that node has a new key: ask its people for its address as it is now",
-)
-DEAD_REFUSED = Cause(
-    _DEAD,
-    "the connection is refused",
-    "the machine is there and the node is not running, or has another port: ask its people",
-)
-DEAD_SILENT = Cause(
-    _DEAD,
-    "nothing answers within 5 s",
-    "that node is down, or a firewall stops outgoing TCP connections to that port: ask its people",
+DEAD = Cause(
+    "bootstrap address {address} does not answer: {says}",
+    "another key answers, the connection is refused, or nothing answers within 5 s",
+    "ask its people for its address as it is now: that node is down, elsewhere or has a new key, or a"
+    " firewall stops outgoing TCP connections to that port",
 )
 
 
@@ -122,14 +112,8 @@ def twin_trouble(later: bool) -> Trouble:
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
     """Describe a bootstrap address that does not answer."""
-    new_key = "another peer" in entry["says"]
-    cause = DEAD_NEW_KEY if new_key else DEAD_REFUSED if entry["refused"] else DEAD_SILENT
-    return cause.trouble(address=where(entry), says=entry["says"])
-
-
-def where(entry: Mapping[str, Any]) -> str:
-    """Shorten a bootstrap address for a sentence: leave out the peer id, which is longer than the rest."""
-    return str(entry["address"]).partition("/p2p/")[0] or str(entry["address"])
+    # The peer id is longer than the rest, and is left out.
+    return DEAD.trouble(address=entry["address"].partition("/p2p/")[0], says=entry["says"])
 
 
 def another(said: Introduced) -> str:
@@ -213,9 +197,7 @@ def _count(count: int, word: str) -> str:
 
 CAUSES = (
     TWIN,
-    DEAD_NEW_KEY,
-    DEAD_REFUSED,
-    DEAD_SILENT,
+    DEAD,
     Cause(
         "this machine's clock is {off} {who}: frames are refused for it",
         "all peers asked tell their time",
@@ -287,7 +269,7 @@ CAUSES = (
     ),
     Cause(
         "no peer is heard: {members} connected, and what came was refused: {count} {reason}",
-        "a frame of another version, or of no text",
+        "a frame of another version, or of an unknown kind",
         "{advice}",
         Stage.SETTLED,
         lambda f: _main_reason(f, _SURE_OF) if f.companions or f.unknown else None,

@@ -6,7 +6,7 @@ remedy.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -20,19 +20,13 @@ from swarmd.daemon.diagnosis.isolation import (
     Facts,
     Trouble,
     certain,
-    dead_bootstrap,
     twin_trouble,
-    where,
     why_alone,
 )
-from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, who_answers, whom_to_ask
+from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, probe, whom_to_ask
 from swarmd.daemon.local_api.roster import Roster
 
 CHECK_EVERY_S = 2.0
-# When, after the start, bootstrap addresses that are not connected are tried by themselves.
-KNOCK_FIRST_S = 5.0
-# The same while somebody is heard.
-KNOCK_EVERY_S = 600.0
 # A node that was alone for so long gave others time to be found.
 SETTLED_S = 18.0
 # The time between two searches, and from LATER_S alone on.
@@ -45,7 +39,6 @@ PATIENT_S = 900.0
 LEFT_S = 10.0
 # Searches in a row in which a bootstrap address answered, and its peer would not be asked.
 HUNG_UP_SEARCHES = 2
-CONNECTED = {"answers": True, "says": "connected", "refused": False}
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +47,6 @@ class IsolationWatch:
     """Watches whether the node hears other peers, and tells the operator why not.
 
     Args:
-        talk: told when a bootstrap address stops or begins to answer, where that is not the trouble itself.
         trouble: gets what to tell the operator, None where all is well.
         clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
     """
@@ -66,13 +58,11 @@ class IsolationWatch:
         curriculum: str,
         roster: Roster,
         clock: Callable[[], float],
-        talk: Callable[[str], None],
         runs: str = "",
     ) -> None:
         self.member, self._config, self._curriculum, self._roster = member, config, curriculum, roster
-        self._clock, self._talk, self._runs = clock, talk, runs
+        self._clock, self._runs = clock, runs
         self._bootstrap = {text: parse_bootstrap(text)[0] for text in config.bootstrap}
-        self._knocked: dict[str, Mapping[str, Any]] = {}  # address -> who answers there
         # Address -> searches in a row in which it answered, and its peer would not be asked
         self._would_not: Counter[str] = Counter()
         # Refused frames up to the moment when somebody was last heard.
@@ -83,23 +73,19 @@ class IsolationWatch:
 
     async def run(self) -> None:
         alone_since = searched = trio.current_time()
-        knock_at, heard_before = alone_since + KNOCK_FIRST_S, False
+        heard_before = False
         while True:
             now = trio.current_time()
             if self.member.away:
                 # The node has left by itself, and its status says why.
                 self._say(None)
-                alone_since, knock_at = now, now + KNOCK_FIRST_S
+                alone_since = now
                 await trio.sleep(CHECK_EVERY_S)
                 continue
-            if self._note_connections(now):
-                knock_at = min(knock_at, now + KNOCK_FIRST_S)
-            heard = self._roster.any_usable(self._clock())
+            self._note_connections(now)
+            heard = bool(self._roster.present(self._clock()))
             if heard:
                 alone_since, self._refused_before = now, Counter(self.member.rejected)
-            if now >= knock_at:
-                await self._knock()
-                knock_at = now + KNOCK_EVERY_S
             alone = now - alone_since
             every = CALM_S if heard else SEARCH_EVERY_S if alone < LATER_S else SEARCH_LATER_S
             if (earlier := self.member.earlier_twin()) is not None:
@@ -110,13 +96,9 @@ class IsolationWatch:
             heard_before = heard
             await trio.sleep(CHECK_EVERY_S)
 
-    def document(self) -> dict[str, Any]:
-        """Return what the status shows: the trouble, and the bootstrap addresses that do not answer."""
-        dead = [dead_bootstrap(entry) for entry in self._knocked.values() if not entry["answers"]]
-        return {
-            "trouble": self.trouble.document() if self.trouble else None,
-            "bootstrap": [found.document() for found in dead],
-        }
+    def document(self) -> dict[str, str] | None:
+        """Return the trouble as the status shows it."""
+        return self.trouble.document() if self.trouble else None
 
     def _say(self, trouble: Trouble | None) -> None:
         if trouble != self.trouble and trouble is not None:
@@ -125,8 +107,8 @@ class IsolationWatch:
             log.info("no problem with the swarm any more")
         self.trouble = trouble
 
-    def _note_connections(self, now: float) -> bool:
-        """Record which connections ended, and return whether one to a bootstrap peer did or began.
+    def _note_connections(self, now: float) -> None:
+        """Record which connections ended.
 
         Peers that left a small swarm are no longer heard. In a large one connections also end because there
         are enough, so there it says nothing.
@@ -140,7 +122,6 @@ class IsolationWatch:
             del self._lost[peer]
             if len(connected) < TARGET_MEMBERS:
                 self._roster.gone(peer)
-        return not changed.isdisjoint(self._bootstrap.values())
 
     async def _search(self, heard: bool, alone: float) -> Trouble | None:
         if heard:
@@ -156,16 +137,24 @@ class IsolationWatch:
 
     async def _facts(self, asked: Sequence[PeerId], *, heard: bool = False, settled: bool = True) -> Facts:
         said: dict[str, Any] = {}
+        bootstrap: list[dict[str, Any]] = []
 
         async def ask() -> None:
             said.update(await ask_around(self.member, asked, self._clock))
 
+        async def knock() -> None:
+            there = {*self.member.engine.connected(), self.member.identity.peer_id}
+            bootstrap.extend(await probe(self._bootstrap, there))
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             if not heard:
-                nursery.start_soon(self._knock)
-        if not heard:
-            self._note_hung_up(said["answered"])
+                nursery.start_soon(knock)
+        for entry in bootstrap:
+            # It answers strangers, and does not answer us.
+            peer = self._bootstrap[address := entry["address"]]
+            hangs_up = entry["answers"] and peer not in {*said["answered"], self.member.identity.peer_id}
+            self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0
         return Facts(
             name=self._config.name,
             curriculum=self._curriculum,
@@ -175,44 +164,8 @@ class IsolationWatch:
             settled=settled,
             offline=is_offline(self._config.bootstrap),
             connected=len(self.member.peers()),
-            bootstrap=list(self._knocked.values()),
+            bootstrap=bootstrap,
             hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP_SEARCHES],
             refused=Counter(self.member.rejected) - self._refused_before,
             **said,
         )
-
-    def _note_hung_up(self, answered: Collection[PeerId]) -> None:
-        """Count how often a bootstrap peer that answers strangers does not answer us."""
-        for address, peer in self._bootstrap.items():
-            hangs_up = (
-                self._knocked[address]["answers"]
-                and peer not in answered
-                and peer != self.member.identity.peer_id
-            )
-            self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0
-
-    async def _knock(self) -> None:
-        """Try the bootstrap addresses whose peer is not connected. A change is reported once."""
-        connected = {*self.member.engine.connected(), self.member.identity.peer_id}
-
-        changed: list[Mapping[str, Any]] = []
-
-        async def probe(address: str, peer: PeerId) -> None:
-            there = peer in connected
-            found = {"address": address, **(CONNECTED if there else await who_answers(address))}
-            before = self._knocked.get(address, {"answers": True})
-            self._knocked[address] = found
-            if found["answers"] != before["answers"]:
-                changed.append(found)
-
-        async with trio.open_nursery() as nursery:
-            for address, peer in self._bootstrap.items():
-                nursery.start_soon(probe, address, peer)
-        alone = len(connected) == 1 and not self._roster.any_usable(self._clock())
-        if alone and not any(entry["answers"] for entry in self._knocked.values()):
-            # The trouble tells it already.
-            return
-        for entry in changed:
-            trouble = dead_bootstrap(entry)
-            again = f"bootstrap address {where(entry)} answers again"
-            self._talk(again if entry["answers"] else f"{trouble.cause}; {trouble.remedy}")

@@ -6,7 +6,7 @@ runs, a member started for the survey alone.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,16 +84,16 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
         said.update(await ask_around(member, whom_to_ask(member, named), time.time))
         found["seen"] = {key: said[key] for key in found["seen"]}
 
-    async def knock_at(address: str) -> None:
-        found["bootstrap"].append({"address": address, **await who_answers(address)})
+    async def knock_all() -> None:
+        others = [
+            text for text in config.swarm.bootstrap if parse_bootstrap(text)[0] != member.identity.peer_id
+        ]
+        found["bootstrap"] = await probe(others)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dial_back)
         nursery.start_soon(see)
-        for address in config.swarm.bootstrap:
-            if parse_bootstrap(address)[0] != member.identity.peer_id:
-                nursery.start_soon(knock_at, address)
-    found["bootstrap"].sort(key=lambda entry: config.swarm.bootstrap.index(entry["address"]))
+        nursery.start_soon(knock_all)
     found["trouble"] = _trouble(member, found, said)
     return found
 
@@ -168,6 +168,20 @@ def is_offline(bootstrap: Sequence[str]) -> bool:
     return not any(map(has_route, [*named, *SOMEWHERE]))
 
 
+async def probe(addresses: Iterable[str], connected: Collection[PeerId] = ()) -> list[dict[str, Any]]:
+    """Probe bootstrap addresses, all at the same time, but for those whose peer is connected."""
+    found: dict[str, dict[str, Any]] = {address: {} for address in addresses}
+
+    async def knock_at(address: str) -> None:
+        there = parse_bootstrap(address)[0] in connected
+        found[address] = {"answers": True, "says": "connected"} if there else await who_answers(address)
+
+    async with trio.open_nursery() as nursery:
+        for address in found:
+            nursery.start_soon(knock_at, address)
+    return [{"address": address, **entry} for address, entry in found.items()]
+
+
 async def who_answers(bootstrap: str) -> dict[str, Any]:
     """Probe a bootstrap address: does the peer that it names answer there, or what else does?"""
     wanted, endpoint = parse_bootstrap(bootstrap)
@@ -175,16 +189,12 @@ async def who_answers(bootstrap: str) -> dict[str, Any]:
     try:
         there = await knock(endpoint.host, endpoint.port)
     except Silent as error:
-        return {"answers": False, "says": str(error), "refused": error.refused}
+        return {"answers": False, "says": str(error)}
     except Stranger as error:
-        return {"answers": False, "says": f"what answers there is no libp2p peer: {error}", "refused": False}
+        return {"answers": False, "says": f"what answers there is no libp2p peer: {error}"}
     if there != wanted:
-        return {"answers": False, "says": f"another peer answers there, {there}", "refused": False}
-    return {
-        "answers": True,
-        "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms",
-        "refused": False,
-    }
+        return {"answers": False, "says": f"another peer answers there, {there}"}
+    return {"answers": True, "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms"}
 
 
 def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Network(ProgramNetwork):
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "libp2p".')
         super().__init__(config, author, changed, "swarmd-network", self._run)
         self._state, self._talk, self._stop = state, talk, stop
-        self._swarm = Participant(config, state.path, self._put, lambda: TRAINING, talk)
+        self._swarm = Participant(config, state.path, self._put, lambda: TRAINING)
         self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
         self._sent_at, self._leaving = -MIN_GAP_S, False
         self._token: trio.lowlevel.TrioToken | None = None

@@ -31,7 +31,6 @@ class AuthorRecord:
     rejected: int = 0  # admitted frames that the trainer found bad
     round: int | None = None  # the author's own round number
     model: str | None = None
-    usable: bool = False  # whether it sent something that this node can use
     gone: bool = False  # whether it disconnected long ago and was not heard since
     # Rollouts that this node trained on, by specialty: of our curriculum, so they are few.
     learnt: Counter[str] = field(default_factory=Counter)
@@ -49,11 +48,8 @@ class Roster:
     def get(self, peer: PeerId) -> AuthorRecord | None:
         return self._useful.get(peer) or self._others.get(peer)
 
-    def heard(self, peer: PeerId, now: float, *, usable: bool = True) -> None:
-        """Record that a rollout set or offer of this author was admitted.
-
-        usable: whether we can use it.
-        """
+    def heard(self, peer: PeerId, now: float) -> None:
+        """Record that a rollout set or offer of this author was admitted."""
         author = self.get(peer)
         if author is None:
             author = self._others[peer] = AuthorRecord(now)
@@ -64,7 +60,6 @@ class Roster:
             author.last, author.gone = now, False
             (self._useful if peer in self._useful else self._others).move_to_end(peer)
         author.frames += 1
-        author.usable |= usable
         while len(self) > MAX_AUTHORS:
             self._others.popitem(last=False)
 
@@ -98,14 +93,6 @@ class Roster:
         """Return the authors that are heard, the useful ones first."""
         both = [*self._useful.items(), *self._others.items()]
         return [peer for peer, author in both if _present(author, now)]
-
-    def any_usable(self, now: float) -> bool:
-        """Return whether one of them sends what we can use."""
-        return any(
-            author.usable and _present(author, now)
-            for those in (self._useful, self._others)
-            for author in those.values()
-        )
 
 
 def _present(author: AuthorRecord, now: float) -> bool:

@@ -115,11 +115,10 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     """Format the status document as lines of text, one fact a line, in full."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
-    trouble = trouble_sentence(document)
     facts = [
         ("state", state_sentence(document)),
         *(("", pause_words(each)) for each in (document.get("pauses") or ())[1:]),
-        ("trouble", trouble),
+        ("trouble", trouble_sentence(document)),
         (
             "round",
             f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else "",
@@ -134,7 +133,6 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("exchange", exchange_words(document.get("exchange") or {})),
         ("offers", offers_words(document.get("offers") or {})),
         ("given", given_words(document.get("given") or {})),
-        *(("", line) for dead in document.get("bootstrap") or () if (line := sentence(dead)) not in trouble),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),

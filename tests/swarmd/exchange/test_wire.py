@@ -1,12 +1,9 @@
 import msgpack
-import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.envelope import Frame, check, parse, seal
-from p2p.types import Envelope, PeerId, Reason
-from swarmd.exchange import offers, wire
-from swarmd.testing import NOW, TOPIC, identity
+from p2p.types import PeerId, Reason
+from swarmd.exchange import wire
 from swarmd.types import Completion, Rollout, TaskRef
 
 ME = PeerId("12D3KooWtest")
@@ -88,27 +85,3 @@ def test_a_completion_over_the_limit_is_refused() -> None:
         "m" * 96,
         (rollout(1, 65_536, 1),),
     )
-
-
-MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)
-
-
-@pytest.mark.parametrize("kind", [wire.KIND, offers.KIND])
-@given(modality=MODALITIES)
-@example(modality=wire.TEXT)
-def test_the_modality_of_a_kind_is_the_one_it_was_tagged_with(kind: str, modality: str) -> None:
-    tagged = kind if modality == wire.TEXT else f"{kind}-{modality}"
-    frame = seal(identity(1), TOPIC.swarm_id, 1, NOW, tagged, b"")
-    parsed = parse(frame, TOPIC.swarm_id)
-    assert isinstance(parsed, Frame)
-    envelope = check(parsed, frame)
-    assert isinstance(envelope, Envelope) and wire.modality_of(envelope.kind) == modality
-    assert (envelope.kind == kind) == (modality == wire.TEXT)
-
-
-@pytest.mark.parametrize(
-    "kind", ["hello", "rollout", "offers", "rollouts-", "rollouts-text", "roll-outs", ""]
-)
-def test_other_kinds_have_no_modality(kind: str) -> None:
-    """rollouts-text: text has one spelling."""
-    assert wire.modality_of(kind) is None

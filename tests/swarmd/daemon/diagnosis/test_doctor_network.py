@@ -21,8 +21,8 @@ from swarmd.testing import TIMEOUT_S
 from tests.swarmd.conftest import Run
 
 BOOT = "/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-ANSWERS = {"address": BOOT, "answers": True, "says": "answers in 3 ms", "refused": False}
-SILENT = {"address": BOOT, "answers": False, "says": "no answer within 5 s", "refused": False}
+ANSWERS = {"address": BOOT, "answers": True, "says": "answers in 3 ms"}
+SILENT = {"address": BOOT, "answers": False, "says": "no answer within 5 s"}
 
 
 def survey(**other: Any) -> dict[str, Any]:
@@ -131,7 +131,6 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         ),
         (ALONE | {"bootstrap": [SILENT]}, "summary", "cannot take part"),
         (ALONE | {"bootstrap": [SILENT]}, "bootstrap", "a firewall stops"),
-        ({"bootstrap": [SILENT | {"refused": True}]}, "bootstrap", "the node is not running"),
         (
             {"bootstrap": [SILENT | {"says": "another peer answers there, 12D3KooWX"}]},
             "bootstrap",

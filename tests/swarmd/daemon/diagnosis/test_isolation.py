@@ -14,13 +14,11 @@ DEAD = {
     "address": "/ip4/192.0.2.1/tcp/4001/p2p/x",
     "answers": False,
     "says": "nothing listens on that port",
-    "refused": True,
 }
 LIVE = {
     "address": "/ip4/192.0.2.2/tcp/4001/p2p/y",
     "answers": True,
     "says": "answers in 9 ms",
-    "refused": False,
 }
 
 
@@ -78,9 +76,9 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
             "docs/admission.md",
         ),
         (
-            {"connected": 2, "companions": 1, "refused": {Reason.OTHER_MODALITY: 1}},
-            "a kind that this node cannot use",
-            "nothing to do",
+            {"connected": 2, "companions": 1, "refused": {Reason.UNKNOWN_KIND: 1}},
+            "a kind that this version does not know",
+            "update yours",
         ),
         ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind all 2 peers", "NTP"),
         ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of the only peer", "NTP"),

@@ -52,11 +52,11 @@ def test_reports_of_unknown_authors_are_forgotten() -> None:
 def test_an_author_that_left_is_not_heard_until_it_sends_again() -> None:
     roster = Roster()
     for peer in (A, B):
-        roster.heard(peer, 1000.0, usable=peer == B)
+        roster.heard(peer, 1000.0)
     roster.gone(B)
-    assert roster.present(1001.0) == [A] and not roster.any_usable(1001.0)  # A sends what is no text
+    assert roster.present(1001.0) == [A]
     roster.heard(B, 1002.0)
-    assert set(roster.present(1003.0)) == {A, B} and roster.any_usable(1003.0)
+    assert set(roster.present(1003.0)) == {A, B}
     assert roster.present(400.0) == []
 
 
