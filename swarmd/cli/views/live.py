@@ -21,15 +21,12 @@ from rich.text import Text
 
 from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.status_words import (
+    NAME_COLUMNS,
     SMOOTH_ROUNDS,
-    counts,
-    judge_words,
-    model_words,
     number,
-    peers_words,
     recent,
     so_far,
-    workers_words,
+    status_facts,
 )
 from swarmd.terminal import printable
 
@@ -37,8 +34,8 @@ EVENTS = 6
 # The least time between two drawings while the node is paused and its page would only count the time: drawing
 # costs 10 ms of CPU, and the daemon tells its status every half second.
 DRAW_PAUSED_S = 5.0
-# The width of the facts' names and the gap behind them.
-_NAME_COLUMNS = 9
+# What the page shows of the facts that `swarmd status` prints.
+SHOWN = ("model", "peers", "refused", "judge", "trainer", "workers")
 _MARKS = {
     "training": "green",
     "starting": "cyan",
@@ -49,7 +46,6 @@ _MARKS = {
     "stopping": "magenta",
     "stopped": "magenta",
 }
-_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # for a round's stages, in their order
 
 
 class LiveView:
@@ -119,12 +115,11 @@ class LivePage:
             yield Text(self._events[-1][1] if self._events else "starting …")
             return
         width, height = options.max_width - 4, options.size.height
-        header, facts = _header(document, self._clock(), width), _facts(document, width - _NAME_COLUMNS)
+        header = _header(document, self._clock(), width)
         # Lines that the frame and the header take.
         fixed = 2 + header.plain.count("\n") + 1
-        rows = _wrapped(facts, width - _NAME_COLUMNS, max(0, height - fixed - 1 - len(facts)))[
-            : max(0, height - fixed)
-        ]
+        columns = max(1, width - NAME_COLUMNS - 1)
+        rows = _rows(_facts(document, columns), columns, height - fixed)
         room = height - fixed - len(rows) - 1
         events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
@@ -132,12 +127,11 @@ class LivePage:
         rewards = [reward for reward in document.get("rewards") or () if reward is not None]
         if rewards and curve_rows >= 2:
             parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True, min_width=_NAME_COLUMNS - 2)
-        table.add_column(no_wrap=True)
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="dim", no_wrap=True, min_width=NAME_COLUMNS)
+        # Cut with a sign: half an address looks like a whole one.
+        table.add_column(no_wrap=True, overflow="ellipsis", max_width=columns)
         for name, text in rows:
-            # Cut here, with a sign: half an address looks like a whole one.
-            text.truncate(max(1, width - _NAME_COLUMNS), overflow="ellipsis")
             table.add_row(name, text)
         parts.append(table)
         if events:
@@ -190,112 +184,55 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     return text
 
 
-def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, list[Text]]]:
-    """Name and parts of each fact; between its parts a fact may go on in a further line."""
-    last, judge, trainer = document.get("last"), document.get("judge"), document.get("trainer") or {}
+def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
+    """Return the page's facts, by name."""
     addresses = [printable(str(address)) for address in document.get("addresses") or ()]
-    node = [Text(str(document.get("peer_id", "")))] if not addresses else _address(addresses, width)
-    facts = [
-        ("node" if not addresses else "address", node),
-        ("model", [Text(model_words(document.get("model") or {}))]),
+    best = min(addresses, key=lambda address: PLACES.index(place(address)), default="")
+    # Broken before the peer id, if it has to be.
+    best = best if len(best) <= width else best.replace("/p2p/", " /p2p/")
+    more = f" and {len(addresses) - 1} more: swarmd status" * (len(addresses) > 1)
+    facts = [("address", best + more) if best else ("node", str(document.get("peer_id", "")))]
+    if last := document.get("last"):
+        facts += _of_round(last, document.get("kl"))
+    return facts + [(name, text) for name, text in status_facts(document) if name in SHOWN]
+
+
+def _of_round(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    seconds = sorted(last["seconds"].items(), key=lambda item: -item[1])
+    batch = [
+        f"{last['local']} own + {last['external']} of others",
+        f"pool {last['pool']['size']}, {last['pool']['fresh']} new",
+        f"{last['zero_advantage_dropped']} without advantage dropped",
+        f"age {last['staleness']['mean']:.1f} rounds" if last["external"] else "",
     ]
-    if last:
-        facts += [
-            ("seconds", _split(last["seconds"])),
-            ("batch", _batch(last)),
-            ("update", _update(last, document.get("kl"))),
-        ]
-    facts.append(("peers", [Text(peers_words(document), "bold")]))
-    refused = counts(document.get("rejected") or {})
-    facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))
-    if judge:
-        facts.append(("judge", _parts(judge_words(judge), ": ")))
-    if last and last.get("workers"):
-        facts.append(("workers", _parts(workers_words(last["workers"]), ", ")))
-    if trainer.get("restarts"):
-        facts.append(("trainer", [Text(f"restarts: {trainer['restarts']}", style="yellow")]))
-    return facts
-
-
-def _address(addresses: Sequence[str], width: int) -> list[Text]:
-    """Return the farthest-reaching address, broken before the peer id, and a count of the others."""
-    best = min(addresses, key=lambda address: PLACES.index(place(address)))
-    where, found, peer_id = best.partition("/p2p/")
-    more = [Text(f"{len(addresses) - 1} more: swarmd status", "dim")] if len(addresses) > 1 else []
-    return [*([Text(best)] if len(best) <= width else [Text(where), Text(found + peer_id)]), *more]
-
-
-def _parts(words: str, between: str, style: str = "") -> list[Text]:
-    *firsts, last = words.split(between)
-    return [*(Text(first + between.rstrip(), style) for first in firsts), Text(last, style)]
-
-
-def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int) -> list[tuple[str, Text]]:
-    """Wrap facts into lines of `width` columns, with at most `more` extra lines; cut what is longer still."""
-    lines: list[tuple[str, Text]] = []
-    for name, parts in facts:
-        first, *others = (piece for part in parts for piece in _pieces(part, width))
-        line = first.copy()
-        for part in others:
-            if more and line.cell_len + 3 + part.cell_len > width:
-                lines.append((name, line))
-                name, line, more = "", part.copy(), more - 1
-            else:
-                line.append(" " if line.plain.endswith((",", ":")) else " · ", "dim").append_text(part)
-        lines.append((name, line))
-    return lines
-
-
-def _pieces(part: Text, width: int) -> Sequence[Text]:
-    """Split plain words that are too long for a line between two of them."""
-    if part.cell_len <= width or part.spans or width < 1:
-        return [part]
-    return [
-        Text(line, part.style)
-        for line in wrap(part.plain, width, break_long_words=False, break_on_hyphens=False)
-    ]
-
-
-def _update(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[Text]:
-    parts = [
+    update = [
         f"loss {number(last['loss'])}",
         f"gradient {number(last['grad_norm'])}",
         f"entropy {number(last['entropy'])}",
+        # The last measured KL: not every update measures it.
+        f"KL from the start {number(kl['value'])}" if kl else "",
+        f"{last['skipped']} steps left out: not finite" if last.get("skipped") else "",
+        f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained",
     ]
-    # The last measured KL: not every update measures it.
-    parts += [f"KL from the start {number(kl['value'])}"] if kl else []
-    parts += [f"{last['skipped']} steps left out: not finite"] if last.get("skipped") else []
-    return list(
-        map(Text, [*parts, f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained"])
-    )
-
-
-def _batch(last: Mapping[str, Any]) -> list[Text]:
-    pool = last["pool"]
-    parts = [
-        f"pool {pool['size']}, {pool['fresh']} new",
-        f"{last['zero_advantage_dropped']} without advantage dropped",
-    ]
-    parts += [f"age {last['staleness']['mean']:.1f} rounds"] if last["external"] else []
-    return [Text(f"{last['local']} own + {last['external']} of others", "bold"), *map(Text, parts)]
-
-
-def _split(seconds: Mapping[str, float]) -> list[Text]:
-    """Draw the round's seconds by stage as a bar of 20 blocks and as figures, the longest first."""
-    total = sum(seconds.values())
-    colours = dict(zip(seconds, _COLOURS, strict=False))
-    bar = Text.assemble((f"{total:.1f} ", "bold"))
-    for stage, value in seconds.items():
-        bar.append("█" * round(20 * value / total) if total else "", colours[stage])
-    longest = sorted(seconds.items(), key=lambda item: -item[1])
+    split = [f"{stage} {value:.2f}" for stage, value in seconds if value >= 0.005]
     return [
-        bar,
-        *(
-            Text.assemble((stage, colours[stage]), f" {value:.2f}")
-            for stage, value in longest
-            if value >= 0.005
-        ),
+        ("seconds", f"{sum(last['seconds'].values()):.1f}: {', '.join(split)}"),
+        ("batch", ", ".join(filter(None, batch))),
+        ("update", ", ".join(filter(None, update))),
     ]
+
+
+def _rows(facts: Sequence[tuple[str, str]], width: int, most: int) -> list[tuple[str, str]]:
+    """Break facts into lines of `width` columns, `most` at most; without room for more, one is too long."""
+    rows: list[tuple[str, str]] = []
+    more = max(0, most - 1 - len(facts))
+    for name, text in facts:
+        lines = wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+        kept, rest = lines[: 1 + more], lines[1 + more :]
+        more -= len(kept) - 1
+        kept[-1] = " ".join([kept[-1], *rest])
+        rows += [(name, kept[0]), *(("", line) for line in kept[1:])]
+    return rows[: max(0, most)]
 
 
 def _duration(seconds: float) -> str:

@@ -113,6 +113,11 @@ def number(value: float | None) -> str:
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:
     """Format the status document as lines of text, one fact a line, in full."""
+    return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in status_facts(document)]
+
+
+def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return name and text of each fact of the status document; "" for one that belongs to that before."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
     facts = [
@@ -152,7 +157,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
-    return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in facts if text]
+    return [(name, text) for name, text in facts if text]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
