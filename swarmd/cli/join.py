@@ -153,9 +153,8 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
         state.require_room()
-        from swarmd.cli.views.log import LogView
         from swarmd.cli.views.notify import NotifyView
-        from swarmd.cli.views.plain import StartView
+        from swarmd.cli.views.plain import LogView, StartView
 
         view = NotifyView(LogView(StartView(_view(as_json))), _notifier(node_config.notify))
         try:

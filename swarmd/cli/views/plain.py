@@ -1,4 +1,4 @@
-"""Views of a running node: plain lines and JSON lines (the live page is in live.py).
+"""Views of a running node: plain lines, those of the log, and JSON lines (the live page is in live.py).
 
 Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone,
 it stops writing, and what a reader leaves unread until the pipe is full is left out.
@@ -6,17 +6,28 @@ it stops writing, and what a reader leaves unread until the pipe is full is left
 
 import contextlib
 import json
+import logging
 import os
 import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import IO, Any, Final
 
-from swarmd.daemon.local_api.status_words import round_sentence, so_far, state_sentence, trouble_sentence, who
+from swarmd.daemon.local_api.status_words import (
+    many,
+    round_sentence,
+    so_far,
+    state_sentence,
+    trouble_sentence,
+    who,
+)
 from swarmd.protocols import View
 from swarmd.terminal import printable, tell
+
+log = logging.getLogger(__name__)
 
 # How often a line tells of rounds: a small model plays several a second.
 ROUNDS_EVERY_S: Final = 60.0
@@ -24,41 +35,23 @@ ROUNDS_EVERY_S: Final = 60.0
 STARTING_EVERY_S: Final = 5.0
 
 
-class MinuteOfRounds:
-    """Chooses which rounds get a line: the first one, then one a minute, with how many there were since."""
+class Lines:
+    """One line a minute about rounds, one line a change of state, one line an event.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._last = clock, -ROUNDS_EVERY_S
-        self._round: Mapping[str, Any] | None = None  # the newest round that no line told of
-        self._count = 0  # rounds that no line told of
+    Of rounds the first one has a line, then one a minute, with how many there were since.
+    """
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        self._round, self._count = line, self._count + 1
-
-    def due(self) -> bool:
-        return self._round is not None and self._clock() >= self._last + ROUNDS_EVERY_S
-
-    def due_lines(self) -> list[str]:
-        """Return the lines to write now: the newest round and how many came since the last line; else []."""
-        if self._round is None:
-            return []
-        said = [round_sentence(self._round)] + [f"{self._count} rounds since the last line"] * (
-            self._count > 1
-        )
-        self._round, self._count, self._last = None, 0, self._clock()
-        return said
-
-
-class PlainView:
-    """One line a minute about rounds, one line a change of state, one line an event."""
-
-    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self._write, self._clock = write, clock
         self._said: dict[str, str] = {}
         self._talked = ""  # what was said last
-        self._rounds, self._told = MinuteOfRounds(clock), clock()
+        self._told = clock()  # when the last line was written
+        self._document: Mapping[str, Any] = {}
+        self._round: Mapping[str, Any] | None = None  # the newest round that no line told of
+        self._count, self._last = 0, -ROUNDS_EVERY_S  # rounds that no line told of, and when one did
 
     def status(self, document: Mapping[str, Any]) -> None:
+        self._document = document
         self._once("who", who(document))
         self._once(
             "where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else ""
@@ -68,44 +61,88 @@ class PlainView:
             self._tell_rounds()
         self._once("state", state_sentence(document))
         if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING_EVERY_S:
-            self._write(f"{document['state']}: {document['cause']}{longer}")
+            self._line(f"{document['state']}: {document['cause']}{longer}")
         if document.get("state") != "stopped":
             self._once(
                 "trouble",
                 trouble_sentence(document)
                 or "no problem with the swarm any more" * ("trouble" in self._said),
             )
-        if self._rounds.due():
-            self._tell_rounds()
+        self._tell_rounds(every=ROUNDS_EVERY_S)
 
     def round(self, line: Mapping[str, Any]) -> None:
-        self._rounds.add(line)
-        if self._rounds.due():
-            self._tell_rounds()
-
-    def _tell_rounds(self) -> None:
-        if said := self._rounds.due_lines():
-            self._write("; ".join(said))
+        self._round, self._count = line, self._count + 1
+        self._tell_rounds(every=ROUNDS_EVERY_S)
 
     def talk(self, text: str) -> None:
         self._talked = text
-        self._write(text)
-
-    def _write(self, text: str) -> None:
-        # The reader is gone, or the stream closed; the node goes on.
-        with contextlib.suppress(OSError, ValueError):
-            if not _full(self._stream):
-                self._told = self._clock()
-                tell(printable(text), self._stream)
+        self._line(text)
 
     def close(self) -> None:
         self._tell_rounds()
+
+    def _tell_rounds(self, every: float = 0.0) -> None:
+        if self._round is None or self._clock() < self._last + every:
+            return
+        saved, judge = self._document.get("saved"), self._document.get("judge") or {}
+        parts = [
+            round_sentence(self._round),
+            f"{self._count} rounds since the last line" if self._count > 1 else "",
+            f"saved up to round {saved}" if saved else "",
+            ""
+            if judge.get("score") is None
+            else f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}",
+        ]
+        self._round, self._count, self._last = None, 0, self._clock()
+        self._line("; ".join(filter(None, parts)))
 
     def _once(self, what: str, text: str) -> None:
         if text and self._said.get(what) != text:
             self._said[what] = text
             if text != self._talked:
-                self._write(text)
+                self._line(text)
+
+    def _line(self, text: str) -> None:
+        self._told = self._clock()
+        self._write(text)
+
+
+class PlainView(Lines):
+    """Lines on a stream."""
+
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        super().__init__(self._print, clock)
+
+    def _print(self, text: str) -> None:
+        # The reader is gone, or the stream closed; the node goes on.
+        with contextlib.suppress(OSError, ValueError):
+            if not _full(self._stream):
+                tell(printable(text), self._stream)
+
+
+class LogView(Lines):
+    """Lines in swarmd.log; everything is passed on to the view on the terminal."""
+
+    def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
+        self._view = view
+        super().__init__(partial(log.info, "%s"), clock)
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._view.status(document)
+        super().status(document)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self._view.round(line)
+        super().round(line)
+
+    def talk(self, text: str) -> None:
+        self._view.talk(text)
+        super().talk(text)
+
+    def close(self) -> None:
+        super().close()
+        self._view.close()
 
 
 class StartView:

@@ -21,11 +21,15 @@ NO_FIRST = (
 
 
 def who(document: Mapping[str, Any]) -> str:
-    swarm = document.get("swarm") or {}
-    model = model_words(document.get("model") or {})
-    return f"{document.get('name', '')} {document.get('peer_id', '')}, swarm {swarm.get('name', '')}" + (
-        f", model {model}" if model else ""
-    )
+    swarm, model = document.get("swarm") or {}, model_words(document.get("model") or {})
+    engine = document.get("engine")
+    parts = [
+        f"{document.get('name', '')} {document.get('peer_id', '')}",
+        f"swarm {swarm.get('name', '')}",
+        f"model {model}" if model else "",
+        f"engine {engine}" if engine else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def model_words(model: Mapping[str, Any]) -> str:

@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from swarmd.cli.views.live import LivePage, LiveView, braille
-from swarmd.cli.views.log import LogView
-from swarmd.cli.views.plain import JsonView, PlainView, StartView
+from swarmd.cli.views.plain import JsonView, LogView, PlainView, StartView
 from swarmd.daemon.local_api.status_words import (
     peer_lines,
     round_sentence,
@@ -207,14 +206,15 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
     view.talk("peer \x1b[2J connected")
     view.close()
     assert out.getvalue().splitlines() == [
-        f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32",
+        f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p",
         f"reachable at /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
         "training",
         "paused: you paused it; swarmd resume",
         "training",
         (
             "round 120: reward 0.3125, trained on 4 own and 3 of others, 17 in the pool, 2 peers, 3.4 s"
-            " (generate 2.1, score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature"
+            " (generate 2.1, score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
+            " over 120 questions"
         ),
         r"peer \x1b[2J connected",
     ]
@@ -408,7 +408,7 @@ def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptu
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:4] == [
         f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p",
-        f"listening on /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
+        f"reachable at /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
         "starting: loading the model tiny; wait",
         "connected to brave-otter (1 connected)",
     ]
@@ -445,7 +445,7 @@ def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
     for number in range(1, 1201):  # ten a second, for two minutes
         now[0] += 0.1
         view.round(LAST | {"round": number})
-        view.status(document())
+        view.status(document(judge=None))
     view.close()
     rounds = [line for line in out.getvalue().splitlines() if line.startswith("round ")]
     assert [line.partition(":")[0] for line in rounds] == ["round 1", "round 601", "round 1200"]
