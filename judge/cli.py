@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -20,10 +19,11 @@ from judge.config import SCHEMA, JudgeSettings, default_database, write_example
 from judge.errors import NotAlone, NotTogether
 from p2p.errors import OperatorError
 from swarmd.errors import command_for
+from swarmd.state.logs import installed_version
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.terminal import printable, run_program, tell
+from swarmd.terminal import explained, printable, run_program, tell
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
@@ -50,11 +50,7 @@ class NotInstalled(OperatorError):
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(f"swarmd-judge {version('swarmd')}")
-        except PackageNotFoundError:
-            # The program runs from a checkout.
-            print("swarmd-judge, not installed")
+        print(f"swarmd-judge {installed_version()}")
         raise typer.Exit
 
 
@@ -429,17 +425,7 @@ def _its_packages() -> Iterator[None]:
 
 
 def main() -> None:
-    sys.exit(run_program("swarmd-judge", _run))
-
-
-def _run() -> int:
-    try:
-        app()
-    except OperatorError as error:
-        text = str(error)
-        tell(text if "\n" in text else f"swarmd-judge: {text}")
-        return error.exit_code
-    return 0
+    sys.exit(run_program("swarmd-judge", lambda: explained("swarmd-judge", app)))
 
 
 if __name__ == "__main__":

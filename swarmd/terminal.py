@@ -10,9 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, NoReturn
 
+from p2p.errors import OperatorError
+
 # The exit code where nobody reads on, as with `| head`.
 CUT_OFF = 1
 NO_ROOM = 2
+# Errors of a path that was given, wherever it is used first.
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -109,6 +113,38 @@ def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[Non
     asked = [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     with _handled_by(leave, signal.SIGTERM, *hang_up(), *asked):
         yield
+
+
+def explained(name: str, command: Callable[[], object]) -> int:
+    """Run a command line and return its exit code.
+
+    An OperatorError prints its message; anything else is a bug and keeps its traceback.
+    """
+    try:
+        command()
+    except OperatorError as error:
+        # It may quote a stranger, in every line.
+        lines = [printable(line) for line in str(error).split("\n")]
+        tell("\n".join(lines) if len(lines) > 1 else f"{name}: {lines[0]}")
+        return error.exit_code
+    except OSError as error:
+        if error.filename is None or error.errno not in _UNUSABLE:
+            raise
+        tell(
+            printable(
+                f"{name}: {error.filename}: {error.strerror}. Mend its permissions, or name another path."
+            )
+        )
+        return OperatorError.exit_code
+    except RuntimeError as error:
+        # What pathlib says of a path that begins with "~" and the name of nobody here.
+        if str(error) != "Could not determine home directory.":
+            raise
+        tell(f"{name}: a path begins with ~, and that names no home folder here. Write the path in full.")
+        return OperatorError.exit_code
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+    return 0
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:

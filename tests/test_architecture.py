@@ -25,6 +25,7 @@ ALLOWED_ACROSS = {
         "swarmd.tasks",
         "swarmd.types",
         "swarmd.errors",
+        "swarmd.state.logs",
         "swarmd.terminal",
         "swarmd.config.invitation",
         "swarmd.config.schema",

@@ -9,7 +9,6 @@ usable device or model, 4 cannot reach what was asked for, 5 another node owns t
 running, 130 interrupted.
 """
 
-import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Annotated
 
 import typer
 
-from p2p.errors import OperatorError
 from swarmd.cli import join, judge, lab, machine, peers, service, settings, status, tasks
 from swarmd.cli.options import AsJson, answer, without_flag_types
-from swarmd.terminal import printable, tell
+from swarmd.terminal import explained
 
 app = typer.Typer(
     name="swarmd",
@@ -53,40 +51,9 @@ def root(
     """
 
 
-# Errors of a path that was given, wherever it is used first.
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    An OperatorError prints its message; anything else is a bug and keeps its traceback.
-    """
-    try:
-        app(arguments, prog_name="swarmd")
-    except OperatorError as error:
-        # It may quote a stranger, in every line.
-        lines = [printable(line) for line in str(error).split("\n")]
-        tell("\n".join(lines) if len(lines) > 1 else f"swarmd: {lines[0]}")
-        return error.exit_code
-    except OSError as error:
-        if error.filename is None or error.errno not in _UNUSABLE:
-            raise
-        tell(
-            printable(
-                f"swarmd: {error.filename}: {error.strerror}. Mend its permissions, or name another path."
-            )
-        )
-        return OperatorError.exit_code
-    except RuntimeError as error:
-        # What pathlib says of a path that begins with "~" and the name of nobody here.
-        if str(error) != "Could not determine home directory.":
-            raise
-        tell("swarmd: a path begins with ~, and that names no home folder here. Write the path in full.")
-        return OperatorError.exit_code
-    except SystemExit as left:
-        return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-    return 0
+    """Run the command line and return its exit code."""
+    return explained("swarmd", lambda: app(arguments, prog_name="swarmd"))
 
 
 def demo(

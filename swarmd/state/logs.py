@@ -66,6 +66,27 @@ def log_with(**fields: object) -> None:
     structlog.contextvars.bind_contextvars(**fields)
 
 
+def json_lines() -> logging.Formatter:
+    """Return a formatter that makes one JSON object of a line, its traceback included."""
+    import structlog
+
+    return _stamped(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+
+
+def _stamped(*last: Any) -> logging.Formatter:
+    import structlog
+
+    stamp: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    only_said = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=[only_said, *last])
+
+
 def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
     """Send all logs, the libraries' and ours, to `log_file` as JSON lines and to stderr for people.
 
@@ -79,18 +100,6 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
     import structlog
 
     structlog.contextvars.clear_contextvars()
-    stamp: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-
-    def formatter(*last: Any) -> logging.Formatter:
-        only_said = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-        return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=[only_said, *last])
-
     handlers: list[logging.Handler] = []
     if log_file is not None:
         try:
@@ -99,14 +108,12 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
             )
         except OSError as error:
             raise CannotRecord.to(log_file, error) from None
-        handlers[-1].setFormatter(
-            formatter(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
-        )
+        handlers[-1].setFormatter(json_lines())
     if stderr:
         handlers.append(logging.StreamHandler())
         colours = handlers[-1].stream.isatty() and not os.environ.get("NO_COLOR")  # type: ignore[attr-defined]
         handlers[-1].setFormatter(
-            formatter(
+            _stamped(
                 structlog.dev.ConsoleRenderer(
                     colors=colours, exception_formatter=structlog.dev.plain_traceback
                 )
