@@ -58,7 +58,6 @@ SINGLE = (
     "/swarm",
     "/join",
     "/about",
-    "/docs",
     "/metrics",
     "/healthz",
     "/openapi.json",

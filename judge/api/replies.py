@@ -1,4 +1,4 @@
-"""The judge's replies, and what is sent to it, by example, for OpenAPI and the page "API".
+"""The judge's replies, and what is sent to it, by example, for OpenAPI.
 
 docs/judge-protocol.md describes them in words.
 Times are seconds since 1970 by the judge's clock, shares are in [0, 1].

@@ -279,11 +279,6 @@ async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
     }
 
 
-@page("/docs")
-async def docs(request: Request) -> tuple[str, Mapping[str, Any]]:
-    return "docs.html", {"operations": views.operations(request.app.openapi())}
-
-
 @readable(router, "/static/{name}", documented=False)
 async def static(_request: Request, name: str) -> Response:
     kind = rendering.TYPES.get("." + name.rpartition(".")[2])

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -158,65 +157,3 @@ def _row(standing: Standing) -> list[Any]:
 
 def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
-def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what /docs shows of each operation.
-
-    Its purpose, parameters, and body and reply by an example.
-    """
-    found = []
-    for path, methods in openapi["paths"].items():
-        for method, told in methods.items():
-            parameters = [
-                {
-                    "name": p["name"],
-                    "where": p["in"] + (", required" if p.get("required") else ""),
-                    "form": _form(p["schema"]),
-                }
-                for p in told.get("parameters", ())
-            ]
-            status = next(status for status in told["responses"] if status.startswith("2"))
-            content: Mapping[str, Any] = told["responses"][status].get("content", {})
-            kind = next(iter(content), "")
-            reply = content.get("application/json", {})
-            found.append(
-                {
-                    "id": f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""),
-                    "method": method.upper(),
-                    "path": path,
-                    "summary": " ".join(told.get("description", "").split()),
-                    "parameters": parameters,
-                    "status": status,
-                    "kind": kind,
-                    "body": _body(told.get("requestBody", {}).get("content", {})),
-                    "reply": _json(reply["example"]) if reply else "",
-                    "fields": sorted(reply.get("x-fields", {}).items()),
-                }
-            )
-    return found
-
-
-def _body(content: Mapping[str, Any]) -> str:
-    for kind, of in content.items():
-        return _json(of["example"]) if "example" in of else f"{kind}: the file as it is"
-    return ""
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False)
-
-
-def _form(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema:
-        return " | ".join(repr(value) for value in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(_form(part) for part in schema["anyOf"])
-    limits = [
-        f"{word} {schema[name]}"
-        for name, word in (("minimum", "from"), ("maximum", "to"), ("maxLength", "up to"))
-        if name in schema
-    ]
-    unset = [f"{schema['default']!r} where left out"] if schema.get("default") not in (None, "") else []
-    letters = " letters" if "maxLength" in schema else ""
-    return ", ".join([" ".join([str(schema.get("type", "any")), *limits]) + letters, *unset])

@@ -36,7 +36,6 @@ WITHOUT_NODES = [
     "/learnt",
     "/join",
     "/about",
-    "/docs",
     "/?q=nothing",
     "/nodes/nobody",
 ]
