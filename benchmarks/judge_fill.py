@@ -302,7 +302,6 @@ def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
         "/?model=": lambda i: f"/?model={models[i % 4]}&active=1&after={i // 4}",
         "/?tier=": lambda i: f"/?tier={('reported', 'verified')[i % 2]}&after={i}",
         "/v1/leaderboard": lambda i: f"/v1/leaderboard?after={40 * i % 4900}",
-        "/leaderboard.csv": lambda i: f"/leaderboard.csv?after={i}",
         "/nodes/": lambda i: f"/nodes/{nodes[i % len(nodes)]}",
         "/nodes/…/badge.svg": lambda i: f"/nodes/{nodes[i % len(nodes)]}/badge.svg",
         "/v1/peers/": lambda i: f"/v1/peers/{nodes[i % len(nodes)]}",

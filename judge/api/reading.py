@@ -57,7 +57,7 @@ router = APIRouter(responses=REFUSED)
 
 
 class BoardQuery(BaseModel):
-    """The part of the leaderboard that is asked for, alike by the page, JSON and CSV."""
+    """The part of the leaderboard that is asked for, alike by the page and JSON."""
 
     after: Annotated[int, Field(ge=0, lt=2**31)] = 0
     limit: Annotated[int, Field(ge=1, le=BOARD_PAGE_PEERS)] = BOARD_PAGE_PEERS

@@ -14,7 +14,7 @@ from judge.api.replies import REFUSAL, Reply
 # How long a reader does not ask for a page again.
 PAGE_S = 2
 # Scripts of other pages may read this, as all is public.
-OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}
+OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag"}
 
 # What every route may answer.
 REFUSED: dict[int | str, dict[str, Any]] = {

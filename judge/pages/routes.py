@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from markupsafe import Markup
-from pydantic import Field
 
 from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
 from judge.api.responses import REFUSED, Handler, readable, request_of
@@ -34,7 +33,6 @@ CHARTED_CURVES = 6
 CURVE_POINTS = 16
 # Answers on a node's page.
 ANSWERS_SHOWN = 20
-CSV_ROWS = 500
 # For files whose address changes with their content.
 YEAR = "public, max-age=31536000, immutable"
 ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
@@ -63,14 +61,6 @@ NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md nam
 
 
 router = APIRouter(responses=REFUSED)
-
-
-class CsvQuery(BoardQuery):
-    limit: Annotated[int, Field(ge=1, le=CSV_ROWS)] = CSV_ROWS
-
-
-class CsvResponse(Response):
-    media_type = "text/csv"
 
 
 def page(path: str) -> Callable[[PageHandler], Handler]:
@@ -141,24 +131,11 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
         "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
         "json_link": _link("/v1/leaderboard", asked),
-        "csv_link": _link("/leaderboard.csv", asked),
         "charted": [(views.shown_name(s.record), s.record.curve) for s in first],
         "quarters": views.quarters,
         "health": await service.healths.get(None) if front else None,
         "swarm": invited,
     }
-
-
-@readable(router, "/leaderboard.csv", kind=CsvResponse)
-async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
-    """Return the leaderboard as CSV; the header `link` names the next part."""
-    text, after = views.csv_of(await board_of(request, asked.view(service_of(request).now())))
-    headers = (
-        {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'}
-        if after is not None
-        else {}
-    )
-    return CsvResponse(text, headers=headers)
 
 
 @page("/nodes/{peer}")

@@ -1,13 +1,10 @@
 """What the pages show, worked out from the store's data. Pure."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from judge.api.responses import fitting
 from judge.figures.intervals import wilson
-from judge.figures.leaderboard import LeaderboardPage, Record, Standing
+from judge.figures.leaderboard import Record
 from judge.pages.drawing import Arm, Points, Segment
 from p2p.identity import nickname
 from swarmd.tasks.answers import added
@@ -15,30 +12,6 @@ from swarmd.tasks.answers import added
 # Segments of a node's questions.
 MAX_SEGMENTS = 24
 MIN_SEGMENT_QUESTIONS = 10
-CSV_BYTES = 90_000
-CSV_HEADS = (
-    "rank",
-    "peer",
-    "nickname",
-    "name",
-    "model",
-    "tier",
-    "score",
-    "low",
-    "high",
-    "n",
-    "answered",
-    "unanswered",
-    "reward",
-    "sharing",
-    "local",
-    "external",
-    "strategy",
-    "version",
-    "hardware",
-    "first_seen",
-    "last_seen",
-)
 
 
 def shown_name(record: Record) -> str:
@@ -120,40 +93,3 @@ def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[s
             )
         )
     return rows
-
-
-def csv_of(page: LeaderboardPage) -> tuple[str, int | None]:
-    """Return the rows of a board, as many as CSV_BYTES hold, and where the next part begins.
-
-    No cell is a formula for a spreadsheet.
-    """
-    rows = [_csv_line(_row(standing)) for standing in page.standings]
-    count = fitting((len(row.encode()) for row in rows), CSV_BYTES)
-    more = page.after + count if count < len(rows) else page.more_after
-    return "".join([_csv_line(CSV_HEADS), *rows[:count]]), more
-
-
-def _csv_line(cells: Iterable[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerow([_cell(value) for value in cells])
-    return text.getvalue()
-
-
-def _row(standing: Standing) -> list[Any]:
-    record, score = standing.record, standing.record.score
-    said = [
-        record.said.get(name) for name in ("sharing", "local", "external", "strategy", "version", "hardware")
-    ]
-    names = [record.peer, nickname(record.peer), record.said.get("name"), record.model, record.tier]
-    figures = [
-        round(score.share, 6),
-        round(score.interval.low, 6),
-        round(score.interval.high, 6),
-        score.answers,
-    ]
-    counts = [record.answered, record.unanswered, record.reward]
-    return [standing.rank, *names, *figures, *counts, *said, record.first_seen, record.last_seen]
-
-
-def _cell(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -490,7 +490,7 @@ async def test_a_network_has_so_many_pages_worked_out(court: Court, monkeypatch:
     async with http_to(court.service) as http:
         codes = [(await http.get(f"/?q={word}")).status_code for word in ("a", "b", "c", "a")]
         assert codes == [200, 200, 429, 200]  # the last is kept
-        for path in ("/v1/leaderboard?q=d", "/leaderboard.csv?q=d", "/?q=d"):
+        for path in ("/v1/leaderboard?q=d", "/?q=d"):
             assert (await http.get(path)).headers["retry-after"] == "1"
         court.wall.now += 1.0
         assert (await http.get("/?q=d")).status_code == 200

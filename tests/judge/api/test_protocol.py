@@ -187,7 +187,7 @@ async def test_a_refused_method_names_those_that_there_are(court: Court) -> None
     """RFC 9110, 10.2.1."""
     for path, allowed in (
         ("/v1/judge", "GET, HEAD"),
-        ("/leaderboard.csv", "GET, HEAD"),
+        ("/metrics", "GET, HEAD"),
         ("/v1/evaluations", "POST"),
     ):
         refused = await court.http.request("DELETE", path)
@@ -211,11 +211,7 @@ async def test_openapi_has_examples_of_what_is_sent_and_answered(court: Court) -
     found = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
     check_form(found, replies.PEER)
     assert len(found["evaluations"][0]["further"]) == 1
-    kinds = {
-        path: list(document["paths"][path]["get"]["responses"]["200"]["content"])
-        for path in ("/leaderboard.csv", "/metrics")
-    }
-    assert kinds == {"/leaderboard.csv": ["text/csv"], "/metrics": ["text/plain"]}
+    assert [*document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]] == ["text/plain"]
 
 
 @given(st.text(max_size=60))

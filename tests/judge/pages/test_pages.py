@@ -1,7 +1,5 @@
 """The pages: nothing a stranger says is more than text, and what is shown is what was recorded."""
 
-import csv
-import io
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -15,7 +13,7 @@ import pytest
 from benchmarks.overlap import new_shares
 from judge.api import replies
 from judge.figures.intervals import wilson
-from judge.figures.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
+from judge.figures.leaderboard import BoardView, Record, ScoreTally, SwarmProgress
 from judge.figures.overlap import TRAINING, new_texts
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.pages import drawing, rendering, views
@@ -120,7 +118,7 @@ async def test_older_answers_are_on_further_pages(site: httpx2.AsyncClient) -> N
     assert "Question 20" in newest and "Question 4" in older and "Question 5" not in older
 
 
-FILES = ("/v1/leaderboard", "/v1/judge", "/leaderboard.csv", "/openapi.json", f"/nodes/{PEER}/badge.svg")
+FILES = ("/v1/leaderboard", "/v1/judge", "/openapi.json", f"/nodes/{PEER}/badge.svg")
 
 
 @pytest.mark.parametrize("path", [*PAGES[:-1], *FILES])
@@ -161,15 +159,6 @@ async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None
     assert "swarmd_judge_nodes_listed 25\n" in metrics and "swarmd_judge_answers_total 500\n" in metrics
     api = (await site.get("/openapi.json")).text
     assert "/v1/evaluations" in api and "swarmd-signature" in api and "9223372036854775807" not in api
-
-
-async def test_csv_has_no_formulas(site: httpx2.AsyncClient) -> None:
-    response = await site.get("/leaderboard.csv", params={"limit": 20})
-    rows = list(csv.DictReader(io.StringIO(response.text)))
-    assert len(rows) == 20 and rows[0]["rank"] == "1" and rows[0]["tier"] == "reported"
-    assert not [cell for row in rows for cell in row.values() if cell[:1] in "=+-@\t\r" and cell]
-    assert response.headers["link"] == '</leaderboard.csv?limit=20&after=20>; rel="next"'
-    assert len(response.content) <= 100_000
 
 
 async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> None:
@@ -274,7 +263,7 @@ async def test_each_reply_matches_its_example(site: httpx2.AsyncClient) -> None:
 async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
     """50 nodes whose every letter takes five of HTML, or four bytes.
 
-    Every page, JSON and CSV keeps to 100 kB, and what is cut follows.
+    Every page and JSON keeps to 100 kB, and what is cut follows.
     """
     with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for node in range(50):
@@ -301,7 +290,6 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
             f"/nodes/{node}",
             f"/evaluations/{entry}",
             f"/v1/peers/{node}",
-            "/leaderboard.csv",
         ):
             response = await http.get(path)
             assert response.status_code == 200 and len(response.content) <= 100_000, path
@@ -480,17 +468,6 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
 def test_a_badge_says_how_sure_the_score_is() -> None:
     assert "pass@1 67% (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
     assert "no answers yet" in drawing.badge(0.0, wilson(0, 0), 0)
-
-
-def test_csv_goes_on_where_it_was_cut() -> None:
-    record = Record(
-        PEER, "\U0001f9ab" * 100, 0.0, 0.0, 10, 0, 1.0, ScoreTally(1, 10), said={"name": "\U0001f9ab" * 40}
-    )
-    rows = [Standing(rank, record) for rank in range(1, 501)]
-    text, after = views.csv_of(LeaderboardPage(rows, 7, 600, 0, 0, 600))
-    assert len(text.encode()) <= 100_000 and after == 7 + text.count("\n") - 1 < 500
-    assert views.csv_of(LeaderboardPage(rows[:2], 7, 600, 0, 0, 600))[1] == 9
-    assert views.csv_of(LeaderboardPage(rows[:2], 7, 9, 0, 0, 9))[1] is None
 
 
 def test_a_newcomer_has_a_page() -> None:
