@@ -2,8 +2,7 @@
 
 import itertools
 import random
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -30,7 +29,6 @@ HEARSAY_EVERY_S = 3600.0
 # How often a lasting connection renews it.
 CONNECTED_EVERY_S = 3600.0
 NEARBY = PeerId("nearby")  # the teller of all peers that are announced on our local network
-_CONTESTED = 16
 
 Candidate = tuple[PeerId, list[str]]
 
@@ -58,8 +56,6 @@ class AddressBook:
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
-        # In a full bucket of `tried` -> which would take its place
-        self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()
         self._last_success = 0.0  # of any peer that we dialled
 
     def __len__(self) -> int:
@@ -109,9 +105,9 @@ class AddressBook:
             return
         near = itself and group_of(said[0]) == source
         if known is None:
-            self._take_in(
-                peer, Known(said, source=source or group_of(said[0]) or "", heard=now, itself=near), now
-            )
+            known = Known(said, source=source or group_of(said[0]) or "", heard=now, itself=near)
+            if self._placed(peer, known, self._tables.new, now):
+                self._known[peer] = known
         elif itself:
             known.heard, known.itself = now, known.itself or near
             self._set(known, [*filter(None, [known.proved]), *known.pinned, *said])
@@ -132,7 +128,6 @@ class AddressBook:
         if known is None:
             return
         known.last_success, known.failures, known.misses, self.changed = now, 0, 0, True
-        self._contested.pop(peer, None)
         if address in known.addresses:
             known.proved = address or ""
             self._set(known, [known.proved, *known.addresses])
@@ -155,17 +150,8 @@ class AddressBook:
         if known.pinned:
             known.tried = True
             return
-        full = self._tables.tried(peer, known)
-        if full:
-            # The first one stays, unless it is gone: `feeler` finds out.
-            incumbent = min(full, key=lambda one: self._known[one].last_success)
-            if not self._known[incumbent].terrible(now):
-                if len(self._contested) < _CONTESTED:
-                    self._contested.setdefault(incumbent, peer)
-                return
-            self._forget(incumbent)
-            self._tables.tried(peer, known)
-        known.tried = self.changed = True
+        if self._placed(peer, known, self._tables.tried, now):
+            known.tried = True
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
         """Note that the peer answered at none of these addresses; its others are next."""
@@ -177,15 +163,8 @@ class AddressBook:
         if self._last_success > known.last_failure and now - known.missed > MISS_EVERY_S:
             known.misses, known.missed = known.misses + 1, now
         known.last_failure, known.failures = now, known.failures + 1
-        newcomer = self._contested.pop(peer, None)
         if known.terrible(now):
             self._forget(peer)
-        elif newcomer in self._known and known.tried:
-            known.tried = False
-            if self._tables.new(peer, known):
-                self._forget(peer)
-        if newcomer is not None:
-            self.met(newcomer, now)
 
     def lost(self, peer: PeerId, now: float) -> None:
         """Note that the connection ended. The peer is dialled again soon, as it may be restarting."""
@@ -271,13 +250,7 @@ class AddressBook:
         ]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
-        """Choose a peer to dial only to check that it is there.
-
-        That is first one whose place another would take, else one that we never reached.
-        """
-        for peer in self._contested:
-            if peer not in without and self._known[peer].due(now) <= now:
-                return peer, list(self._known[peer].addresses)
+        """Choose a peer that we never reached, to dial it only to check that it is there."""
         proved = {peer for peer, known in self._known.items() if known.tried or known.pinned}
         return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
 
@@ -315,21 +288,23 @@ class AddressBook:
         ):
             self._known[peer] = known
 
-    def _take_in(self, peer: PeerId, known: Known, now: float) -> None:
-        full = self._tables.new(peer, known)
+    def _placed(
+        self, peer: PeerId, known: Known, put: Callable[[PeerId, Known], Sequence[PeerId]], now: float
+    ) -> bool:
+        """Put a peer into a table; in a full bucket it takes the place of one that is not worth it."""
+        full = put(peer, known)
         if full:
             gone = next((one for one in full if self._known[one].terrible(now)), None)
             if gone is None:
-                return
+                return False
             self._forget(gone)
-            self._tables.new(peer, known)
-        self._known[peer] = known
+            put(peer, known)
         self.changed = True
+        return True
 
     def _forget(self, peer: PeerId) -> None:
         """Remove a peer, unless it is a bootstrap peer."""
         self._tables.remove(peer)
-        self._contested.pop(peer, None)
         if not self._known[peer].pinned:
             del self._known[peer]
         self.changed = True
