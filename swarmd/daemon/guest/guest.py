@@ -89,12 +89,12 @@ class Guest:
         probes = Probes(config.when, gpus)
         self._measure, self._unknown = measure or probes.measure, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
-        self._energy, self._on_gpu = EnergyMeter(gpus.watts), on_gpu
+        self._energy, self._on_gpu = EnergyMeter(gpus.watts, clock()), on_gpu
         self._adopt(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
         self._helped, self._helped_before = helped, 0
-        self._ours = self._ours_read = 0.0  # CPU seconds since the last look, and since energy was read
+        self._ours = 0.0  # CPU seconds since the last look
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: MachineFacts | None = None
         self._resting = False  # resting to keep the CPU share
@@ -135,10 +135,7 @@ class Guest:
                     self.decide(await trio.to_thread.run_sync(partial(self._measure, self._clock(), ours)))
                 if trio.current_time() - read >= READ_EVERY_S:
                     read = trio.current_time()
-                    ours, self._ours_read = self._ours_read, 0.0
-                    taken = await trio.to_thread.run_sync(
-                        self._energy.read, self._clock(), ours, self._on_gpu()
-                    )
+                    taken = await trio.to_thread.run_sync(self._energy.read, self._clock(), self._on_gpu())
                     self.ledger.add(Usage(energy_wh=taken))
                 # In a thread, as the disk may be slow.
                 await trio.to_thread.run_sync(self.save)
@@ -156,7 +153,7 @@ class Guest:
         helped_before, self._helped_before = self._helped_before, self._helped()
         helped = max(0, self._helped_before - helped_before)
         self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written, helped))
-        self._ours, self._ours_read = self._ours + spent.cpu_seconds, self._ours_read + spent.cpu_seconds
+        self._ours += spent.cpu_seconds
         if self._share is not None:
             self._resting = self._share.spent(spent.cpu_seconds, now)
             self._tell_trainer()

@@ -1,17 +1,14 @@
-"""Measures what the node costs its machine: CPU time, disk writes, and an estimate of the energy.
+"""Measures what the node costs its machine: CPU time, disk writes, and an estimate of its GPUs' energy.
 
 It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd. The energy is the
-node's share of the processor's, and the whole of its GPUs' while it trains.
+whole of its GPUs' while it trains.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
-
-from swarmd.daemon.guest.probes import busy_seconds
 
 # How often to search for new processes: a search reads all of the machine's.
 FIND_EVERY_S: Final = 5.0
@@ -79,60 +76,19 @@ MAX_GAP_S: Final = 2 * READ_EVERY_S
 
 
 class EnergyMeter:
-    """Estimates energy; `read` returns what was used since the last call.
+    """Estimates the energy that the node's GPUs took.
 
-    watts: returns the power that the node's GPUs draw now; None where it cannot be told. folder: where Linux
-    has the processor's counters (RAPL), mostly for root alone.
+    watts: returns the power that they draw now; None where it cannot be told.
     """
 
-    def __init__(
-        self,
-        watts: Callable[[], float | None],
-        folder: Path = Path("/sys/class/powercap"),
-        times: Callable[[], Any] = psutil.cpu_times,
-    ) -> None:
-        self._packages = sorted(
-            each for each in folder.glob("intel-rapl:*") if _text(each / "name").startswith("package")
-        )
-        self._times, self._watts = times, watts
-        self._joules = {package: _joules(package) for package in self._packages}
-        self._busy = busy_seconds(times())
-        self._at: float | None = None
+    def __init__(self, watts: Callable[[], float | None], now: float) -> None:
+        self._watts, self._at = watts, now
 
-    def read(self, now: float, ours: float, on_gpu: bool) -> float | None:
+    def read(self, now: float, on_gpu: bool) -> float | None:
         """Return watt-hours used since the last call; None where nothing can be measured.
 
-        ours: CPU seconds since the last call. on_gpu: whether the node trains on a CUDA device.
+        on_gpu: whether the node trains on a CUDA device.
         """
-        since = None if self._at is None else max(0.0, now - self._at)
-        slept, self._at = since is not None and since > MAX_GAP_S, now
-        watts = self._watts() if on_gpu and since is not None else None
-        device = None if watts is None or since is None else watts * min(since, MAX_GAP_S)
-        joules = [found for found in (self._processor(ours, slept), device) if found is not None]
-        return sum(joules) / 3600 if joules else None
-
-    def _processor(self, ours: float, slept: bool) -> float | None:
-        busy = busy_seconds(self._times())
-        share, self._busy = min(1.0, ours / max(busy - self._busy, 1e-9)), busy
-        taken = []
-        for package in self._packages:
-            before, now = self._joules[package], _joules(package)
-            self._joules[package] = now
-            # A counter below its old value has wrapped, or was reset while the machine slept.
-            if before is not None and now is not None and not (slept and now < before):
-                # The counter begins anew at its range.
-                around = float(_text(package / "max_energy_range_uj") or 0) / 1e6
-                taken.append(now - before if now >= before else now - before + around)
-        return share * sum(taken) if taken else None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _joules(package: Path) -> float | None:
-    text = _text(package / "energy_uj")
-    return int(text) / 1e6 if text.isdecimal() else None
+        since, self._at = min(MAX_GAP_S, max(0.0, now - self._at)), now
+        watts = self._watts() if on_gpu else None
+        return None if watts is None else watts * since / 3600

@@ -155,44 +155,10 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
     ]
 
 
-def counted(powercap: Path, package: int, name: str, joules: float) -> None:
-    folder = powercap / f"intel-rapl:{package}"
-    folder.mkdir(exist_ok=True)
-    for file, text in (
-        ("name", name),
-        ("energy_uj", str(int(joules * 1e6))),
-        ("max_energy_range_uj", str(200 * 10**6)),
-    ):
-        (folder / file).write_text(text)
-
-
-def test_energy_is_our_share_of_the_processor_and_the_whole_device(tmp_path: Path) -> None:
-    """Two packages take 100 and 50 J, one past the end of its counter, in 10 busy seconds, 4 of them ours.
-
-    A device draws 300 W.
-    """
-    for package, name, joules in ((0, "package-0", 20), (1, "package-1", 180), (2, "psys", 0)):
-        counted(tmp_path, package, name, joules)
-    times = iter(
-        [Times(100, 0, 0, 50, 0, 0, 0), Times(110, 0, 0, 60, 0, 0, 0), Times(110, 0, 0, 70, 0, 0, 0)]
-    )
-    meter = EnergyMeter(lambda: 300.0, tmp_path, lambda: next(times))
-    for package, name, joules in ((0, "package-0", 120), (1, "package-1", 30), (2, "psys", 999)):
-        counted(tmp_path, package, name, joules)
-    assert meter.read(0.0, 4.0, False) == pytest.approx(0.4 * 150 / 3600)
-    assert meter.read(12.0, 0.0, True) == pytest.approx(300 * 12 / 3600)
-
-
-def test_a_night_in_which_the_machine_slept_took_no_energy(tmp_path: Path) -> None:
-    """A device draws 300 W when asked; the processor's counter began anew."""
-    busy = iter([0.0, 10.0, 20.0])
-    counted(tmp_path, 0, "package-0", 150)
-    meter = EnergyMeter(lambda: 300.0, tmp_path, lambda: Times(next(busy), 0, 0, 0, 0, 0, 0))
-    assert meter.read(0.0, 10.0, False) == 0
-    counted(tmp_path, 0, "package-0", 5)
-    assert meter.read(8 * 3600.0, 10.0, True) == pytest.approx(300 * 2 * READ_EVERY_S / 3600)
-
-
-def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    meter = EnergyMeter(NO_GPUS.watts, tmp_path)
-    assert meter.read(0.0, 1.0, True) is None and meter.read(10.0, 1.0, True) is None
+def test_energy_is_that_of_the_whole_device_while_it_trains() -> None:
+    """A device draws 300 W when asked. A night in which the machine slept took none."""
+    meter = EnergyMeter(lambda: 300.0, 0.0)
+    assert meter.read(12.0, True) == pytest.approx(300 * 12 / 3600)
+    assert meter.read(20.0, False) is None
+    assert meter.read(8 * 3600.0, True) == pytest.approx(300 * 2 * READ_EVERY_S / 3600)
+    assert EnergyMeter(NO_GPUS.watts, 0.0).read(10.0, True) is None
