@@ -104,14 +104,13 @@ def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
     return 1 - NormalDist().cdf((right / n - right_solo / n_solo) / error) if error else 1.0
 
 
-def stays(tests: Columns, p: str) -> bool:
-    return stays_from(tests, p) is not None and tests["difference"][-1] > 0
+def stays(tests: Columns) -> bool:
+    return stays_from(tests) is not None and tests["difference"][-1] > 0
 
 
 RULES: Mapping[str, Callable[[Looking, Columns], bool]] = {
     "anytime verdict": lambda looking, _: looking.verdict,
-    "Holm": lambda _, tests: stays(tests, "holm"),
-    "Benjamini-Hochberg": lambda _, tests: stays(tests, "benjamini_hochberg"),
+    "Holm": lambda _, tests: stays(tests),
     "some round, not corrected": lambda _, tests: any(
         p < LEVEL and difference > 0 for p, difference in zip(tests["p"], tests["difference"], strict=True)
     ),
@@ -131,7 +130,7 @@ def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[
         looking.add(answer)
     at_the_end = called(looking)
     tests = tested(looking.bins["swarm"], looking.bins["solo"])
-    return at_the_end, ever | at_the_end, stays_from(tests, "holm")
+    return at_the_end, ever | at_the_end, stays_from(tests)
 
 
 def called(looking: Looking) -> set[str]:

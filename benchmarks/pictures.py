@@ -160,7 +160,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
         found: dict[str, object] = {
             "model": title,
             "fewest_peers": 6,
-            "significant_from": {"holm": begins},
+            "significant_from": begins,
             "anytime": {"verdict": verdict, "p": p},
         }
         for arm in ("swarm", "solo"):

@@ -8,9 +8,7 @@ every look; Welch needs three sums, and among 6 peers or more its level was with
 simulations (docs/judge-protocol.md).
 
 The values at successive rounds contain each other, so their tests depend on each other. Holm's correction
-holds under any dependence, and bounds the chance of one false round among all. Benjamini and Hochberg's
-bounds the share of false ones among those found, where dependence is positive, as it is between sums that
-contain each other.
+holds under any dependence, and bounds the chance of one false round among all.
 
 All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is
 `intervals.paired_test`.
@@ -82,8 +80,7 @@ def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> Columns
     """
     both = sorted(_enough(swarm) & _enough(solo))
     gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
-    adjusted = {"p": p.tolist(), "holm": holm(p), "benjamini_hochberg": benjamini_hochberg(p)}
-    return {**_over_rounds(both, "difference", gains, halves), **adjusted}
+    return {**_over_rounds(both, "difference", gains, halves), "p": p.tolist(), "holm": holm(p)}
 
 
 def _enough(arm: Mapping[int, BinSums]) -> set[int]:
@@ -123,32 +120,18 @@ def holm(p: Sequence[float] | Reals) -> list[float]:
     """Adjust p-values by Holm (Scandinavian Journal of Statistics 6, 1979)."""
     order = np.argsort(p, kind="stable")
     scaled = np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1)
-    return _put_back(order, np.minimum(1.0, np.maximum.accumulate(scaled)))
-
-
-def benjamini_hochberg(p: Sequence[float] | Reals) -> list[float]:
-    """Adjust p-values by Benjamini and Hochberg (JRSS B 57, 1995), like scipy's false_discovery_control.
-
-    Not called from there: importing scipy.stats takes 0.8 s of CPU, which every start of a judge would pay.
-    """
-    order = np.argsort(p, kind="stable")
-    scaled = np.asarray(p, dtype=float)[order] * len(p) / np.arange(1, len(p) + 1)
-    return _put_back(order, np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1]))
-
-
-def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
     found = np.empty(len(order))
-    found[order] = adjusted
+    found[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
     return [float(value) for value in found]
 
 
-def stays_from(tests: Columns, p: str) -> int | None:
+def stays_from(tests: Columns) -> int | None:
     """Find the first round from which all differences are significant and have the last one's sign.
 
-    p: the column of the p-values. None: there is no such round.
+    None: there is no such round.
     """
     first = None
-    rows = [*zip(tests["round"], tests["difference"], tests[p], strict=True)]
+    rows = [*zip(tests["round"], tests["difference"], tests["holm"], strict=True)]
     for round_number, difference, chance in reversed(rows):
         if chance >= LEVEL or difference * rows[-1][1] <= 0:
             break
@@ -191,7 +174,7 @@ def comparison_document(view: ArmsView) -> dict[str, Any]:
         "swarm": _shown(curve(view.swarm.bins)),
         "solo": _shown(curve(view.solo.bins)),
         "tests": _shown(tests),
-        "significant_from": {name: stays_from(tests, name) for name in ("holm", "benjamini_hochberg")},
+        "significant_from": stays_from(tests),
         "anytime": _anytime(paired_test(view.swarm.finishers, view.solo.finishers)),
     }
 

@@ -213,7 +213,7 @@ async def compare(request: Request, model: ModelName = None) -> tuple[str, Mappi
     shown = {
         "arms": views.arms(found),
         "rows": views.comparison_rows(found),
-        "from_round": found["significant_from"]["holm"],
+        "from_round": found["significant_from"],
     }
     shown["first_bin"] = BIN_ROUNDS
     return "compare.html", {"found": found, **shown}

@@ -182,7 +182,7 @@ def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
         band = [(x, low, high) for x, _, low, high in points if low is not None]
         if band:
             panel.fill_between(*zip(*band, strict=True), color=colour, alpha=0.15, linewidth=0)
-    if (begins := found["significant_from"]["holm"]) is not None:
+    if (begins := found["significant_from"]) is not None:
         panel.axvline(begins, color="0.3", linewidth=1, linestyle="--", zorder=3)
         panel.annotate(
             f"significant\nfrom round {begins}",
