@@ -64,8 +64,6 @@ CONNECTIONS = 4_096
 ABANDONED_S = 60.0
 # How often to look for questions that nobody answered.
 EXPIRE_S = 1.0
-# The gap between questions that are made before somebody needs them.
-AHEAD_S = 0.02
 # Pages of the leaderboard that are worked out for the readers of one network.
 BOARDS_PER_S = 8.0
 BOARDS_BURST = 200.0

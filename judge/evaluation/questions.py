@@ -5,13 +5,11 @@ While a task plug-in is slow, or hangs, everything else is answered.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from judge import config
 from judge.errors import BUSY, FAULT, Refused
-from judge.logs import survived
 from judge.types import QuestionWindow
 from p2p.latest import Latest
 from p2p.types import PeerId
@@ -19,7 +17,6 @@ from swarmd.tasks import held_out
 from swarmd.tasks.held_out import Regenerating
 from swarmd.tasks.own import NoQuestion
 from swarmd.tasks.sandbox.client import VerifierFailed
-from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
 REMEMBERED_PEERS = 10_000
@@ -44,14 +41,13 @@ class WindowQuestions:
         self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS
     ) -> None:
         self._tasks, self._remembered = tasks, remembered
-        # The questions made for each window, at most a set of them.
-        self._made: dict[int, dict[int, Task]] = {}
         self.open(window)
 
     def open(self, window: QuestionWindow) -> None:
         """Ask questions of this window from now on."""
         self.window = window
-        self._made = {window.number: self._made.get(window.number, {})}
+        # The questions made for each window, at most a set of them.
+        self._made: dict[int, dict[int, Task]] = {window.number: {}}
         self._places: Latest[PeerId, int] = Latest(self._remembered)
 
     def ask_from(self, peer: PeerId, window: int | None, asked: int) -> None:
@@ -75,14 +71,6 @@ class WindowQuestions:
         return held_out.place_in_set(
             self.window.seed, peer, self._places.get(peer, 0), self.window.terms.questions
         )
-
-    def missing(self, following: QuestionWindow) -> tuple[QuestionWindow, int] | None:
-        """Return a question that is not made yet: of the open window, or else of the following one."""
-        for window in (self.window, following):
-            made = self._made.setdefault(window.number, {})
-            if len(made) < window.terms.questions:
-                return window, next(index for index in range(window.terms.questions) if index not in made)
-        return None
 
     def task(self, window: QuestionWindow, index: int) -> Task:
         """Return a question of the window, made the first time; callable from any thread.
@@ -130,22 +118,6 @@ class QuestionThread:
             raise Refused(FAULT) from None
         finally:
             self.waiting -= 1
-
-    async def make_ahead_forever(
-        self, questions: WindowQuestions, following: Callable[[], QuestionWindow]
-    ) -> None:
-        """Make the questions of the open window and the next before they are needed.
-
-        One may take 70 ms, and when a window opens nearly every peer needs one that nobody had before. Own
-        tasks are made when they are asked for: their plug-in may fail.
-        """
-        while isinstance(self._tasks, CurriculumTasks):
-            pause = config.EXPIRE_S
-            with survived("making questions"):
-                if missing := questions.missing(following()):
-                    await self.make(questions, *missing)
-                    pause = config.AHEAD_S
-            await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Make no more. Waits for the reference that is under way."""

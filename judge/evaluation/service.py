@@ -103,9 +103,7 @@ async def open_service(
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
-        workers = [
-            asyncio.create_task(work) for work in (service.expire_forever(), service.make_questions_forever())
-        ]
+        workers = [asyncio.create_task(service.expire_forever())]
         try:
             if settings.verified_bytes:
                 sign, draw = partial(receipts.signed, key), tasks.draw_held_out
@@ -332,9 +330,6 @@ class JudgeService:
                 await self._turn_windows()
                 await self.heed_moderation()
                 await self._void_abandoned()
-
-    async def make_questions_forever(self) -> None:
-        await self._question_thread.make_ahead_forever(self._questions, lambda: self._next_window)
 
     async def _void_abandoned(self) -> None:
         # After a failure the end of a question may not have been written.

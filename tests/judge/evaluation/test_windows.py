@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from threading import Barrier
@@ -28,18 +27,13 @@ from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import checked_receipt, commitment, place_in_set
-from swarmd.tasks.source import CurriculumTasks, Task, tasks_of
+from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S
-from swarmd.types import TaskRef
 from tests.judge.conftest import Court, open_court
 from tests.judge.databases import on_each_database
 from tests.judge.peers import SigningPeer
 
 DAY = 86_400
-
-
-def few(window: QuestionWindow) -> QuestionWindow:
-    return replace(window, terms=replace(window.terms, questions=4))
 
 
 class Seeds:
@@ -161,41 +155,6 @@ def test_each_peer_gets_its_places_in_turn() -> None:
     assert questions(PeerId("alice")).place == 3
     questions.ask_from(PeerId("alice"), 7, 900)  # of another window
     assert questions(PeerId("alice")).place == 4
-
-
-def test_questions_are_made_ahead_of_those_who_ask() -> None:
-    made: list[TaskRef] = []
-
-    class Noting(CurriculumTasks):
-        def task(self, ref: TaskRef) -> Task | None:
-            made.append(ref)
-            return super().task(ref)
-
-    first, second = (few(window) for window in due(None, 1000.0, 60, TINY_9.digest, Seeds()))
-    questions = WindowQuestions(Noting(TINY_9), first)
-    while missing := questions.missing(second):
-        questions.task(*missing)
-    before = len(made)
-    for window in (first, second):
-        if window is second:
-            questions.open(window)
-        asked = {questions(PeerId("alice")).task.question for _ in range(4)}
-        assert asked == {
-            held_out.question(tasks_of("tiny-9"), window.seed, index).question for index in range(4)
-        }
-    assert len(made) == before
-    assert questions.missing(few(due(second, second.terms.opens, 60, TINY_9.digest, Seeds())[0])) is not None
-
-
-@pytest.mark.anyio
-async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> None:
-    async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court:
-        async with asyncio.timeout(TIMEOUT_S):
-            while court.service._questions.missing(court.service._next_window) == (
-                court.service._questions.window,
-                0,
-            ):
-                await asyncio.sleep(0.01)
 
 
 @pytest.mark.anyio
