@@ -6,6 +6,7 @@ Property tests draw from a fixed seed, and no test depends on how busy the machi
 import gc
 import inspect
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,8 @@ for setting in [name for name in os.environ if name.startswith("SWARMD_")]:  # a
     del os.environ[setting]
 os.environ["SWARMD_LIMITS_PRIORITY"] = "normal"  # or nodes would wait for whatever else the machine does
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a test
+# The background jobs of a shell ignore it, and so would every program that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("swarmd", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("swarmd")
