@@ -1,4 +1,4 @@
-"""Seconds until a node that is alone, refused or beside its twin says why.
+"""Seconds until a node that is alone or beside its twin says why.
 
 Real `swarmd join` processes on loopback, the tiny model.
 
@@ -21,9 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from p2p.admission.memory import REPUTATION
-from p2p.admission.reputation import Reputation
-from p2p.types import PeerId, Reason
 from swarmd.daemon.local_api import control
 from swarmd.lab.demo.processes import LocalNode, free_ports, local_judge, local_swarm
 from swarmd.state.folder import IDENTITY_FILE
@@ -127,30 +124,6 @@ def clock_off(nodes: Nodes, _folder: Path) -> Result:
     return timed(nodes[2], trouble("this machine's clock is 10 minutes ahead of all 2 peers"))
 
 
-def banned(nodes: Nodes, _folder: Path) -> Result:
-    # For which it is banned six times, the last time for half an hour
-    _hold_against(nodes[:1], nodes[1], offences=200)
-    nodes[0].start()
-    up(nodes[0])
-    nodes[1].start()
-    return timed(nodes[1], trouble("ends each connection of this node"))
-
-
-def refused(nodes: Nodes, _folder: Path) -> Result:
-    _hold_against(nodes[:2], nodes[2], offences=3)
-    for node in nodes:
-        node.start()
-    return timed(nodes[2], trouble("refused by all 2 peers"))
-
-
-def _hold_against(nodes: Nodes, other: LocalNode, offences: int) -> None:
-    for node in nodes:
-        reputation = Reputation()
-        for before in range(offences, 0, -1):
-            reputation.offence(PeerId(other.peer_id), Reason.UNDECODABLE, time.time() - 10 * before)
-        (node.folder / REPUTATION).write_bytes(reputation.dump())
-
-
 def twins(nodes: Nodes, _folder: Path) -> Result:
     """Give nodes[2] the key of nodes[1], which runs already. The slower of the two counts."""
     shutil.copy(nodes[1].folder / IDENTITY_FILE, nodes[2].folder / IDENTITY_FILE)
@@ -196,8 +169,6 @@ CAUSES: Mapping[str, tuple[int, Callable[[Nodes, Path], Result]]] = {  # and how
     "another-curriculum": (2, another_curriculum),
     "another-version": (2, another_version),
     "clock": (3, clock_off),
-    "banned": (2, banned),
-    "refused": (3, refused),
     "twins": (3, twins),
     "judge": (1, other_judge),
     "paused": (2, paused),

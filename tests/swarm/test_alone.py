@@ -9,17 +9,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from p2p.admission.memory import REPUTATION
-from p2p.admission.reputation import Reputation
-from p2p.identity import Identity
-from p2p.types import Reason
-from swarmd.state.folder import IDENTITY_FILE
 from tests import ROOT
 from tests.swarm.test_meeting import first_line, started
 from tests.swarm.waiting import until
@@ -54,16 +48,15 @@ def peer(
 
 
 def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
-    boot, banned = tmp_path / "boot", tmp_path / "banned"
-    for folder in (boot, banned):
-        folder.mkdir(mode=0o700)
-    held_against, name = Reputation(), Identity.load_or_create(banned / IDENTITY_FILE).peer_id
-    for before in range(200, 0, -1):
-        # Banned six times: for half an hour
-        held_against.offence(name, Reason.UNDECODABLE, time.time() - 10 * before)
-    (boot / REPUTATION).write_bytes(held_against.dump())
     with ExitStack() as stack:
-        words = ["bootstrap", "--state-dir", str(boot), "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]
+        words = [
+            "bootstrap",
+            "--state-dir",
+            str(tmp_path / "boot"),
+            "--listen",
+            "/ip4/127.0.0.1/tcp/0",
+            "--json",
+        ]
         helper = first_line(started(stack, *words, SWARMD_SWARM_ENGINE="libp2p", SWARMD_SWARM_MDNS="off"))
         address = helper["addresses"][0]["address"]
         taken = stack.enter_context(socket.socket())
@@ -76,14 +69,13 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
             peer(
                 stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9"
             ): "of tiny-9, and this node is of sapo-9",
-            peer(stack, banned, address): "ends each connection of this node",
             peer(
                 stack,
                 tmp_path / "dead",
                 f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{helper['peer_id']}",
             ): "does not answer",
         }
-        for (process, said), folder in zip(alone.items(), ("late", "other", "banned", "dead"), strict=True):
+        for (process, said), folder in zip(alone.items(), ("late", "other", "dead"), strict=True):
             until(
                 tmp_path / folder,
                 lambda status, said=said: said in (status["trouble"] or {"cause": ""})["cause"],

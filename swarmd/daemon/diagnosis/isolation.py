@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
-from p2p.types import PeerId, Reason
+from p2p.types import Reason
 from swarmd.terminal import printable
 
 # How far a clock may be behind. Frames older than `replays.WINDOW_S` are refused.
@@ -50,10 +50,8 @@ class Facts:
     unknown: int = 0
     companions: int = 0  # other members of our curriculum that somebody sees, at least
     others: Mapping[str, int] = field(default_factory=dict)  # nodes that peers see, by other curriculum
-    answered: Collection[PeerId] = ()  # peers that answered when asked
     introduced: Sequence[Introduced] = ()  # what peers say of themselves
     bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
-    hung_up: Sequence[str] = ()  # bootstrap addresses that answer, and end each connection of ours
     # Refused frames since somebody was heard last.
     refused: Mapping[Reason, int] = field(default_factory=dict)
     settled: bool = True  # whether there was time to connect and be seen
@@ -212,14 +210,6 @@ CAUSES = (
         " swarmd; docs/admission.md says what counts",
         Stage.HEARD,
         lambda f: _by(asked) if (asked := _refusing(f)) else None,
-    ),
-    Cause(
-        "bootstrap address {address} answers, and ends each connection of this node: it has banned this node,"
-        " or has no room",
-        "it answers strangers, and its peer does not answer this node, twice",
-        "wait: a ban ends by itself, most within 16 minutes; or ask for another bootstrap address",
-        Stage.AT_ONCE,
-        lambda f: {"address": f.hung_up[0]} if f.hung_up and not f.connected else None,
     ),
     Cause(
         "no peer is heard: this machine is offline",

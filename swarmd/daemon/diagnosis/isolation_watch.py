@@ -6,7 +6,7 @@ remedy.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -31,14 +31,12 @@ CHECK_EVERY_S = 2.0
 SETTLED_S = 18.0
 # The time between two searches, and from LATER_S alone on.
 SEARCH_EVERY_S, SEARCH_LATER_S, LATER_S = 10.0, 30.0, 300.0
-# The same while somebody is heard, and how many peers are asked.
-CALM_S, CALM_ASKED = 25.0, 2
+# The same while somebody is heard.
+CALM_S = 25.0
 # After so long alone silence itself is told: the longest gap that the roster allows.
 PATIENT_S = 900.0
 # A peer of a small swarm that was not connected for so long counts as gone.
 LEFT_S = 10.0
-# Searches in a row in which a bootstrap address answered, and its peer would not be asked.
-HUNG_UP_SEARCHES = 2
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +61,6 @@ class IsolationWatch:
         self.member, self._config, self._curriculum, self._roster = member, config, curriculum, roster
         self._clock, self._runs = clock, runs
         self._bootstrap = {text: parse_bootstrap(text)[0] for text in config.bootstrap}
-        # Address -> searches in a row in which it answered, and its peer would not be asked
-        self._would_not: Counter[str] = Counter()
         # Refused frames up to the moment when somebody was last heard.
         self._refused_before: Counter[Reason] = Counter()
         self._connected: frozenset[PeerId] = frozenset()
@@ -124,18 +120,7 @@ class IsolationWatch:
                 self._roster.gone(peer)
 
     async def _search(self, heard: bool, alone: float) -> Trouble | None:
-        if heard:
-            asked = whom_to_ask(self.member, [], CALM_ASKED)
-            # What stands is withdrawn by all, as one of so few may just be too busy to answer.
-            if self.trouble is None and certain(await self._facts(asked, heard=True)) is None:
-                return None
-            return certain(await self._facts(whom_to_ask(self.member, []), heard=True))
-        facts = await self._facts(
-            whom_to_ask(self.member, [*self._bootstrap.values()]), settled=alone >= SETTLED_S
-        )
-        return certain(facts) if alone < PATIENT_S else why_alone(facts)
-
-    async def _facts(self, asked: Sequence[PeerId], *, heard: bool = False, settled: bool = True) -> Facts:
+        asked = whom_to_ask(self.member, [] if heard else [*self._bootstrap.values()])
         said: dict[str, Any] = {}
         bootstrap: list[dict[str, Any]] = []
 
@@ -150,22 +135,17 @@ class IsolationWatch:
             nursery.start_soon(ask)
             if not heard:
                 nursery.start_soon(knock)
-        for entry in bootstrap:
-            # It answers strangers, and does not answer us.
-            peer = self._bootstrap[address := entry["address"]]
-            hangs_up = entry["answers"] and peer not in {*said["answered"], self.member.identity.peer_id}
-            self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0
-        return Facts(
+        facts = Facts(
             name=self._config.name,
             curriculum=self._curriculum,
             digest=self.member.topic.digest,
             runs=self._runs,
             heard=heard,
-            settled=settled,
+            settled=alone >= SETTLED_S,
             offline=is_offline(self._config.bootstrap),
             connected=len(self.member.peers()),
             bootstrap=bootstrap,
-            hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP_SEARCHES],
             refused=Counter(self.member.rejected) - self._refused_before,
             **said,
         )
+        return certain(facts) if heard or alone < PATIENT_S else why_alone(facts)

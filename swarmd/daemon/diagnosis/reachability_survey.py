@@ -100,7 +100,6 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
 
 def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the trouble of a member that has just started and hears nobody."""
-    answering = [entry["address"] for entry in found["bootstrap"] if entry["answers"]]
     trouble = certain(
         Facts(
             member.topic.name,
@@ -109,7 +108,6 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
             offline=is_offline([entry["address"] for entry in found["bootstrap"]]),
             connected=found["peers"]["connected"],
             bootstrap=found["bootstrap"],
-            hung_up=[address for address in answering if parse_bootstrap(address)[0] not in said["answered"]],
             **said,
         )
     )
@@ -141,24 +139,18 @@ def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dic
     return {"helpers": helpers, "unknown": unknown, "companions": companions, "others": dict(others)}
 
 
-def whom_to_ask(
-    member: Member, named: Sequence[PeerId], most: int = introduction.MAX_ASKED
-) -> Sequence[PeerId]:
+def whom_to_ask(member: Member, named: Sequence[PeerId]) -> Sequence[PeerId]:
     """Choose peers to ask: named ones, then members, then others that are connected."""
     asked = dict.fromkeys([*named, *(peer.id for peer in member.peers()), *sorted(member.engine.connected())])
     asked.pop(member.identity.peer_id, None)
-    return [*asked][:most]
+    return [*asked][: introduction.MAX_ASKED]
 
 
 async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[], float]) -> dict[str, Any]:
     """Ask peers what they say of themselves, of us and of whom they see, as `Facts` has it."""
     said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
     introduced = {peer: one for peer, one in said.items() if one is not None}
-    return {
-        "answered": [*said],
-        "introduced": [*introduced.values()],
-        **count_others(member, introduced),
-    }
+    return {"introduced": [*introduced.values()], **count_others(member, introduced)}
 
 
 def is_offline(bootstrap: Sequence[str]) -> bool:

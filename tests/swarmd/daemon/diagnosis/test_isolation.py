@@ -90,11 +90,6 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ({"connected": 2, "introduced": [REFUSES, REFUSES, HELPS]}, "refused by all 2 peers asked", "wait"),
         ({"connected": 1, "introduced": [REFUSES]}, "refused by the only peer that could be asked", "wait"),
         (
-            {"bootstrap": [LIVE], "hung_up": ["/ip4/192.0.2.2"]},
-            "192.0.2.2 answers, and ends each connection",
-            "a ban ends by itself",
-        ),
-        (
             {"connected": 1, "companions": 1, "introduced": [peer(doing="paused"), HELPS]},
             "1 node connected, and paused",
             "resumed",
