@@ -15,6 +15,7 @@ from p2p.address import parse_endpoint
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.memory import AdmissionMemory
+from p2p.admission.reputation import Reputation
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
 from p2p.envelope import seal
@@ -76,7 +77,7 @@ class Member:
     Args:
         build_engine: called once, with the engine's handlers; `run` runs the engine.
         admitted: called with each admitted envelope of a kind that this version can use.
-        folder: for the replay log and the scores of peers.
+        folder: for what protects from replays over restarts.
         knows: whether this version can use a kind; frames of other kinds are only counted and passed on.
         also: other swarms whose members this node helps to meet. An inbox of their own admits their frames,
             which are then received and passed on, too. A node with `also` does not train.
@@ -99,7 +100,7 @@ class Member:
         self.identity = identity
         self.topic = topic
         self._recall = AdmissionMemory(folder, clock)
-        self.reputation = self._recall.reputation
+        self.reputation = Reputation()
         self.inbox = Inbox(
             identity.peer_id,
             topic.swarm_id,
@@ -160,14 +161,10 @@ class Member:
 
         With `nursery.start` it returns our addresses once others can reach us.
         """
-        now = self._clock()
-        for peer, seconds in self.reputation.banned(now).items():
-            self.engine.shut_out(peer, seconds)
         refused: OperatorError | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_for_twins)
-                nursery.start_soon(self._recall.save_regularly)
                 try:
                     await self._be_there(task_status)
                 except OperatorError as error:

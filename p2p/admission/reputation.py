@@ -16,10 +16,8 @@ It holds at most MAX_PEERS records. Banned peers are forgotten last.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
-
-import msgspec
 
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId, Reason
@@ -38,7 +36,6 @@ BAN_MEMORY_S = 24 * 3600.0
 MAX_PEERS = 8192
 # Frames that a peer may repeat to us. It regains one each second, and one with each frame that is new.
 REPEATED_FRAMES = 200.0
-VERSION = 1
 
 # Own offences of a peer. The costs are guesses; the attacks in tests/attacks support them.
 OWN_COST: Mapping[Reason, float] = MappingProxyType(
@@ -67,24 +64,19 @@ PASSED_ON_COST: Mapping[Reason, float] = MappingProxyType(
 GRAYLISTED_FRAME_COST = 0.05
 
 
-class _Record(msgspec.Struct, array_like=True):
+@dataclass(slots=True)
+class _Record:
     """The record of one peer. Times are in seconds since the epoch."""
 
     score: float = 0.0  # at `at`
     at: float = 0.0
-    bans: Annotated[int, msgspec.Meta(ge=0, le=MAX_BANS)] = 0
+    bans: int = 0  # at most MAX_BANS
     banned_until: float = 0.0
     group: str = ""  # the network group it had when we were last connected
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[Literal[1], dict[str, _Record]])  # the version, and each peer's
-
-
 class Reputation:
-    """The scores of all peers.
-
-    `dump` and `load` are for a file. Starting without one does no harm, and so a damaged one does none.
-    """
+    """The scores of all peers. A restart begins with none: a new key has none either, and keys are free."""
 
     def __init__(self, limit: int = MAX_PEERS) -> None:
         self._limit = limit
@@ -139,31 +131,6 @@ class Reputation:
         """Return the peer's network group; empty where we never met it."""
         record = self._peers.get(peer)
         return record.group if record is not None else ""
-
-    def banned(self, now: float) -> Mapping[PeerId, float]:
-        """Return the banned peers, and for how many seconds more."""
-        return {
-            peer: record.banned_until - now
-            for peer, record in self._peers.items()
-            if record.banned_until > now
-        }
-
-    def dump(self) -> bytes:
-        return msgspec.msgpack.encode((VERSION, self._peers))
-
-    def load(self, data: bytes, now: float) -> None:
-        """Take over what `dump` gave.
-
-        Raises ValueError or RecursionError on anything else, and then changes nothing.
-        """
-        _, peers = _decoder.decode(data)
-        self._peers = {PeerId(peer): record for peer, record in peers.items()}
-        for record in self._peers.values():
-            # Where the clock was set back, no ban becomes longer.
-            record.at = min(record.at, now)
-            longest = min(MAX_BAN_S, FIRST_BAN_S * float(1 << max(0, record.bans - 1)))
-            record.banned_until = min(record.banned_until, now + longest)
-        self._forget(now)
 
     def _ban(self, record: _Record, now: float, longest: float, after: float) -> float:
         if now - record.banned_until > BAN_MEMORY_S:

@@ -42,7 +42,6 @@ def state(folder: Path) -> Path:
         "choices.json",
         "peers.json",
         "seen",
-        "reputation",
         "sequence",
         "metrics.jsonl",
         "notes of mine.txt",
@@ -58,7 +57,7 @@ def names(folder: Path) -> set[str]:
 
 def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path: Path) -> None:
     before = names(state(tmp_path / "state"))
-    gone = ["choices.json", "peers.json", "reputation", "seen"]
+    gone = ["choices.json", "peers.json", "seen"]
     asked = run("leave", "--state-dir", tmp_path / "state")
     assert asked.code == 2 and "--yes" in asked.err and names(tmp_path / "state") == before
     assert f"would be removed: {', '.join(gone)}\n" in asked.err and "\nremoved" not in asked.err
