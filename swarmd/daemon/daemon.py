@@ -195,7 +195,6 @@ class Daemon:
         for name in self.config.metrics.report_to:
             nursery.start_soon(run_tracker, name, self._folder, self.sharing.identity.peer_id, self.view.talk)
         for task in (
-            self.judging.tell_rules,
             self.guest.run,
             self._report_swarm,
             self.publisher.run,

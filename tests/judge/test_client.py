@@ -38,7 +38,6 @@ from swarmd.daemon.judging.client import (
 from swarmd.daemon.judging.judging import Judging, ReceiptFile
 from swarmd.daemon.judging.reader import exchanged
 from swarmd.errors import ConfigError, Unreachable
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
 from tests.judge.test_proxies import certificate
@@ -627,22 +626,3 @@ async def test_a_silent_judge_is_in_the_status() -> None:
         document = shown(judging)
         assert document["cause"] and document["remedy"] and document["asked_again_in"] > 0
         assert (document["score"], document["n"]) == (None, 0)
-
-
-@pytest.mark.parametrize(
-    "answer, named",
-    [
-        (reply({"curriculum": TINY_9.digest, "scorer": "tiny-9"}, 200), True),
-        (reply({"curriculum": "digest", "scorer": "tiny-9"}, 200), False),
-        (reply({"error": "not found"}, 404), False),  # no judge
-        (b"nonsense", False),
-    ],
-)
-async def test_a_judge_with_other_scoring_is_used_and_its_rules_named(answer: bytes, named: bool) -> None:
-    requests, told = list[bytes](), list[str]()
-    async with judge(saying(answer, requests)) as url:
-        judging = Judging(client(url), print, told.append)
-        await judging.tell_rules()
-    assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
-    assert ["rules of tiny-9," in text for text in told] == [True] * named
-    assert (shown(judging)["cause"], shown(judging)["asked_again_in"]) == ("", 0.0)  # it is asked as ever

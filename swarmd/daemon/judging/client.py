@@ -99,11 +99,6 @@ class _Grade(msgspec.Struct, frozen=True):
     signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
 
 
-class _Health(msgspec.Struct, frozen=True):
-    curriculum: Annotated[str, msgspec.Meta(max_length=64)]  # digest
-    scorer: Annotated[str, msgspec.Meta(max_length=64)] = ""
-
-
 _Words = Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARACTERS)]
 
 
@@ -185,7 +180,6 @@ class JudgeClient:
         nanoseconds: Callable[[], int] = time.time_ns,
         timeouts: Timeouts = Timeouts(),
         said: Callable[[], Mapping[str, Any]] = dict,
-        own_reward: bool = False,
         learnt: Callable[[], Mapping[PeerId, int]] = dict,
     ) -> None:
         """Set up a client. Raises ConfigError.
@@ -194,7 +188,6 @@ class JudgeClient:
             clock: seconds, for waits and deadlines.
             nanoseconds: only where the sequence numbers begin; its skew does no harm.
             said: what this node tells a judge of itself besides its model.
-            own_reward: whether this node scores by a reward of its own.
             learnt: how many rollouts of which authors this node trained on, of MAX_LEARNT at most; empty: not
                 told.
         """
@@ -206,8 +199,7 @@ class JudgeClient:
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
-        self._said, self._own_reward = said, own_reward
-        self._learnt = learnt
+        self._said, self._learnt = said, learnt
 
     def wait(self) -> float:
         """Return the seconds until it is worth asking again; 0.0: now."""
@@ -231,16 +223,6 @@ class JudgeClient:
         return Question(
             first.evaluation, first.question, self.now() + first.seconds, asked.judge, first.commitment
         )
-
-    async def other_rules(self) -> str:
-        """Return by which curriculum's rules the judge scores, where they are not this node's.
-
-        "" also where it cannot be asked now.
-        """
-        health = await self._call("/healthz", None, 200, _Health)
-        if isinstance(health, NotJudged) or (health.curriculum == self._digest and not self._own_reward):
-            return ""
-        return printable(health.scorer)
 
     async def answer(self, question: Question, completion: Completion) -> Graded | NotJudged:
         """Hand the one answer in. Never raises for what a judge does."""
@@ -286,12 +268,9 @@ class JudgeClient:
             "check that judge.url names a swarmd judge; if so, tell its operator",
         )
 
-    async def _call(self, path: str, document: dict[str, Any] | None, success: int, kind: type[Any]) -> Any:
-        """Return what the judge answered, as `kind`, or a NotJudged.
-
-        document: None to read, unsigned.
-        """
-        body = None if document is None else msgspec.json.encode(document)
+    async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
+        """Return what the judge answered, as `kind`, or a NotJudged."""
+        body = msgspec.json.encode(document)
         with trio.move_on_after(self._timeouts.whole):
             async with self._turn:
                 try:
@@ -319,24 +298,20 @@ class JudgeClient:
         cause = f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s"
         return NotJudged(cause, "nothing to do; it is asked again later")
 
-    async def _send(self, path: str, body: bytes | None) -> tuple[int, bytes | None]:
+    async def _send(self, path: str, body: bytes) -> tuple[int, bytes | None]:
         """Exchange request and reply; returns status and body, or None for a body over the limit.
 
         No redirect is followed, no cookie kept, no environment read.
         """
         origin = httpx2.URL(self.origin)
-        method, timeout = (
-            "GET" if body is None else "POST",
-            httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
-        )
-        headers = {"accept-encoding": "identity", "user-agent": "swarmd"}
-        if body is not None:
-            headers |= {**self.signed(path, body), "content-type": "application/json"}
+        timeout = httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect)
+        headers = {"accept-encoding": "identity", "user-agent": "swarmd", "content-type": "application/json"}
+        headers |= self.signed(path, body)
         # The name that the certificate must have.
         named = {"sni_hostname": origin.host.removesuffix(".")}
         async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
             request = client.stream(
-                method, origin.join(path), content=body, headers=headers, extensions=named
+                "POST", origin.join(path), content=body, headers=headers, extensions=named
             )
             return await reply_of(request, MAX_RESPONSE_BYTES)
 

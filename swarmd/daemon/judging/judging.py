@@ -76,15 +76,6 @@ class Judging:
         self._last: Graded | None = None
         self._silence: NotJudged | None = None
 
-    async def tell_rules(self) -> None:
-        """Tell the operator by whose rules the judge scores, where they are not this node's."""
-        client = self._client
-        if client is not None and (rules := await client.other_rules()):
-            self._talk(
-                f"the judge at {client.origin} scores by the rules of {rules}, this node what it trains on by"
-                " its own"
-            )
-
     async def ask(self, round_number: int) -> None:
         """Get a question, where a round calls for one, and give it to the trainer.
 
@@ -168,7 +159,6 @@ def judging_of(
             config.judge.url,
             member.identity,
             curriculum.digest,
-            own_reward=curriculum.own_reward is not None,
             said=lambda: said_of(
                 config, device(), 0 if config.swarm.engine == "none" else config.round.wanted
             ),
