@@ -12,7 +12,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from p2p import durable
 from swarmd.errors import CannotRecord
 from swarmd.types import Figure, RoundReport
 
@@ -147,8 +146,8 @@ def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
 class MetricsFile:
     """metrics.jsonl, open for appending. Raises CannotRecord.
 
-    Every round stands in it at most once, whatever ended the runs before. A torn last line is cut off, and
-    lines of later rounds, whose work the checkpoint does not hold, are dropped: they will be played again.
+    A torn last line is cut off, and lines of later rounds, whose work the checkpoint does not hold: they will
+    be played again. A line that a disk damaged stays where it is, and is left out by who reads.
 
     resumed_round: the round of the checkpoint we go on from (0 for a fresh start). notes: what is missing.
     """
@@ -157,13 +156,9 @@ class MetricsFile:
         self.path = path
         self.notes: list[str] = []  # notes for the operator
         try:
+            # The umask applies: others may read it.
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             there = _cut(path, resumed_round)
-            if there is None:
-                lines = list(each_round(path, resumed_round))
-                there = len(lines)
-                # The umask applies: others may read it.
-                durable.replace(path, "".join(map(_text, lines)).encode(), 0o666)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise CannotRecord.to(path, error) from None
         if missing := resumed_round - there:
@@ -239,29 +234,16 @@ def parsed(raw: bytes) -> dict[str, Any] | None:
     return line
 
 
-def _cut(path: Path, round_number: int) -> int | None:
-    """Cut off what comes after this round; returns how many lines are left.
-
-    Returns None, and does nothing, where more is to be repaired. One line at a time is in memory. Raises
-    OSError.
-    """
+def _cut(path: Path, round_number: int) -> int:
+    """Cut off what comes after this round; returns how many lines of rounds are left. Raises OSError."""
     lines = before = size = 0
-    try:
-        with path.open("rb") as file:
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    # A torn line is the file's end.
-                    break
-                line = parsed(raw)
-                if line is None or line["round"] <= before:
-                    return None
-                before = line["round"]
-                if before <= round_number:
-                    lines, size = lines + 1, file.tell()
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-    if size < path.stat().st_size:
-        os.truncate(path, size)
+    with path.open("rb+") as file:
+        # One line at a time is in memory.
+        for raw in file:
+            line = parsed(raw) if raw.endswith(b"\n") else None
+            if line is not None and before < line["round"] <= round_number:
+                before, lines, size = line["round"], lines + 1, file.tell()
+        file.truncate(size)
     return lines
 
 

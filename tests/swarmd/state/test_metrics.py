@@ -132,11 +132,11 @@ RUBBISH = '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":
             '{"round":1}\nrubbish\n{"round":2}\n{"round":3}\n{"round":4}\n',
             2,
             0,
-            '{"round":1}\n{"round":2}\n',
+            '{"round":1}\nrubbish\n{"round":2}\n',
         ),
     ],
 )
-def test_rubbish_repeated_and_later_rounds_are_mended_on_opening(
+def test_later_rounds_are_cut_off_on_opening_and_rubbish_is_left_out_in_reading(
     tmp_path: Path, there: str, resumed: int, lost: int, left: str
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -145,6 +145,10 @@ def test_rubbish_repeated_and_later_rounds_are_mended_on_opening(
         assert len(file.notes) == lost
         file.append({"round": resumed + 1})
     assert path.read_text() == f'{left}{{"round":{resumed + 1}}}\n'
+    assert [entry["round"] for entry in read_metrics(path)] == [
+        *range(1, left.count("round") + 1),
+        resumed + 1,
+    ]
 
 
 def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
@@ -210,7 +214,7 @@ def test_a_full_disk_is_reported_and_leaves_the_file_whole(tmp_path: Path) -> No
     file.append(line(2))
     file.close()
     assert [entry["round"] for entry in read_metrics(path)] == [1, 2]
-    with pytest.raises(CannotRecord, match="Move it away"):
+    with pytest.raises(CannotRecord, match="Is a directory"):
         MetricsFile(tmp_path, 0)
 
 
