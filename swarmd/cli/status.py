@@ -269,11 +269,10 @@ def logs(
     ] = False,
 ) -> None:
     """Show the node's log."""
-    from swarmd.state.logs import follow as followed
-    from swarmd.state.logs import for_people, last_lines
+    from swarmd.state.logs import for_people, lines_of
 
     path = as_state_dir(state_dir) / ("trainer.log" if trainer else LOG_FILE)
-    for line in followed(path, lines) if follow else last_lines(path, lines):
+    for line in lines_of(path, lines, follow=follow):
         if as_json:
             print(line, flush=follow)
         else:

@@ -3,15 +3,16 @@
 Set up once in each process.
 """
 
+import contextlib
 import json
 import logging
 import os
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from swarmd.errors import CannotRecord, ConfigError
 from swarmd.terminal import printable
@@ -125,39 +126,29 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=handlers or [logging.NullHandler()], force=True)
 
 
-# What is read for the last lines.
-_TAIL_BYTES = 1024 * 1024
-_POLL_S = 0.5
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last `count` lines of a log.
+def lines_of(path: Path, count: int, *, follow: bool = False) -> Iterator[str]:
+    """Yield the last `count` lines of a log; to follow it, each new one too, for ever, across its rotation.
 
     Raises ConfigError where there is no such log.
     """
-    with _opened(path) as file:
-        return _tail(file, count)
-
-
-def follow(path: Path, count: int, wait: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yield the last `count` lines of a log, then each new line for ever, across log rotation."""
-    file = _opened(path)
     try:
-        yield from _tail(file, count)
-        rest = ""
-        while True:
-            while text := file.readline():
-                rest += text
-                if rest.endswith("\n"):
-                    yield rest.rstrip("\n")
-                    rest = ""
-            if _is_another(path, file):
-                file.close()
-                file, rest = _opened(path), ""
-            else:
-                wait(_POLL_S)
-    finally:
-        file.close()
+        path.open().close()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}. A node writes it; name another state folder with --state-dir."
+        ) from None
+    process = subprocess.Popen(
+        ["tail", "-n", str(count), *(["-F"] if follow else []), "--", path],  # noqa: S607
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+        errors="replace",
+    )
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield line.rstrip("\n")
 
 
 def for_people(line: str) -> str:
@@ -173,27 +164,3 @@ def for_people(line: str) -> str:
         return printable(line)
     trace = "".join(f"\n    {printable(part)}" for part in str(said.get("exception", "")).splitlines())
     return printable(f"{stamp} {level:<7} {event}") + trace
-
-
-def _opened(path: Path) -> IO[str]:
-    try:
-        return path.open(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}. A node writes it; name another state folder with --state-dir."
-        ) from None
-
-
-def _tail(file: IO[str], count: int) -> list[str]:
-    file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-    return file.read().splitlines()[-count:] if count else []
-
-
-def _is_another(path: Path, file: IO[str]) -> bool:
-    """Return whether the path is no longer the open file, or that was cut."""
-    try:
-        there, ours = path.stat(), os.fstat(file.fileno())
-    except OSError:
-        # We are between the two steps of a rotation.
-        return False
-    return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino) or ours.st_size < file.buffer.tell()  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """`swarmd leave`, `swarmd logs` and `swarmd bug-report`."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from fnmatch import fnmatch
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from p2p.identity import Identity
 from swarmd.errors import CannotRecord
 from swarmd.state.bug_report import redacted, write_report
 from swarmd.state.folder import IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
-from swarmd.state.logs import follow, for_people
+from swarmd.state.logs import for_people, lines_of
 from swarmd.state.service import user_service
 from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT
@@ -164,16 +164,15 @@ def test_logs_are_readable_lines(run: Run, tmp_path: Path) -> None:
 def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("one\ntwo\nthree\n")
-    steps = iter(("four\nfi", "ve\n", None))
-
-    def wait(_: float) -> None:
-        text = next(steps)
-        if text is None:
-            log.rename(tmp_path / "log.1")
-        with log.open("a") as file:
-            file.write(text or "six\n")
-
-    assert list(islice(follow(log, 2, wait), 5)) == ["two", "three", "four", "five", "six"]
+    with contextlib.closing(lines_of(log, 2, follow=True)) as lines:
+        assert [next(lines), next(lines)] == ["two", "three"]
+        for text, whole in (("four\nfi", "four"), ("ve\n", "five")):
+            with log.open("a") as file:
+                file.write(text)
+            assert next(lines) == whole
+        log.rename(tmp_path / "log.1")
+        log.write_text("six\n")
+        assert next(lines) == "six"
 
 
 def test_a_report_says_what_it_holds_and_leaves_secrets_out(
