@@ -25,15 +25,6 @@ MAX_DRAWS = 4
 C = TypeVar("C", bound=Candidate)
 
 
-class Capped(Protocol[C]):
-    """Chooses at most `n` of some candidates under the caps, uniformly, or the first of a random order.
-
-    It is `caps.choose`, or a `caps.Quota`.
-    """
-
-    def __call__(self, candidates: Sequence[C], n: int, rng: random.Random, *, in_order: bool) -> list[C]: ...
-
-
 def weights_of(candidates: Sequence[Candidate], take: Take, lead: Lead) -> Sequence[float]:
     """Return the weight of each in the draw: by `take`, times the square of its author's `Lead.pass_rates`.
 
@@ -45,23 +36,15 @@ def weights_of(candidates: Sequence[Candidate], take: Take, lead: Lead) -> Seque
 
 
 def by_weight(
-    candidates: Sequence[C], weights: Sequence[float], n: int, capped: Capped[C], rng: random.Random
-) -> Sequence[C]:
-    """Choose at most `n` candidates by their weights, without replacement, under caps.
+    candidates: Sequence[C], take: Take, lead: Lead, rng: random.Random
+) -> tuple[Sequence[C], caps.Order[C]]:
+    """Return the candidates that have a weight, and a random order of them, by their weights.
 
-    Equal weights draw as the uniform choice does, to the last number from `rng`. Otherwise each gets the key
-    u^(1/w), greatest first (Efraimidis and Spirakis, 2006).
+    The first n in it are a draw without replacement: the least of exponential variables of rate w (Efraimidis
+    and Spirakis, 2006, whose u^(1/w) is 0 for many a small w). Of equal weights it is uniform.
     """
-    weighed = [
-        (candidate, weight) for candidate, weight in zip(candidates, weights, strict=True) if weight > 0
-    ]
-    known = [candidate for candidate, _ in weighed]
-    if len({weight for _, weight in weighed}) < 2:
-        return capped(known, n, rng, in_order=False)
-    keys = [rng.random() ** (1 / weight) for _, weight in weighed]
-    return capped(
-        [known[i] for i in sorted(range(len(known)), key=lambda i: -keys[i])], n, rng, in_order=True
-    )
+    weights = {id(c): w for c, w in zip(candidates, weights_of(candidates, take, lead), strict=True) if w > 0}
+    return [c for c in candidates if id(c) in weights], lambda c: rng.expovariate(weights[id(c)])
 
 
 @dataclass(frozen=True)
@@ -69,8 +52,7 @@ class SharingSampler:
     """A `Sampler`: I rollouts of our own, J of the others' by `[sharing] take`, fewer where there are fewer.
 
     By default it is the paper's (SAPO section 5). Our own zero-advantage rollouts stay: they have no
-    gradient, but they are part of the mean. `rng` is drawn from only where there is a choice to make, so J =
-    0 leaves it untouched.
+    gradient, but they are part of the mean. J = 0 leaves `rng` untouched.
     """
 
     sharing: Sharing = field(default_factory=Sharing)
@@ -86,20 +68,13 @@ class SharingSampler:
             return mine
         take = TAKES[self.sharing.settings.take]
         kept = [scored for scored in pool if take.keeps(scored)]
-        weights = weights_of(kept, take, self.sharing.lead)
-        return [*mine, *by_weight(kept, weights, self.n_external, self._capped, rng)]
-
-    def _capped(
-        self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool
-    ) -> list[Scored]:
-        return caps.choose(
-            candidates,
-            n,
+        theirs = caps.choose(
+            *by_weight(kept, take, self.sharing.lead, rng),
+            self.n_external,
             lambda scored: self.author_of(scored.author),
-            rng,
             lambda scored: scored.ref.specialty,
-            in_order=in_order,
         )
+        return [*mine, *theirs]
 
 
 class Filter(Protocol):
@@ -169,8 +144,7 @@ class OfferChoice(Generic[C]):
         self._quota.begin()
 
     def __call__(self, offered: Sequence[C], count: int, rng: random.Random) -> Sequence[C]:
-        weights = weights_of(offered, self._take, self._lead)
-        return by_weight(offered, weights, count, self._quota, rng)
+        return self._quota(*by_weight(offered, self._take, self._lead, rng), count)
 
 
 QUESTION_TOO_LONG = "the question fills our context"

@@ -1,12 +1,12 @@
 """Share caps: choose some of many so that no owner of many peers, and no loud peer, fills the batch. Pure.
 
-Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long
-as no cap binds the result is exactly that choice, `rng` draws included. Candidates are visited in that random
-order; one that has no room under a cap waits.
+Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, or one by
+weight: candidates are visited in a random order; one that has no room under a cap waits.
 
 - **The middle.** A network group counts for no more than the median group, and in it an author for no more
   than its median author: their candidates beyond that come after all others. So many peers in few groups
-  count as few, and a loud author counts as one.
+  count as few, and a loud author counts as one. Which are beyond is drawn apart from the order in which the
+  rest is visited: the first of many would else stand before the first of few.
 - **Places.** One author gets at most twice what each would get of an even choice, and at most half; one
   network group a quarter. Authors whose group is not known get half together. Rounded up.
 - **Variety.** Of one author's rollouts of one specialty no more than an even share is considered at all,
@@ -19,10 +19,8 @@ how many addresses it has (docs/admission.md).
 """
 
 import math
-import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from statistics import median_low
 from typing import Generic, TypeVar
 
@@ -45,54 +43,44 @@ T = TypeVar("T")
 
 AuthorOf = Callable[[T], Author | None]
 KindOf = Callable[[T], Hashable]
+# Candidates are visited by it, least first. A random one is another each time that it is asked for.
+Order = Callable[[T], float]
 
 
 def choose(
     candidates: Sequence[T],
+    order: Order[T],
     n: int,
     author_of: AuthorOf[T],
-    rng: random.Random,
     kind_of: KindOf[T] | None = None,
     *,
-    in_order: bool = False,
     in_all: int | None = None,
     had: Sequence[T] = (),
 ) -> list[T]:
-    """Return at most `n` of the candidates, uniformly among what the caps allow.
-
-    Draws from `rng` only where there is something to decide.
+    """Return the first of the candidates by `order` that the caps allow, at most `n`.
 
     author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
-    in_order: the candidates are in a random order already; take the first that the caps allow. in_all, had:
-    for a choice in several calls (`Quota`), how many it is of in all, and what was chosen before.
+    in_all, had: for a choice in several calls (`Quota`), how many it is of in all, and what was chosen
+    before.
     """
     if n <= 0:
         return []
+    candidates = sorted(candidates, key=order)
     if kind_of is not None:
-        candidates = _varied(candidates, in_all or n, author_of, kind_of, had, rng, in_order=in_order)
+        candidates = _varied(candidates, in_all or n, author_of, kind_of, had)
     if len(candidates) <= n:
         # All caps would be raised until these fit.
         return list(candidates)
     authors = [author_of(candidate) for candidate in candidates]
-    beyond = _beyond_the_middle(authors, rng, in_order=in_order)
-    heard = sorted(set(range(len(candidates))) - set(beyond))
-    order = chain(
-        heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond
-    )
+    beyond = _beyond_the_middle(authors)
+    visited = sorted(range(len(candidates)), key=lambda i: (*beyond[i], order(candidates[i])))
     room = _Room(in_all or n, authors, [author for author in map(author_of, had) if author is not None])
     chosen: list[int] = []
-    waiting: list[int] = []
-    for i in order:
-        (chosen if room.reserve(authors[i]) else waiting).append(i)
-        if len(chosen) == n:
-            # Stop before the next is drawn.
-            break
-    while len(chosen) < n and waiting:
-        room.raised = 1 + min(room.over(authors[i]) for i in waiting)
-        still: list[int] = []
-        for i in waiting:
-            (chosen if len(chosen) < n and room.reserve(authors[i]) else still).append(i)
-        waiting = still
+    while len(chosen) < n:
+        waiting: list[int] = []
+        for i in visited:
+            (chosen if len(chosen) < n and room.reserve(authors[i]) else waiting).append(i)
+        visited, room.raised = waiting, 1 + min(room.over(authors[i]) for i in waiting)
     return [candidates[i] for i in chosen]
 
 
@@ -107,23 +95,9 @@ class Quota(Generic[T]):
         """Begin another choice."""
         self._had: list[T] = []  # chosen so far
 
-    def __call__(
-        self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False
-    ) -> list[T]:
-        """Return at most `n` more.
-
-        in_order: as of `choose`.
-        """
-        chosen = choose(
-            candidates,
-            n,
-            self._author_of,
-            rng,
-            self._kind_of,
-            in_order=in_order,
-            in_all=self._n,
-            had=self._had,
-        )
+    def __call__(self, candidates: Sequence[T], order: Order[T], n: int) -> list[T]:
+        """Return at most `n` more."""
+        chosen = choose(candidates, order, n, self._author_of, self._kind_of, in_all=self._n, had=self._had)
         self._had += chosen
         return chosen
 
@@ -134,28 +108,21 @@ def _varied(
     author_of: AuthorOf[T],
     kind_of: KindOf[T],
     had: Sequence[T],
-    rng: random.Random,
-    *,
-    in_order: bool,
 ) -> Sequence[T]:
-    """Keep of each author's candidates of one kind no more than an even share of the choice, drawn."""
+    """Keep of each author's candidates of one kind the first, no more than an even share of the choice."""
     owners = [
         (author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates
     ]
     before = Counter((author.id, kind_of(each)) for each in had if (author := author_of(each)) is not None)
     even = math.ceil(n / max(1, len({owner[0] for owner in [*owners, *before] if owner is not None})))
-    count = before + Counter(owner for owner in owners if owner is not None)
-    if max(count.values(), default=0) <= even:
-        return candidates
-    order = range(len(candidates)) if in_order else rng.sample(range(len(candidates)), len(candidates))
     kept = []
-    for i in order:
-        owner = owners[i]
-        if owner is None or before[owner] < even:
-            kept.append(i)
-            if owner is not None:
-                before[owner] += 1
-    return [candidates[i] for i in (kept if in_order else sorted(kept))]
+    for candidate, owner in zip(candidates, owners, strict=True):
+        if owner is None:
+            kept.append(candidate)
+        elif before[owner] < even:
+            kept.append(candidate)
+            before[owner] += 1
+    return kept
 
 
 class _Room:
@@ -188,31 +155,26 @@ class _Room:
         return True
 
 
-def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, in_order: bool) -> list[int]:
-    """Return the candidates beyond the median group's count, and within a group beyond its median author's.
+def _beyond_the_middle(authors: Sequence[Author | None]) -> list[tuple[int, int]]:
+    """Return how far each candidate is beyond the median group's count, and its group's median author's.
 
-    They are in the order in which they may be taken. Which ones are beyond is drawn. First come those of
-    whoever has least of them, one of each in turn, so that whoever has a few more than the middle is not
-    crowded out by those who have many. Authors of unknown group are groups of their own. Authors are compared
-    within their group alone, so that many names in one group make no other's share smaller.
+    (0, 0): neither. Taken in the order of these, those of whoever has least beyond come first, one of each in
+    turn, so that whoever has a few more than the middle is not crowded out by those who have many. Authors of
+    unknown group are groups of their own. Authors are compared within their group alone, so that many names
+    in one group make no other's share smaller.
     """
     groups: dict[str, list[tuple[int, Hashable]]] = defaultdict(list)
     for i, author in enumerate(authors):
         if author is not None:
             groups[author.group or author.id].append((i, author.id))
-    of_groups = _above([(i, group) for group, own in groups.items() for i, _ in own], rng, in_order=in_order)
+    of_groups = _above([(i, group) for group, own in groups.items() for i, _ in own])
     of_authors: dict[int, int] = {}
     for own in groups.values():
-        of_authors |= _above([(i, author) for i, author in own if i not in of_groups], rng, in_order=in_order)
-    beyond = sorted(of_authors.keys() | of_groups.keys())
-    if not in_order:
-        rng.shuffle(beyond)
-    return sorted(beyond, key=lambda i: (of_groups.get(i, 0), of_authors.get(i, 0)))
+        of_authors |= _above([(i, author) for i, author in own if i not in of_groups])
+    return [(of_groups.get(i, 0), of_authors.get(i, 0)) for i in range(len(authors))]
 
 
-def _above(
-    candidates: Sequence[tuple[int, Hashable]], rng: random.Random, *, in_order: bool
-) -> dict[int, int]:
+def _above(candidates: Sequence[tuple[int, Hashable]]) -> dict[int, int]:
     """Return the candidates of each owner beyond the median owner's count, and by how many each is beyond."""
     owners: dict[Hashable, list[int]] = defaultdict(list)
     for i, owner in candidates:
@@ -222,22 +184,5 @@ def _above(
     middle = median_low(map(len, owners.values()))
     above: dict[int, int] = {}
     for own in owners.values():
-        if len(own) > middle:
-            if not in_order:
-                rng.shuffle(own)
-            above |= {i: place for place, i in enumerate(own[middle:], 1)}
+        above |= {i: place for place, i in enumerate(own[middle:], 1)}
     return above
-
-
-def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:
-    """Yield all of range(count) in a random order.
-
-    What is beyond the first `n` is drawn only when it is asked for.
-    """
-    begun = rng.sample(range(count), n)
-
-    def rest() -> Iterator[int]:
-        left = sorted(set(range(count)) - set(begun))
-        yield from rng.sample(left, len(left))
-
-    return chain(begun, rest())

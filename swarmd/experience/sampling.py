@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from p2p.types import PeerId
-from swarmd.experience.batch import by_weight, weights_of
+from swarmd.experience.batch import by_weight
 from swarmd.experience.caps import choose
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
@@ -57,17 +57,11 @@ class Replay:
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
         if not self.schedule.resting:
-            weights = weights_of(pool, TAKES["uniform"], self.sharing.lead)
-            return by_weight(pool, weights, self.batch, self._capped, rng)
+            weighed = by_weight(pool, TAKES["uniform"], self.sharing.lead, rng)
+            return choose(*weighed, self.batch, self._author, lambda scored: scored.ref.specialty)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
-
-    def _capped(
-        self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool
-    ) -> list[Scored]:
-        mixed = candidates if in_order else rng.sample(candidates, len(candidates))
-        return choose(mixed, n, self._author, rng, lambda scored: scored.ref.specialty, in_order=True)
 
     def _author(self, scored: Scored) -> Author | None:
         author, limits = scored.author, self.pool.limits

@@ -10,6 +10,7 @@ Where it differs from the paper:
 The round knows protocols only (`RoundParts`): no torch, files, sockets or clock but the one it is given.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -125,10 +126,7 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
     most = max(SCORED_PER_ROUND, parts.external)
     if len(new) > most:
         # Capped, or we would score nothing but a crowd's rollouts.
-        newest = range(len(new) - 1, -1, -1)
-        chosen = choose(
-            newest, most, lambda i: parts.swarm.author(new[i].author), parts.batch_rng, in_order=True
-        )
+        chosen = choose(range(len(new)), operator.neg, most, lambda i: parts.swarm.author(new[i].author))
         new = [new[i] for i in sorted(chosen)]
     tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
     known = [

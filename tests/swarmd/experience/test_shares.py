@@ -1,6 +1,6 @@
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,7 +13,8 @@ from swarmd.experience.batch import SharingSampler, by_weight
 from swarmd.experience.caps import Author, Quota, choose
 from swarmd.experience.credit import UselessRollouts, useful
 from swarmd.experience.pool import Pool
-from swarmd.types import Completion, Rollout, Scored, TaskRef
+from swarmd.experience.strategies import Sharing, Take, everything
+from swarmd.types import Completion, Lead, Rollout, Scored, TaskRef
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,37 @@ def counted(items: list[Item]) -> Counter[str]:
     return Counter(item.author.id for item in items)
 
 
-def test_where_no_cap_binds_it_is_the_uniform_choice_to_the_last_draw() -> None:
+def chosen_of(
+    items: list[Item], n: int, rng: random.Random, kind_of: Callable[[Item], Hashable] | None = None
+) -> list[Item]:
+    """Choose in a random order, as a batch is."""
+    return choose(items, lambda _: rng.random(), n, author_of, kind_of)
+
+
+def nth(item: Item) -> float:
+    return ord(item.author.id)
+
+
+def test_where_no_cap_binds_it_is_the_first_that_come() -> None:
     items = crowd("a b c d e f g h i j k l", LOCAL, each=1)
-    rng, plain = random.Random(3), random.Random(3)
     for n in (1, 4, 8):
-        assert choose(items, n, author_of, rng) == plain.sample(items, n)
-        assert by_weight(items, [0.3] * 12, n, Quota(n, author_of), rng) == plain.sample(items, n)
-    assert choose(items, 12, author_of, rng) == choose(items, 40, author_of, rng) == items
-    loud = crowd("l", LOCAL, each=7) + crowd("a", LOCAL, each=1)
-    assert choose(loud, 8, author_of, rng) == loud, "all of them, however loud: nothing is drawn"
-    assert choose(items, 0, author_of, rng) == [] == choose([], 4, author_of, rng)
-    assert rng.getstate() == plain.getstate()
+        assert choose(items[::-1], nth, n, author_of) == items[:n] == Quota(n, author_of)(items, nth, n)
+    assert choose(items, nth, 12, author_of) == choose(items, nth, 40, author_of) == items
+    loud = crowd("a", LOCAL, each=7) + crowd("l", LOCAL, each=1)
+    assert choose(loud, nth, 8, author_of) == loud, "all of them, however loud"
+    assert choose(items, nth, 0, author_of) == [] == choose([], nth, 4, author_of)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_a_draw_is_by_weight(scale: float) -> None:
+    """However small the weights are, what counts is their ratio."""
+    rng, first = random.Random(0), Counter[int]()
+    take = Take(everything, lambda candidates, _: [scale * c.ref.n for c in candidates])
+    for _ in range(4000):
+        found, order = by_weight([scored("a", n) for n in range(4)], take, Lead(), rng)
+        assert [s.ref.n for s in found] == [1, 2, 3]
+        first[min(found, key=order).ref.n] += 1
+    assert [first[n] / 4000 for n in (1, 2, 3)] == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.03)
 
 
 def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> None:
@@ -54,12 +75,12 @@ def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> 
     homes = crowd("a b c d e", "home *")
     hidden = loud = 0
     for _ in range(200):
-        chosen = choose(rack + homes, 4, author_of, rng)
+        chosen = chosen_of(rack + homes, 4, rng)
         assert len(chosen) == 4 and sum(item.author.group == "44.1" for item in chosen) <= 1
-        chosen = choose(crowd("s", LOCAL, each=90) + crowd("a b", LOCAL), 8, author_of, rng)
+        chosen = chosen_of(crowd("s", LOCAL, each=90) + crowd("a b", LOCAL), 8, rng)
         assert len(chosen) == 8
         loud = max(loud, counted(chosen)["s"])
-        chosen = choose(crowd("s t u v", "", each=90) + homes, 4, author_of, rng)  # hidden ones are one group
+        chosen = chosen_of(crowd("s t u v", "", each=90) + homes, 4, rng)  # hidden ones are one group
         hidden = max(hidden, sum(item.author.group == "" for item in chosen))
     assert (hidden, loud) == (2, 4)
 
@@ -70,24 +91,25 @@ def test_a_hundred_authors_in_few_groups_count_as_few() -> None:
     racks = [Item(Author(item.author.id, f"rack {n % 3}"), n) for n, item in enumerate(racks)]
     homes = crowd("a b c d e f g h i j", "home *", each=4)
     for _ in range(1000):
-        chosen = choose(racks + homes, 4, author_of, rng)
+        chosen = chosen_of(racks + homes, 4, rng)
         assert len(chosen) == 4
         tally.update(item.author.group.startswith("rack") for item in chosen)
     assert 0.20 < tally[True] / 4000 < 0.27  # three groups of thirteen
-    assert {item.author.group for item in choose(racks + homes, 13, author_of, rng, in_order=True)} >= {
+    first = choose(racks + homes, (racks + homes).index, 13, author_of)
+    assert {item.author.group for item in first} >= {
         "rack 0",
         "rack 1",
         "rack 2",
     }
     # And where the others have no more, all the same
-    assert len(choose(racks + homes, 150, author_of, rng)) == 150
+    assert len(chosen_of(racks + homes, 150, rng)) == 150
 
 
 def test_the_soft_caps_are_raised_rather_than_leave_room_empty() -> None:
     rng = random.Random(0)
     rack = crowd("s t", "44.1", each=20)
     for _ in range(50):
-        chosen = choose(rack + crowd("a", "12.1", each=1), 4, author_of, rng)
+        chosen = chosen_of(rack + crowd("a", "12.1", each=1), 4, rng)
         assert len(chosen) == 4 and counted(chosen)["a"] == 1
 
 
@@ -96,7 +118,7 @@ def test_an_author_counts_for_no_more_than_the_median_author() -> None:
     rng, tally = random.Random(0), Counter[str]()
     items = crowd("l m", LOCAL, each=40) + crowd("a b c d", LOCAL, each=2)
     for _ in range(1000):
-        tally.update(i.author.id for i in choose(items, 4, author_of, rng))
+        tally.update(i.author.id for i in chosen_of(items, 4, rng))
     assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six
 
 
@@ -104,19 +126,17 @@ def test_one_authors_rollouts_of_one_kind_fill_no_more_than_an_even_share() -> N
     """The others leave room; of other kinds the author may have as many again."""
     rng = random.Random(0)
     items = crowd("l", LOCAL, each=40) + crowd("a b c", LOCAL, each=1)
-    chosen = choose(items, 8, author_of, rng, lambda item: "easy")
+    chosen = chosen_of(items, 8, rng, lambda item: "easy")
     assert counted(chosen) == {"l": 2, "a": 1, "b": 1, "c": 1}
-    assert len(choose(items, 8, author_of, rng, lambda item: item.n % 3)) == 8
-    assert len(choose(items[:40], 8, author_of, rng, lambda item: "easy")) == 8, (
-        "alone it is as free as without"
-    )
+    assert len(chosen_of(items, 8, rng, lambda item: item.n % 3)) == 8
+    assert len(chosen_of(items[:40], 8, rng, lambda item: "easy")) == 8, "alone it is as free as without"
 
 
 def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
     rng, tally = random.Random(0), Counter[str]()
     items = crowd("l", LOCAL, each=40) + crowd("a", LOCAL, each=3) + crowd("b c d", LOCAL, each=1)
     for _ in range(200):
-        tally.update(i.author.id for i in choose(items, 9, author_of, rng))
+        tally.update(i.author.id for i in chosen_of(items, 9, rng))
     assert tally["a"] == 3 * 200 and tally["l"] == 3 * 200
 
 
@@ -125,7 +145,7 @@ def test_of_what_is_beyond_the_middle_each_is_as_likely() -> None:
     rng, tally = random.Random(0), Counter[Item]()
     items = crowd("a b", LOCAL, each=3) + crowd("c d", LOCAL, each=1)
     for _ in range(600):
-        tally.update(choose(items, 5, author_of, rng))
+        tally.update(chosen_of(items, 5, rng))
     assert all(tally[item] / 600 == pytest.approx(0.5, abs=0.06) for item in items[:6])
 
 
@@ -135,11 +155,13 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
     ration: Quota[Item] = Quota(4, author_of)
     loud, quiet = crowd("a", "11.0", each=400), crowd("b c d e", "home *", each=4)
     for _ in range(50):
-        taken = Counter(item.author.id for _ in range(4) for item in ration(loud + quiet, 1, rng))
+        taken = Counter(
+            item.author.id for _ in range(4) for item in ration(loud + quiet, lambda _: rng.random(), 1)
+        )
         assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
         ration.begin()
     # Where nobody else has any, it is not kept out
-    assert [len(ration(loud, 1, rng)) for _ in range(50)] == [1] * 50
+    assert [len(ration(loud, lambda _: rng.random(), 1)) for _ in range(50)] == [1] * 50
 
 
 @pytest.mark.parametrize(("kind_of", "most"), [(None, 4), (lambda _: "easy", 2)])
@@ -151,7 +173,11 @@ def test_the_caps_of_a_choice_in_many_goes_are_shares_of_all_of_it(
     for _ in range(50):
         ration.begin()
         taken.append(
-            Counter(i.author.id for _ in range(8) for i in ration(crowd("a b c d e", LOCAL), 1, rng))
+            Counter(
+                i.author.id
+                for _ in range(8)
+                for i in ration(crowd("a b c d e", LOCAL), lambda _: rng.random(), 1)
+            )
         )
     assert {each.total() for each in taken} == {8} and max(max(each.values()) for each in taken) == most
 
@@ -163,23 +189,20 @@ def test_the_caps_of_a_choice_in_many_goes_are_shares_of_all_of_it(
     ),
     n=st.integers(0, 12),
     seed=st.integers(0, 99),
-    ordered=st.booleans(),
 )
-@example(authors=[(0, LOCAL)] * 8, n=4, seed=0, ordered=False)  # one other node alone fills the batch
-@example(authors=[(0, "")] * 8, n=4, seed=0, ordered=False)
-@example(authors=[(0, "11.0")] * 8, n=4, seed=0, ordered=False)
-def test_a_choice_is_full_without_duplicates(
-    authors: list[tuple[int, str]], n: int, seed: int, ordered: bool
-) -> None:
+@example(authors=[(0, LOCAL)] * 8, n=4, seed=0)  # one other node alone fills the batch
+@example(authors=[(0, "")] * 8, n=4, seed=0)
+@example(authors=[(0, "11.0")] * 8, n=4, seed=0)
+def test_a_choice_is_full_without_duplicates(authors: list[tuple[int, str]], n: int, seed: int) -> None:
     items = [Item(Author(PeerId(str(a)), group), i) for i, (a, group) in enumerate(authors)]
-    chosen = choose(items, n, author_of, random.Random(seed), in_order=ordered)
+    chosen = chosen_of(items, n, random.Random(seed))
     assert len(chosen) == len({i.n for i in chosen}) == min(n, len(items))
 
 
 @pytest.mark.parametrize("n", [4, 256])
 def test_ten_thousand_candidates_are_no_work(n: int) -> None:
     items = crowd(" ".join(f"s{n}" for n in range(1000)), "44.1", each=10)
-    assert len(choose(items, n, author_of, random.Random(0))) == n
+    assert len(chosen_of(items, n, random.Random(0))) == n
 
 
 # Where it is used.
@@ -210,6 +233,18 @@ def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
             and all(s.informative for s in batch)
             and sum(s.author.startswith("sybil") for s in batch) <= 1
         )
+
+
+@pytest.mark.parametrize("odd", [{}, {PeerId("odd"): 0.9}])
+def test_a_loud_author_counts_as_one_whatever_the_weights(odd: dict[PeerId, float]) -> None:
+    """The gate turns some of another's text away, so weights differ: the loud ones gain nothing by that."""
+    rng, tally = random.Random(0), Counter[str]()
+    said = [("l", 40), ("m", 40), ("a", 2), ("b", 2), ("c", 2), ("odd", 2)]
+    pool = [scored(author, n) for author, count in said for n in range(count)]
+    sharing = Sharing(lead=Lead(pass_rates=odd))
+    for _ in range(1000):
+        tally.update(s.author for s in SharingSampler(sharing, n_external=4)([], pool, rng))
+    assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six
 
 
 def test_over_its_capacity_the_pool_loses_what_a_crowd_has_most_of() -> None:
