@@ -28,7 +28,7 @@ def places(results: Results, specialty: str) -> list[int]:
     curriculum = curriculum_of(results.experiment.settings[0].nodes[0])
     with Verifier(curriculum) as verifier:
         questions = open_tasks(curriculum, verifier).draw_held_out(
-            results.experiment.evaluate_questions, random.Random(QUESTIONS_SEED)
+            results.experiment.evaluation.questions, random.Random(QUESTIONS_SEED)
         )
     return [place for place, task in enumerate(questions) if task.ref.specialty == specialty]
 

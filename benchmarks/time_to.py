@@ -61,7 +61,7 @@ def swarm_curve(nodes: int, local: int, external: int, seed: int) -> Iterator[tu
     config = NodeConfig.model_validate(given)
     with (
         Verifier(curriculum_of(config)) as verifier,
-        closing(PlayedSwarm(Setting("time-to", (config,) * nodes), seed, verifier)) as swarm,
+        closing(PlayedSwarm(Setting(name="time-to", nodes=(config,) * nodes), seed, verifier)) as swarm,
     ):
         held_out = open_tasks(swarm.curriculum, verifier).draw_held_out(
             QUESTIONS, random.Random(QUESTIONS_SEED)

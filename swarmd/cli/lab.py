@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import time
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -82,7 +81,7 @@ def run(
     if judge and (engine, executor) != ("memory", "local"):
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
-    wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
+    wanted = read.model_copy(update={"seeds": seeds or read.seeds, "rounds": rounds or read.rounds})
     for node in (node for setting in wanted.settings for node in setting.nodes):
         # A mistake that would end a run hours later.
         load_take(node.sharing.take)

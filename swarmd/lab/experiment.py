@@ -42,7 +42,6 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -77,7 +76,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _Evaluation(_Strict):
+class Evaluation(_Strict):
     every: Annotated[int, Field(ge=0)] = 0  # rounds between two evaluations; 0: only at the end
     questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out, the same for every run; 0: none
     answers: Annotated[int, Field(ge=1, le=1024)] = 8  # sampled answers to each
@@ -86,28 +85,35 @@ class _Evaluation(_Strict):
 _Sets = Literal["offered", "whole"]
 
 
-class _File(_Strict):
+class _Head(_Strict):
+    """What an experiment says of itself, in its file and in its results."""
+
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     question: str = ""
-    expects: str = ""
-    nodes: Annotated[int, Field(ge=1, le=1024)] = 8
+    expects: str = ""  # written before it was run
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
+    evaluation: Evaluation = Evaluation()
+
+
+class _File(_Head):
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 8
     # How a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole.
     sets: _Sets = "offered"
-    evaluation: _Evaluation = _Evaluation()
     base: dict[str, Any] = {}
     setting: Annotated[list[dict[str, Any]], Field(max_length=MAX_SETTINGS)] = []
     # Sections of a node, keys, and the values that each takes.
     sweep: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = {}
 
 
-class _Churn(_Strict):
+class Churn(_Strict):
+    """Rounds on average that a node is there, and away."""
+
     present: Annotated[int, Field(ge=1, le=10**6)]
     away: Annotated[int, Field(ge=1, le=10**6)]
 
 
-class _Hostile(_Strict):
+class Hostile(_Strict):
     liars: Annotated[int, Field(ge=0, le=1024)] = 0
     poisoners: Annotated[int, Field(ge=0, le=1024)] = 0
 
@@ -120,32 +126,29 @@ class _Group(_Strict):
     nodes: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: as the file says, for the only group
 
 
-class _Table(_Strict):
+class _Surroundings(_Strict):
+    """What a setting says of itself, and of what surrounds its nodes."""
+
+    name: Annotated[str, Field(pattern=r"^\P{C}{1,64}$")]
+    baseline: bool = False
+    against: str = ""  # name of the setting it is compared with; "": the experiment's baseline
+    churn: Churn | None = None  # None: all are always there
+    hostile: Hostile = Hostile()
+
+
+class _Table(_Surroundings):
     """A setting. What is no key here is a section of each of its nodes."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: Annotated[str, Field(pattern=r"^\P{C}{1,64}$")]
-    baseline: bool = False
-    against: str = ""
     sets: _Sets | None = None  # None: as the file says
-    churn: _Churn | None = None
-    hostile: _Hostile = _Hostile()
     group: Annotated[list[_Group], Field(min_length=1)] = [_Group()]
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(_Surroundings):
     """One column of the comparison: what each of its nodes is configured to do, and what surrounds them."""
 
-    name: str
     nodes: tuple[NodeConfig, ...]
-    baseline: bool = False
-    against: str = ""  # name of the setting it is compared with; "": the experiment's baseline
-    present: int = 0  # rounds on average that a node is there, and away; 0: always there
-    away: int = 0
-    liars: int = 0
-    poisoners: int = 0
     # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes.
     whole: bool = False
 
@@ -155,17 +158,8 @@ class Setting:
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower().replace("/", "-of-")).strip("-.") or "setting"
 
 
-@dataclass(frozen=True)
-class Experiment:
-    name: str
-    question: str
-    expects: str  # written before it was run
-    rounds: int
-    seeds: int
+class Experiment(_Head):
     settings: tuple[Setting, ...]
-    evaluate_every: int = 0
-    evaluate_questions: int = 0
-    evaluate_answers: int = 8
 
     @property
     def baseline(self) -> Setting:
@@ -221,11 +215,7 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
         )
     settings = [_setting(parsed, number, table, source) for number, table in enumerate(tables, 1)]
     _check_names(settings, source)
-    look = parsed.evaluation
-    return Experiment(
-        parsed.name, parsed.question, parsed.expects, parsed.rounds, parsed.seeds, tuple(settings),
-        look.every, look.questions, look.answers,
-    )  # fmt: skip
+    return Experiment(settings=tuple(settings), **{key: getattr(parsed, key) for key in _Head.model_fields})
 
 
 def _swept(file: _File) -> Iterator[Mapping[str, Any]]:
@@ -258,11 +248,11 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
             raise BadExperiment(f"{source}: {where}: `nodes` is missing")
         sections = [file.base, parsed.model_extra or {}, group.model_extra or {}]
         nodes += [_config(sections, source, where)] * count
-    present, away = (parsed.churn.present, parsed.churn.away) if parsed.churn else (0, 0)
     return Setting(
-        parsed.name, tuple(nodes), parsed.baseline, parsed.against, present, away, parsed.hostile.liars,
-        parsed.hostile.poisoners, (parsed.sets or file.sets) == "whole",
-    )  # fmt: skip
+        nodes=tuple(nodes),
+        whole=(parsed.sets or file.sets) == "whole",
+        **{key: getattr(parsed, key) for key in _Surroundings.model_fields},
+    )
 
 
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:

@@ -25,7 +25,7 @@ from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.lab.experiment import BadExperiment, Experiment, Setting
+from swarmd.lab.experiment import BadExperiment, Experiment, Hostile, Setting
 from swarmd.lab.leash import run_program
 from swarmd.lab.results import Results, Run
 from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
@@ -77,7 +77,7 @@ class PlayedSwarm:
                 f"setting {setting.name}: its nodes have different curricula or rewards ({names}); a run has"
                 " one. Set swarm.curriculum and tasks.reward in [base]."
             )
-        if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
+        if setting.hostile != Hostile() and isinstance(self.curriculum, OwnCurriculum):
             raise BadExperiment(
                 f"setting {setting.name}: hostile peers know no right answers to own tasks; leave"
                 " `hostile` out"
@@ -93,9 +93,7 @@ class PlayedSwarm:
         self._exchange = exchange
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
-        self._absences = Absences(
-            len(configs), setting.present, setting.away, random.Random(f"{seed} absences")
-        )
+        self._absences = Absences(len(configs), setting.churn, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
@@ -106,10 +104,9 @@ class PlayedSwarm:
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, me, joined, policy, reward))
             self.policies.append(policy)
-        hostile = range(setting.poisoners + setting.liars)
-        self.hostile = [
-            self._hostile(len(configs) + i, i < setting.poisoners, setting.whole) for i in hostile
-        ]
+        poisoners = setting.hostile.poisoners
+        hostile = range(poisoners + setting.hostile.liars)
+        self.hostile = [self._hostile(len(configs) + i, i < poisoners, setting.whole) for i in hostile]
 
     def _identity(self, number: int) -> Identity:
         return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
@@ -244,17 +241,17 @@ def lines_of(
     with Verifier(curriculum_of(setting.nodes[0])) as verifier:
         swarm = made(setting, seed, verifier)
         questions = open_tasks(swarm.curriculum, verifier).draw_held_out(
-            experiment.evaluate_questions, random.Random(QUESTIONS_SEED)
+            experiment.evaluation.questions, random.Random(QUESTIONS_SEED)
         )
         try:
             begun = swarm.cpu()
             if questions:
-                yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluate_answers, 0)}
+                yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluation.answers, 0)}
             for number in range(1, experiment.rounds + 1):
                 line = swarm.round(number)
-                every = experiment.evaluate_every or experiment.rounds
+                every = experiment.evaluation.every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
-                    line["evaluation"] = swarm.evaluate(questions, experiment.evaluate_answers, number)
+                    line["evaluation"] = swarm.evaluate(questions, experiment.evaluation.answers, number)
                 # CPU seconds so far: the only figure that differs when the run is played again.
                 line["cpu"] = round(swarm.cpu() - begun, 3)
                 yield line

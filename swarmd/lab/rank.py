@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ class RankedSwarm(PlayedSwarm):
     def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
         self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
         super().__init__(
-            replace(setting, whole=True), seed, reward, self._network,
+            setting.model_copy(update={"whole": True}), seed, reward, self._network,
             partial(RankExchange, gather=self._gather_frames), [ranks.rank],
         )  # fmt: skip
         self._began = time.process_time()

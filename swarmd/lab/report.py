@@ -12,6 +12,7 @@ from typing import Any
 from swarmd.config.config import NodeConfig
 from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS, canvas, moving_mean
+from swarmd.lab.experiment import Hostile
 from swarmd.lab.results import BadResults, Results, Run, judged
 from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval
 
@@ -97,11 +98,11 @@ def hostile(results: Results) -> Sequence[Sequence[str]]:
     rows = []
     for column in columns(results):
         setting = results.experiment.setting(column.slug)
-        if setting.liars or setting.poisoners:
+        if (peers := setting.hostile) != Hostile():
             taken = interval([100 * run.hostile for run in column.runs.values()])
             marked = interval([100 * run.marked for run in column.runs.values() if run.marked is not None])
-            peers = f"{setting.poisoners} poisoners, {setting.liars} liars, {len(setting.nodes)} honest"
-            rows.append((column.name, peers, shown(taken, 1), shown(marked, 2)))
+            said = f"{peers.poisoners} poisoners, {peers.liars} liars, {len(setting.nodes)} honest"
+            rows.append((column.name, said, shown(taken, 1), shown(marked, 2)))
     return [HOSTILE_HEADS, *rows] if rows else []
 
 

@@ -18,7 +18,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +26,6 @@ from typing import Any, Self
 import msgspec
 
 from p2p import durable
-from swarmd.config.config import NodeConfig
 from swarmd.config.messages import shown
 from swarmd.errors import SwarmdError, command_for
 from swarmd.exchange.swarm_id import curriculum_of
@@ -35,7 +34,7 @@ from swarmd.state.logs import installed_version
 from swarmd.tasks.own import OwnCurriculum
 from swarmd.terminal import printable
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "experiment.json"
 JUDGE = "judge.json"
 MEMORY = "memory"  # the engine that plays all nodes of a run in one process
@@ -123,7 +122,8 @@ class Results:
                     " experiment again."
                 )
             versions = msgspec.convert(document["versions"], dict[str, str])
-            return cls(folder, _experiment(document["experiment"]), versions)
+            experiment = Experiment.model_validate_json(json.dumps(document["experiment"]))
+            return cls(folder, experiment, versions)
         except FileNotFoundError:
             raise BadResults(
                 f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them."
@@ -141,7 +141,7 @@ class Results:
 
         Raises BadResults where the folder is of another experiment, or was played by other versions.
         """
-        if replace(self.experiment, seeds=experiment.seeds) != experiment:
+        if self.experiment.model_copy(update={"seeds": experiment.seeds}) != experiment:
             raise BadResults(
                 f"{self.folder} is of {self.experiment.rounds} rounds of {self.experiment.name}, and not of"
                 " these rounds and settings. Give what it was begun with, or another folder with --out."
@@ -164,8 +164,13 @@ class Results:
             self._write()
 
     def _write(self) -> None:
+        document = {
+            "schema": SCHEMA,
+            "versions": dict(self.versions),
+            "experiment": self.experiment.model_dump(mode="json"),
+        }
         try:
-            durable.replace(self.folder / FILE, json.dumps(_document(self), indent=1).encode())
+            durable.replace(self.folder / FILE, json.dumps(document, indent=1).encode())
         except OSError as error:
             raise BadResults(f"{self.folder}: cannot be written: {error.strerror or error}") from error
 
@@ -353,24 +358,3 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
             # One that is missing is told when it is to be played.
             found[f"strategy {Path(take).name}"] = sha256(Path(take).read_bytes()).hexdigest()
     return found | {package: installed_version(package) for package in PACKAGES}
-
-
-def _document(results: Results) -> Mapping[str, Any]:
-    experiment = results.experiment
-    settings = [
-        {**vars(setting), "nodes": [node.model_dump(mode="json") for node in setting.nodes]}
-        for setting in experiment.settings
-    ]
-    fields = {key: value for key, value in vars(experiment).items() if key != "settings"}
-    return {
-        "schema": SCHEMA,
-        "versions": dict(results.versions),
-        "experiment": {**fields, "settings": settings},
-    }
-
-
-def _experiment(document: Any) -> Experiment:
-    def node(_: type, settings: Any) -> NodeConfig:
-        return NodeConfig.model_validate_json(json.dumps(settings))
-
-    return msgspec.convert(document, Experiment, dec_hook=node)

@@ -25,6 +25,7 @@ from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.membership import run
 from swarmd.exchange.gathering import Gatherer
+from swarmd.lab.experiment import Churn
 from swarmd.protocols import Swarm
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.tasks.grading import solution
@@ -153,19 +154,16 @@ class Absences:
     Never all of them are away at once.
     """
 
-    def __init__(self, nodes: int, present: int, away: int, rng: random.Random) -> None:
-        """Draw absences for `nodes` nodes.
-
-        present, away: mean lengths in rounds; with present 0 nobody ever leaves.
-        """
-        self._nodes, self._present, self._away, self._rng = nodes, present, away, rng
+    def __init__(self, nodes: int, churn: Churn | None, rng: random.Random) -> None:
+        """Draw absences for `nodes` nodes. Without churn nobody ever leaves."""
+        self._nodes, self._churn, self._rng = nodes, churn, rng
         self._gone: frozenset[int] = frozenset()
 
     def next_round(self) -> Collection[int]:
         """Draw which nodes are away in the next round, and return their places."""
-        if self._present:
+        if self._churn:
             chances = [
-                1 - 1 / self._away if place in self._gone else 1 / self._present
+                1 - 1 / self._churn.away if place in self._gone else 1 / self._churn.present
                 for place in range(self._nodes)
             ]
             gone = frozenset(place for place, chance in enumerate(chances) if self._rng.random() < chance)

@@ -10,7 +10,7 @@ import pytest
 from swarmd.cli.app import main
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab import EXPERIMENTS
-from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
+from swarmd.lab.experiment import BadExperiment, Churn, Hostile, parse_experiment, read_experiment
 from swarmd.lab.surroundings import Absences
 from tests import ROOT
 
@@ -179,16 +179,16 @@ def test_a_settings_surroundings_are_read() -> None:
     }
     read = parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], setting]}, "x.toml")
     one = read.settings[2]
-    assert (one.present, one.away, one.liars, one.poisoners) == (9, 3, 1, 2)
+    assert (one.churn, one.hostile) == (Churn(present=9, away=3), Hostile(liars=1, poisoners=2))
     assert read.baseline_of(one).name == "8/0" and read.baseline_of(read.settings[0]).name == "4/4"
 
 
 def test_absences_depend_on_the_seed_and_are_never_total() -> None:
     def drawn(seed: int) -> list[frozenset[int]]:
-        absences = Absences(4, 6, 3, random.Random(seed))
+        absences = Absences(4, Churn(present=6, away=3), random.Random(seed))
         return [frozenset(absences.next_round()) for _ in range(3000)]
 
     gone = drawn(1)
     assert gone == drawn(1) != drawn(2) and max(map(len, gone)) < 4
     assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # 3 of 9 rounds
-    assert Absences(4, 0, 0, random.Random(1)).next_round() == frozenset()
+    assert Absences(4, None, random.Random(1)).next_round() == frozenset()

@@ -396,7 +396,7 @@ def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) 
         r"no results. Give another folder": lambda: Results.create(tmp_path, played.experiment),
         "no results": lambda: Results.open(tmp_path),
         "is of 2 rounds": lambda: reopened.resume(experiment(rounds=3)),
-        "not of these rounds": lambda: reopened.resume(replace(experiment(), question="another")),
+        "not of these rounds": lambda: reopened.resume(experiment().model_copy(update={"question": "another"})),
     }.items():
         with pytest.raises(BadResults, match=said):
             refused()
