@@ -154,7 +154,6 @@ def batch_words(setting: str) -> str:
 def figure_3(to: Path, _scratch: Path) -> None:
     """Draw swarm above solo, with nobody, a fifth and half of the nodes away."""
     rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
-    figure = Figure(figsize=(12.6, 4.4), layout="constrained")
     shown = []
     for away, title, verdict, p, begins in AWAY:
         found: dict[str, object] = {
@@ -169,8 +168,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
                 name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")
             }
         shown.append(found)
-    figures.draw_comparisons(figure, shown)
-    figure.savefig(to, dpi=120)
+    figures.comparison_figure(shown).savefig(to, dpi=120)
 
 
 DRAW = {"judge": judge, "page": page, "long": long, "figure-3": figure_3}

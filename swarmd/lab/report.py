@@ -10,8 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from swarmd.config.config import NodeConfig
-from swarmd.lab.demo import figures
-from swarmd.lab.demo.figures import COLOURS, canvas, moving_mean
+from swarmd.lab.demo.figures import COLOURS, canvas, comparison_figure, moving_mean
 from swarmd.lab.experiment import Hostile
 from swarmd.lab.results import BadResults, Results, Run, judged
 from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval
@@ -148,7 +147,11 @@ def facts(results: Results) -> str:
 
 def pictures_of(results: Results) -> Mapping[str, bytes]:
     """Draw the report's figures as PNG. Raises NoMatplotlib."""
-    return {name: _png(figure) for name, figure in _figures(results).items()}
+    found = columns(results)
+    figures = {"reward": _reward_figure(found), "nodes": _node_figure(results, found)}
+    if comparisons := judged(results):
+        figures["judge"] = comparison_figure(comparisons)
+    return {name: _png(figure) for name, figure in figures.items()}
 
 
 def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
@@ -162,20 +165,6 @@ def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
         again = f"The runs stay. Mend that, then: swarmd lab report {results.folder}"
         raise BadResults(f"{page}: cannot be written: {error.strerror or error}. {again}") from error
     return page
-
-
-def _figures(results: Results) -> Mapping[str, Any]:
-    found = columns(results)
-    made = {
-        "reward": _reward_figure(found),
-        "nodes": _node_figure(results, found),
-        "gain": _gain_figure(results, found),
-    }
-    if any(run.passes for column in found for run in column.runs.values()):
-        made["pass"] = _pass_figure(found)
-    if found := judged(results):
-        made["judge"] = _judge_figure(found)
-    return made
 
 
 def _colours(found: Sequence[Column]) -> Sequence[str]:
@@ -209,7 +198,14 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         ylabel="share of right answers",
         title="Mean over nodes and seeds; bars: 95 % interval over seeds",
     )
-    return _finish(axes)
+    # Runs that were cut off may have nothing to show.
+    if labels := axes.get_legend_handles_labels()[1]:
+        # The legend has about 11 letters an inch, and is no wider than the figure.
+        across = max(1, int(11 * axes.figure.get_figwidth() / (max(map(len, labels)) + 6)))
+        axes.figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes.figure
 
 
 def _node_figure(results: Results, found: Sequence[Column]) -> Any:
@@ -242,60 +238,6 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
     return held
 
 
-def _judge_figure(found: Sequence[Mapping[str, Any]]) -> Any:
-    figure = canvas(4.2 * len(found) + 0.6, 4.4)
-    figures.draw_comparisons(figure, found)
-    return figure
-
-
-def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
-    axes = canvas(9, 0.5 + 0.5 * len(found)).subplots()
-    for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
-        over = gain(column, baseline(results, column, found) or column)
-        axes.barh(place, over.mean, color=colour, xerr=over.half or 0.0, error_kw={"capsize": 4})
-    axes.set_yticks(range(len(found)), [column.name for column in found])
-    axes.invert_yaxis()
-    axes.axvline(0, color="black", linewidth=0.8)
-    several = any(setting.against for setting in results.experiment.settings)
-    name = "its own baseline" if several else results.experiment.baseline.name
-    axes.set(xlabel=f"cumulative reward over {name}, % (95 % interval, paired by seed)")
-    axes.grid(alpha=0.2, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes.figure
-
-
-def _pass_figure(found: Sequence[Column]) -> Any:
-    """Draw pass@k at the end against k, mean over seeds."""
-    axes = canvas(6, 4.2).subplots()
-    for column, colour in zip(found, _colours(found), strict=False):
-        powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if column.pass_at(k) is not None]
-        ends = [column.pass_at(k) for k in powers]
-        axes.errorbar(
-            powers,
-            [end.mean for end in ends if end],
-            yerr=[end.half or 0.0 for end in ends if end],
-            color=colour,
-            label=column.name,
-            marker="o",
-            capsize=3,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="k", ylabel="held-out pass@k at the end")
-    return _finish(axes)
-
-
-def _finish(axes: Any) -> Any:
-    """Add legend and grid; returns the figure."""
-    # Runs that were cut off may have nothing to show.
-    if labels := axes.get_legend_handles_labels()[1]:
-        # The legend has about 11 letters an inch, and is no wider than the figure.
-        across = max(1, int(11 * axes.figure.get_figwidth() / (max(map(len, labels)) + 6)))
-        axes.figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes.figure
-
-
 def _window(column: Column) -> int:
     return max(1, len(column.curve()) // MEANS_PER_RUN)
 
@@ -320,8 +262,6 @@ dt { font-weight: 600 } dd { margin: 0 0 .6rem }
 _CAPTIONS = {
     "reward": "Reward by setting, moving mean over a tenth of the rounds (SAPO, Figure 2).",
     "nodes": "Every node of one seed (SAPO, Figure 1).",
-    "gain": "Cumulative reward over the baseline.",
-    "pass": "Held-out pass@k at the end.",
     "judge": (
         "Cumulative reward by the judge, swarm and solo, over normalised rounds (SAPO, Figure 3); bands: 95 %"
         " of the mean."

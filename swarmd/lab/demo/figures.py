@@ -147,12 +147,13 @@ def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
 ARMS = (("swarm", "nodes that share", TOGETHER), ("solo", "nodes alone", ALONE))
 
 
-def draw_comparisons(figure: Any, comparisons: Sequence[Mapping[str, Any]]) -> None:
+def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a panel for each comparison: cumulative rewards over rounds with 95 % bands, and the verdict.
 
     All panels have one scale, with room above the curves for the words at the dashed line: the round from
     which the difference stays significant (Holm).
     """
+    figure = canvas(4.2 * len(comparisons) + 0.6, 4.4)
     panels = figure.subplots(1, len(comparisons), sharex=True, sharey=True, squeeze=False).flatten()
     handles: dict[str, Any] = {}
     for panel, found in zip(panels, comparisons, strict=True):
@@ -167,6 +168,7 @@ def draw_comparisons(figure: Any, comparisons: Sequence[Mapping[str, Any]]) -> N
     )
     panels[0].set_ylabel("right answers, added up over rounds")
     panels[0].set_ylim(0, 1.15 * panels[0].get_ylim()[1])
+    return figure
 
 
 def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:

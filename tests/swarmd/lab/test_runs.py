@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +220,7 @@ def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     results.path(results.runs[0]).parent.mkdir(parents=True)
     lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
     results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert write_report(results, pictures_of(results)).with_name("gain.png").exists()
+    assert write_report(results, pictures_of(results)).with_name("nodes.png").exists()
 
 
 def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
@@ -396,7 +395,9 @@ def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) 
         r"no results. Give another folder": lambda: Results.create(tmp_path, played.experiment),
         "no results": lambda: Results.open(tmp_path),
         "is of 2 rounds": lambda: reopened.resume(experiment(rounds=3)),
-        "not of these rounds": lambda: reopened.resume(experiment().model_copy(update={"question": "another"})),
+        "not of these rounds": lambda: reopened.resume(
+            experiment().model_copy(update={"question": "another"})
+        ),
     }.items():
         with pytest.raises(BadResults, match=said):
             refused()
