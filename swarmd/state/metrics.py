@@ -45,9 +45,6 @@ class WorkersReport:
 
     generators_alive: Annotated[int, Figure("generators.alive", "generators that can answer")]
     generators: Annotated[int, Figure("generators.of", "generators wanted")]
-    generator_restarts: Annotated[
-        int, Figure("generators.restarts", "generators started again since the trainer's start")
-    ]
     generator_pids: Annotated[Sequence[int], Figure("generators.pids", "their processes")]
     trainers_alive: Annotated[int, Figure("trainers.alive", "trainers at work, rank 0 among them")]
     trainers: Annotated[int, Figure("trainers.of", "trainers wanted")]
@@ -64,12 +61,6 @@ class WorkersReport:
         float | None, Figure("tokens_per_second", "tokens that all generators make", "1/s")
     ]
     in_flight: Annotated[int, Figure("questions.in_flight", "questions that generators have in hand")]
-    put_back: Annotated[
-        int, Figure("questions.put_back", "questions asked again, because their generator died")
-    ]
-    given_up: Annotated[
-        int, Figure("questions.given_up", "questions that cost three generators, and are not asked again")
-    ]
     waiting: Annotated[int, Figure("waiting", "finished rollouts that wait for a round")]
     overtaken: Annotated[int, Figure("overtaken", "finished rollouts dropped for fresher ones")]
 

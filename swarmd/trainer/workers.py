@@ -135,7 +135,6 @@ class WorkerGroup:
         return WorkersReport(
             generators_alive=generators.alive,
             generators=wanted,
-            generator_restarts=generators.restarts,
             generator_pids=generators.pids,
             trainers_alive=trainers.alive if trainers else 1,
             trainers=ranks,
@@ -145,8 +144,6 @@ class WorkerGroup:
             lag_max=lag_max,
             tokens_per_second=(flow.tokens - tokens) / (now - since) if now > since else None,
             in_flight=flow.in_flight,
-            put_back=flow.put_back,
-            given_up=flow.given_up,
             waiting=flow.finished,
             overtaken=flow.overtaken,
         )
@@ -182,8 +179,8 @@ def open_workers(
             begin = Begin(config.model_dump_json(), seed, str(folder), _sharing(config, place))
             return WorkerProcess(module, begin, environment(config.model, place))
 
-        def start_generator(number: int, life: int) -> WorkerProcess:
-            drawn = random.Random(f"{seed} generator {number} {life} {policy.version}").getrandbits(62)
+        def start_generator(number: int) -> WorkerProcess:
+            drawn = random.Random(f"{seed} generator {number} {policy.version}").getrandbits(62)
             return start(
                 "swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number
             )

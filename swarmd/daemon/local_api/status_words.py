@@ -207,13 +207,11 @@ def workers_words(workers: Mapping[str, Any]) -> str:
     if not workers:
         return ""
     kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
-    restarts = workers["generators"]["restarts"]
     parts = [
         *(f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds),
         f"{number(workers['tokens_per_second'])} tokens/s",
         f"version {workers['version']}",
         f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}",
-        *([f"restarts: {restarts}"] if restarts else []),
     ]
     return printable(", ".join(parts))
 

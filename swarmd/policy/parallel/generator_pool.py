@@ -1,67 +1,66 @@
-"""The pool of generator processes: keeps them busy with questions and restarts them when they die.
+"""The pool of generator processes: keeps them busy with questions. Each has a thread that listens to it."""
 
-Each has a thread.
-"""
-
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import Ask, Fatal, FinishedAnswers, Rest, Wake, WorkerReady
+from swarmd.policy.parallel.messages import Ask, Fatal, FinishedAnswers, Message, Rest, Wake, WorkerReady
 from swarmd.policy.parallel.question_queue import QuestionQueue
-from swarmd.policy.parallel.restarts import MAX_BACKOFF_S, Deaths
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.types import Generation, Task
 
-log = logging.getLogger(__name__)
-
 
 class WorkerFailed(SwarmdError):
-    """A process that generates or trains cannot be kept running."""
+    """A process that generates or trains cannot go on, and another would not either."""
 
-    def __init__(self, message: str, exit_code: int = 2) -> None:
+    def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
+class GeneratorLost(Exception):
+    """A generator ended while the trainer went on."""
+
+
 class Generators:
-    """Implements `swarmd.protocols.Answers`."""
+    """Implements `swarmd.protocols.Answers`.
+
+    Where a generator dies, all end; the daemon starts the trainer again from its last checkpoint, as when the
+    trainer dies itself.
+    """
 
     def __init__(
         self,
         count: int,
-        start: Callable[[int, int], WorkerProcess],
+        start: Callable[[int], WorkerProcess],
         flow: QuestionQueue,
         most: Callable[[], int | None],
-        longest_backoff: float = MAX_BACKOFF_S,
     ) -> None:
         """Prepare `count` generators.
 
-        start(generator, restarts): starts one, both numbers from 0. most: rollouts that a round takes now;
-        None for all.
+        start: starts the generator of a number, from 0. most: rollouts that a round takes now; None for all.
         """
-        self._longest_backoff = longest_backoff
-        self._start, self._flow, self._most = start, flow, most
-        self._children: list[WorkerProcess | None] = [None] * count
+        self._count, self._start, self._flow, self._most = count, start, flow, most
+        self._children: list[WorkerProcess] = []
+        self._threads: list[threading.Thread] = []
         self._working: set[int] = set()  # generators that have loaded their model
-        # Guards everything here, the flow too.
+        self._resting: set[str] = set()  # why they rest
         self._changed = threading.Condition()
-        self._closing = threading.Event()
-        self._resting: set[str] = set()  # reasons to rest
-        self._failure: SwarmdError | None = None
-        self._bug: Exception | None = None
-        self._threads = [
-            threading.Thread(target=self._keep, args=(i,), name=f"generator-{i}", daemon=True)
-            for i in range(count)
-        ]
-        self.restarts = 0
+        self._failure: Exception | None = None
         self.seconds = 0.0  # seconds of computing, of all generators together
         self.rollouts = 0  # rollouts finished so far
 
     def __enter__(self) -> Self:
+        """Start them, without waiting for them."""
+        with self._changed:
+            for number in range(self._count):
+                child = self._start(number)
+                if self._resting:
+                    child.send(Rest())
+                self._children.append(child)
+                self._threads.append(threading.Thread(target=self._listen, args=(number, child), daemon=True))
         for thread in self._threads:
             thread.start()
         return self
@@ -70,10 +69,7 @@ class Generators:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End them; what they have in hand is given up."""
-        self._closing.set()
-        with self._changed:
-            children = [child for child in self._children if child]
-        for child in children:
+        for child in self._children:
             child.end()
         for thread in self._threads:
             thread.join()
@@ -89,16 +85,12 @@ class Generators:
     def wait(self, rollouts: int, seconds: float) -> bool:
         """Wait until `rollouts` are finished; return False when `seconds` are over first.
 
-        Raises WorkerFailed where waiting is of no use.
+        Raises GeneratorLost where one died, WorkerFailed where it said why.
         """
         with self._changed:
-            there = self._changed.wait_for(
-                lambda: self._flow.finished >= rollouts or self._failure or self._bug, seconds
-            )
+            there = self._changed.wait_for(lambda: self._flow.finished >= rollouts or self._failure, seconds)
             if self._failure is not None:
                 raise self._failure
-            if self._bug is not None:
-                raise RuntimeError("a thread that keeps a generator busy failed") from self._bug
             return bool(there)
 
     def rest(self, resting: bool, why: str = "") -> None:
@@ -109,10 +101,8 @@ class Generators:
         with self._changed:
             before = bool(self._resting)
             (self._resting.add if resting else self._resting.discard)(why)
-            if bool(self._resting) == before:
-                return
-            for child in self._children:
-                if child:
+            if bool(self._resting) != before:
+                for child in self._children:
                     child.send(Rest() if resting else Wake())
 
     @property
@@ -123,87 +113,40 @@ class Generators:
     @property
     def alive(self) -> int:
         """Return how many have their model and can answer."""
-        with self._changed:
-            return len(self._working)
+        return len(self._working)
 
     @property
     def pids(self) -> list[int]:
-        with self._changed:
-            return [child.pid for child in self._children if child]
+        return [child.pid for child in self._children]
 
-    def _keep(self, number: int) -> None:
-        """Run one generator, and start it again when it dies."""
-        deaths, life = Deaths(self._longest_backoff), 0
+    def _listen(self, number: int, child: WorkerProcess) -> None:
+        """Take in what a generator says, until it ends."""
+        failure: Exception
         try:
-            while not self._closing.is_set():
-                worked, ended = self._one_life(number, life)
-                if self._closing.is_set() or self._failure:
-                    return
-                if worked:
-                    deaths.progress()
-                death, life = deaths.died(ended), life + 1
-                if death.hopeless:
-                    self._fail(
-                        WorkerFailed(
-                            f"a generator died {death.count} times in a row without answering: {ended}. See"
-                            " trainer.log; where memory is short, lower workers.generators or take a smaller"
-                            " model.",
-                            1,
-                        )
-                    )
-                    return
-                log.warning(
-                    "generator %d ended (%s); it is started again, its questions are asked again",
-                    number,
-                    ended,
-                )
-                self._closing.wait(death.backoff)
+            while (message := child.receive()) is not None:
+                self._handle(number, message)
+            failure = GeneratorLost(f"generator {number} ended ({child.end()})")
         except Exception as error:
-            # It is a fault of ours, as in drawing a task. `wait` raises it in the loop.
-            with self._changed:
-                self._bug = error
-                self._changed.notify_all()
-
-    def _one_life(self, number: int, life: int) -> tuple[bool, str]:
-        """Run one generator process until it ends; return whether it answered anything, and how it ended."""
-        child, worked = self._start(number, life), False
+            # A fault of ours, too, as in drawing a task.
+            failure = error
         with self._changed:
-            self._children[number] = child
-            self.restarts += life > 0
-            if self._resting:
-                # Told here, or a `rest(False)` that comes now would arrive before it.
-                child.send(Rest())
-        if self._closing.is_set():
-            return False, child.end()
-        while (message := child.receive()) is not None:
+            # `wait` raises it in the loop.
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _handle(self, number: int, message: Message) -> None:
+        with self._changed:
             match message:
                 case WorkerReady():
-                    with self._changed:
-                        self._working.add(number)
-                        self._top_up(number)
+                    self._working.add(number)
                 case FinishedAnswers(answers, seconds):
-                    worked = True
-                    with self._changed:
-                        self._flow.answered(number, answers)
-                        self.seconds, self.rollouts = self.seconds + seconds, self.rollouts + len(answers)
-                        self._top_up(number)
-                        self._changed.notify_all()
+                    self._flow.answered(number, answers)
+                    self.seconds, self.rollouts = self.seconds + seconds, self.rollouts + len(answers)
+                    self._changed.notify_all()
                 case Fatal(text, exit_code):
-                    self._fail(WorkerFailed(text, exit_code))
-        with self._changed:
-            self._children[number] = None
-            self._working.discard(number)
-            self._flow.lost(number)
-        return worked, child.end()
+                    raise WorkerFailed(text, exit_code)
+            self._top_up(number)
 
     def _top_up(self, number: int) -> None:
-        child = self._children[number]
-        questions = self._flow.hand_out(number)
-        if child and questions:
-            # If the child has just died, `lost` gets the questions back.
-            child.send(Ask(questions))
-
-    def _fail(self, failure: SwarmdError) -> None:
-        with self._changed:
-            self._failure = failure
-            self._changed.notify_all()
+        if questions := self._flow.hand_out(number):
+            self._children[number].send(Ask(questions))

@@ -1,8 +1,8 @@
 """The queue between rounds and generators: questions out, rollouts back. Pure: no threads, no clock.
 
-drawn -> waiting -> at a generator -> finished -> taken by a round
-             ^            |               |
-             +-- it died --+               +-- overtaken by fresher ones
+drawn -> at a generator -> finished -> taken by a round
+                              |
+                              +-- overtaken by fresher ones
 """
 
 from collections import deque
@@ -11,17 +11,8 @@ from dataclasses import dataclass
 
 from swarmd.types import Generation, Task
 
-# A question whose generator died so often is given up: it may be what kills them.
-MAX_TRIES = 3
 # A rollout is dropped after so many rounds that took fresher ones.
 MAX_PASSED_OVER = 8
-
-
-@dataclass(slots=True)
-class _Asked:
-    id: int
-    task: Task
-    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +37,10 @@ class QuestionQueue:
             questions in flight and finished at which no more are handed out.
         """
         self._draw, self._ahead, self._enough = draw, ahead, enough
-        # Questions that were put back; they are asked before any new one.
-        self._waiting: deque[_Asked] = deque()
-        self._out: dict[int, dict[int, _Asked]] = {}  # generator -> id -> question
+        self._out: dict[int, dict[int, Task]] = {}  # generator -> id -> its question
         self._finished: deque[_Finished] = deque()  # oldest first
         self._takes = 0
         self._ids = 0
-        self.put_back = 0  # questions, so far
-        self.given_up = 0
         self.overtaken = 0  # rollouts that were finished and never taken
         self.tokens = 0  # generated so far
 
@@ -67,36 +54,20 @@ class QuestionQueue:
         return sum(map(len, self._out.values()))
 
     def hand_out(self, generator: int) -> list[tuple[int, str]]:
-        """Return questions with their ids until this generator has enough again, those put back first."""
+        """Return questions with their ids until this generator has enough again."""
         out = self._out.setdefault(generator, {})
         wanted = max(0, min(self._ahead - len(out), self._enough - self.in_flight - len(self._finished)))
-        while len(self._waiting) < wanted:
-            for task in self._draw(wanted - len(self._waiting)):
-                self._ids += 1
-                self._waiting.append(_Asked(self._ids, task))
-        asked = [self._waiting.popleft() for _ in range(wanted)]
-        out.update({question.id: question for question in asked})
-        return [(question.id, question.task.question) for question in asked]
+        asked = dict(enumerate(self._draw(wanted), self._ids))
+        self._ids += wanted
+        out.update(asked)
+        return [(number, task.question) for number, task in asked.items()]
 
     def answered(self, generator: int, answers: Iterable[tuple[int, Generation]]) -> None:
-        """Record what a generator finished; ignore answers to questions it was not asked."""
-        out = self._out.get(generator, {})
+        """Record what a generator finished."""
         for number, generation in answers:
-            question = out.pop(number, None)
-            if question is None:
-                continue
             self.tokens += sum(map(len, generation.tokens.ids))
-            self._finished.append(_Finished(question.task, generation, self._takes))
-
-    def lost(self, generator: int) -> None:
-        """Put the questions of a dead generator back at the head of the queue, up to MAX_TRIES times each."""
-        for question in reversed(self._out.pop(generator, {}).values()):
-            question.deaths += 1
-            if question.deaths < MAX_TRIES:
-                self._waiting.appendleft(question)
-                self.put_back += 1
-            else:
-                self.given_up += 1
+            task = self._out[generator].pop(number)
+            self._finished.append(_Finished(task, generation, self._takes))
 
     def collect(self, most: int | None) -> list[tuple[Task, Generation]]:
         """Take the freshest finished rollouts, oldest of them first, at most `most` (None: all).

@@ -1,13 +1,9 @@
-"""How long to wait before a dead child process is restarted, when to give up, and how it ended. Pure.
-
-The daemon's trainer (trio) and the trainer's workers (threads) are restarted by the same rules.
-"""
+"""How long to wait before a dead trainer is restarted, when to give up, and how a process ended. Pure."""
 
 from dataclasses import dataclass
 
 # Deaths in a row without progress between them.
 HOPELESS_DEATHS = 5
-MAX_BACKOFF_S = 60.0
 # A child that has not exited so long after its connection was closed is killed.
 EXIT_TIMEOUT_S = 10.0
 
@@ -28,29 +24,25 @@ class Death:
 class Deaths:
     """Counts deaths in a row without progress between them."""
 
-    def __init__(self, longest_backoff: float = MAX_BACKOFF_S) -> None:
-        self._longest = longest_backoff
+    def __init__(self) -> None:
         self._furthest = self._count = 0
 
-    def progress(self, reached: int | None = None) -> None:
-        """Record that work was done, which starts the count of failures anew.
+    def progress(self, reached: int) -> None:
+        """Record how far the work has come. Beyond the furthest point the count of failures starts anew.
 
-        reached: how far the work has come. Then only progress beyond the furthest point counts, so that a
-            child that resumes from a checkpoint and always dies at the same place is not restarted for ever.
+        So a child that resumes from a checkpoint and always dies at the same place is not restarted for ever.
         """
-        if reached is None or reached > self._furthest:
-            self._furthest, self._count = reached or self._furthest, 0
+        if reached > self._furthest:
+            self._furthest, self._count = reached, 0
 
     def died(self, cause: str) -> Death:
         """Record a death and return when to restart.
 
         The first restart is immediate: one killed process says nothing about the next. Later ones wait twice
-        as long each time, up to `longest` seconds.
+        as long each time.
         """
         self._count += 1
-        return Death(
-            cause, self._count, 0.0 if self._count == 1 else min(self._longest, 2.0 ** (self._count - 1))
-        )
+        return Death(cause, self._count, 0.0 if self._count == 1 else 2.0 ** (self._count - 1))
 
 
 def exit_words(status: int) -> str:

@@ -515,12 +515,12 @@ def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> N
 
 
 WORKERS = {
-    "generators": {"alive": 2, "of": 2, "restarts": 1, "pids": [1, 2]},
+    "generators": {"alive": 2, "of": 2, "pids": [1, 2]},
     "trainers": {"alive": 1, "of": 1, "pids": []},
     "version": 30,
     "lag": {"mean": 1.25, "max": 3},
     "tokens_per_second": None,
-    "questions": {"in_flight": 8, "put_back": 0, "given_up": 0},
+    "questions": {"in_flight": 8},
     "waiting": 0,
     "overtaken": 0,
 }
@@ -530,6 +530,5 @@ def test_workers_are_described_in_words() -> None:
     assert workers_words({}) == ""
     assert (
         workers_words(WORKERS)
-        == "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3,"
-        " restarts: 1"
+        == "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3"
     )

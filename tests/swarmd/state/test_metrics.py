@@ -64,7 +64,7 @@ def test_the_reference_of_every_field_is_the_one_in_the_documents() -> None:
 
 
 def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
-    none = WorkersReport(*[0] * 3, [], *[0] * 2, [], *[0] * 9)
+    none = WorkersReport(*[0] * 2, [], *[0] * 2, [], *[0] * 7)
     whole = line(7, checkpoint_seconds=0.3, workers=none) | {"judge": {"score": 0.5, "n": 10}}
 
     def paths(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
