@@ -1,8 +1,8 @@
 """Attention over packed sequences without padding: a layout says which token sees which, in place of a mask.
 
 A covered network runs with our attention function for its whole life (swapping it around a forward pass
-breaks the recomputation of gradient checkpointing). It takes the keyword `layout`; without one it is the
-ordinary masked attention.
+breaks the recomputation of gradient checkpointing). It takes the keyword `layout`, and computes nothing
+without one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from swarmd.policy.recurrent import RECURRENT, State, Step, read_streams
@@ -139,41 +138,19 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     scaling: float,
-    layout: Layout | None = None,
+    layout: Layout,
     **more: Any,
 ) -> tuple[Tensor, None]:
     rules = Rules(scaling, more.get("sliding_window"), more.get("softcap"))
-    if layout is not None:
-        out = layout.attend(
-            module.layer_idx,
-            query[0].transpose(0, 1),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
-            rules,
-        )
-        return out[None], None
-    if rules.softcap is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)  # type: ignore[no-any-return]
-    assert attention_mask is not None  # _mask always makes one
-    lowest = torch.finfo(query.dtype).min
-    added = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
-    return masked(query, key, value, added.expand(len(query), -1, -1, -1), rules).transpose(1, 2), None
-
-
-def _mask(*args: Any, **kwargs: Any) -> Tensor:
-    """Build the mask of padded batches.
-
-    transformers builds none for an attention function that it does not know, and a padded row would be
-    silently wrong.
-    """
-    mask: Tensor = sdpa_mask(*args, **(kwargs | {"allow_is_causal_skip": False}))
-    return mask
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    return layout.attend(module.layer_idx, queries, keys, values, rules)[None], None
 
 
 AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
+# It hands `_any_mask` through.
+AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 # Spans are attended to in tiles of like size: a tile may hold this many query-key pairs whatever it wastes on

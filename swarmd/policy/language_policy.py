@@ -112,9 +112,9 @@ class LanguagePolicy:
         limit_memory(config, choose_device(config.model.device))
         with loading():
             loaded = load_model(config.model, seed, free, work, report)
-        use_threads(config, loaded.device, loaded.parameters)
+        use_threads(config, loaded.device, loaded.shape.parameters)
         # A large model's steps are long enough without this, and its memory is short.
-        if loaded.parameters <= LORA_FROM_PARAMETERS:
+        if loaded.shape.parameters <= LORA_FROM_PARAMETERS:
             keep_freed_memory(loaded.device)
         network: Any = loaded.network
         chat = chat_of(config.model, config.model.name, loaded.tokenizer, network)
@@ -169,11 +169,11 @@ class LanguagePolicy:
         return MappingProxyType(
             {
                 "model": loaded.source,
-                "revision": loaded.revision,
+                "revision": loaded.place.revision,
                 "device": str(loaded.device),
                 "dtype": loaded.plan.dtype,
-                "parameters": loaded.parameters,
-                "lora": loaded.lora_rank,
+                "parameters": loaded.shape.parameters,
+                "lora": loaded.plan.lora_rank,
                 "keeps_first": self._learner.reference is not None and not self._driver.engine.foreign,
             }
         )
@@ -288,7 +288,7 @@ class LanguagePolicy:
 
     @property
     def parameters(self) -> int:
-        return self._loaded.parameters
+        return self._loaded.shape.parameters
 
     @property
     def device(self) -> torch.device:
@@ -344,7 +344,7 @@ class LanguagePolicy:
     def _identity(self) -> policy_files.ModelIdentity:
         x = self._loaded
         return policy_files.ModelIdentity(
-            x.source, x.revision, x.fingerprint, x.lora_rank, x.plan.dtype, x.device.type
+            x.source, x.place.revision, x.fingerprint, x.plan.lora_rank, x.plan.dtype, x.device.type
         )
 
     def _decode(
@@ -374,6 +374,6 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
 
 
 def _default_rate(loaded: Loaded) -> float:
-    if loaded.lora_rank is not None:
+    if loaded.plan.lora_rank is not None:
         return RATE_LORA
-    return RATE_SMALL if loaded.parameters <= LORA_FROM_PARAMETERS else RATE_LARGE
+    return RATE_SMALL if loaded.shape.parameters <= LORA_FROM_PARAMETERS else RATE_LARGE

@@ -27,7 +27,7 @@ Step = Callable[[Tensor, Tensor | None, State | None], tuple[Tensor, State]]
 
 
 def read_streams(network: nn.Module) -> None:
-    """Have a network's delta rules take a `layout`, as its attention does; without one they are as before."""
+    """Have a network's delta rules take a `layout`, as its attention does."""
     for module in network.modules():
         kind: Any = type(module)
         if kind.__name__ in {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}:
@@ -42,9 +42,7 @@ def _on_stream(kind: Any) -> Any:
 class _OnStream:
     """Mixed into transformers' layer, whose weights it reads."""
 
-    def forward(self: Any, hidden_states: Tensor, *args: Any, layout: Any = None, **more: Any) -> Any:
-        if layout is None:
-            return super().forward(hidden_states, *args, **more)  # type: ignore[misc]
+    def forward(self: Any, hidden_states: Tensor, *_args: Any, layout: Any, **_more: Any) -> Any:
         x = hidden_states[0]
         read = torch.cat([self.in_proj_qkv(x), self.in_proj_b(x), self.in_proj_a(x)], dim=-1)
         out = layout.recur(self.layer_idx, read, self._step).reshape(-1, self.head_v_dim)

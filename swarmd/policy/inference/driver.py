@@ -125,7 +125,7 @@ class Driver:
             self._asleep = False
         if version != self._synced:
             x = self._loaded
-            self.engine.sync(NetworkWeights(x.network, version, x.lora_rank, x.source))
+            self.engine.sync(NetworkWeights(x.network, version, x.plan.lora_rank, x.source))
             self._synced = version
         return version
 

@@ -68,10 +68,10 @@ def importance_cap(config: NodeConfig) -> float:
 def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOptions:
     generate = config.generate
     return EngineOptions(
-        model=hub.with_weights(hub.locate(loaded.source, loaded.revision)).resolve(),
+        model=hub.with_weights(hub.locate(loaded.source, loaded.place.revision)).resolve(),
         device=loaded.device.type,
         dtype=str(loaded.dtype).removeprefix("torch."),
-        lora_rank=loaded.lora_rank,
+        lora_rank=loaded.plan.lora_rank,
         context=sampling.context if sampling.context < NO_LIMIT_TOKENS else None,
         url=generate.engine_url,
         python=generate.engine_python,

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,9 +19,9 @@ from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts
 from swarmd.policy.models.device import free_memory, is_out_of_memory
-from swarmd.policy.models.fit import fit
+from swarmd.policy.models.fit import FittedModel, fit
 from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
-from swarmd.policy.models.memory_plan import Plan, Workload
+from swarmd.policy.models.memory_plan import Workload
 from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.models.progress import Download
 
@@ -41,23 +41,15 @@ TEXT_PART: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(FittedModel):
     """A loaded model, in eval mode (no dropout), always.
 
     `network` is the transformers model itself, with LoRA layers inside where there is an adapter.
     """
 
     network: nn.Module
-    tokenizer: Any
-    source: str
-    revision: str | None  # the commit, for a model of the hub
-    device: torch.device
-    dtype: torch.dtype
-    parameters: int  # parameters of the base model
-    lora_rank: int | None  # None: all weights are trained
     fingerprint: str  # fingerprint of the base weights as loaded
-    plan: Plan  # budgets: micro_batch_tokens, head_tokens, cache_tokens, checkpointing
 
 
 def load_model(
@@ -103,18 +95,8 @@ def load_model(
         raise _too_large(
             place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}"
         ) from error
-    return Loaded(
-        network=network,
-        tokenizer=found.tokenizer,
-        source=place.source,
-        revision=place.revision,
-        device=device,
-        dtype=found.dtype,
-        parameters=found.shape.parameters,
-        lora_rank=plan.lora_rank,
-        fingerprint=fingerprint,
-        plan=plan,
-    )
+    fitted = {field.name: getattr(found, field.name) for field in fields(found)}
+    return Loaded(**fitted, network=network, fingerprint=fingerprint)
 
 
 def _too_large(source: str, why: str) -> NoModel:

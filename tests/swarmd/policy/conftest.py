@@ -4,7 +4,8 @@
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from transformers import (
 from benchmarks.half_billion import CONFIGURATION
 from p2p.types import PeerId
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.policy.attention import NAME
 from swarmd.policy.export import FILES
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
@@ -210,11 +212,29 @@ def chat_of(folder: Path) -> Chat:
     return Chat(AutoTokenizer.from_pretrained(folder), "")
 
 
+@contextmanager
+def plainly(network: Any) -> Iterator[None]:
+    """Have a network of ours compute as transformers does, until the block ends."""
+    of = getattr(network.config, "_attn_implementation", None)
+    streams = [(m, type(m)) for m in network.modules() if type(m).__name__.endswith("OnStream")]
+    if of == NAME:
+        network.set_attn_implementation("eager")
+    for module, kind in streams:
+        module.__class__ = kind.__bases__[1]
+    try:
+        yield
+    finally:
+        if of == NAME:
+            network.set_attn_implementation(NAME)
+        for module, kind in streams:
+            module.__class__ = kind
+
+
 def plain_logprobs(
     network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
     """Return the log-probabilities of the tokens behind a prompt, by transformers' own forward pass."""
-    with torch.no_grad():
+    with torch.no_grad(), plainly(network):
         logits = (
             network(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         )

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 
 from swarmd.config.config import GenerateConfig, ReplayConfig, TrainConfig
 from swarmd.errors import NoModel
-from swarmd.policy.attention import adopt, covers
+from swarmd.policy.attention import covers
 from swarmd.policy.inference import prefix_cache
 from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows, groups
 from swarmd.policy.inference.driver import Driver, NetworkWeights
@@ -607,16 +607,3 @@ def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) 
 def test_attention_in_chunks_is_not_ours() -> None:
     chunked = LlamaConfig(num_hidden_layers=1, layer_types=["chunked_attention"])
     assert [covers(c) for c in (LlamaConfig(), chunked)] == [True, False]
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_an_adopted_network_still_takes_padded_batches(family: str, folders: dict[str, Path]) -> None:
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
-    network = network_of(folders[family])
-    position = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    with torch.no_grad():
-        expected = network(ids, **position).logits[:, -1]
-        assert adopt(network)
-        torch.testing.assert_close(network(ids, **position).logits[:, -1], expected)

@@ -74,7 +74,7 @@ def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> Non
         "revision": None,
         "device": "cpu",
         "dtype": "float32",
-        "parameters": load(folders["llama"]).parameters,
+        "parameters": load(folders["llama"]).shape.parameters,
         "lora": None,
         "keeps_first": True,
     }
@@ -83,7 +83,7 @@ def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> Non
 
 def test_small_models_are_trained_whole_and_in_float32(folders: dict[str, Path]) -> None:
     loaded = load(folders["qwen2"], dtype="auto", device="auto")
-    assert (loaded.lora_rank, loaded.dtype, loaded.network.training) == (None, torch.float32, False)
+    assert (loaded.plan.lora_rank, loaded.dtype, loaded.network.training) == (None, torch.float32, False)
     assert all(p.requires_grad for p in loaded.network.parameters())
 
 
