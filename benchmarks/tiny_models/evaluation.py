@@ -11,9 +11,9 @@ import torch
 
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.chat import Chat
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import GradeReason, read
 from swarmd.tasks.curriculum import TRAINING_TASKS
-from swarmd.tasks.grading import grade_text, solution
+from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
@@ -101,6 +101,12 @@ def _tasks(source: CurriculumTasks, specialty: str, numbers: Sequence[int]) -> l
 
 def _earned(source: CurriculumTasks, tasks: Sequence[Task], answer: str) -> float:
     return fmean(_reward(source, t, f"<answer>{answer}</answer>") for t in tasks)
+
+
+def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
+    """Grade a whole completion in this process."""
+    answer = read(task.ref.specialty, text)
+    return grade(tasks, task, answer) if isinstance(answer, str) else answer
 
 
 def _reward(source: CurriculumTasks, task: Task, text: str) -> float:

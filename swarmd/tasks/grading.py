@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarmd.tasks import strict
-from swarmd.tasks.answers import PASS_SCORE, GradeReason, read, refusal
+from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
 from swarmd.tasks.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
 
@@ -26,12 +26,6 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
     score = scores.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
     # Above 1: calendar_arithmetic divides a wrong answer's distance by the right one, which may be below 0.
     return GradeReason.CORRECT if PASS_SCORE <= score <= 1 else GradeReason.WRONG
-
-
-def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
-    """Grade a whole completion of our own; those of others go through `sandbox.client.Verifier`."""
-    answer = read(task.ref.specialty, text)
-    return grade(tasks, task, answer) if isinstance(answer, str) else answer
 
 
 def solution(tasks: CurriculumTasks, task: Task) -> str:

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
 from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnTasks, OwnReward
 from swarmd.tasks.data_set import fetched
-from swarmd.tasks.sandbox.client import describe
-from swarmd.tasks.sandbox.pipe import Made, PluginDescription
+from swarmd.tasks.sandbox.client import Verifier, describe
+from swarmd.tasks.sandbox.pipe import PluginDescription
 from swarmd.types import Task, TaskRef
 
 PLUGIN_PROCESS = "swarmd.tasks.sandbox.plugin_process"
@@ -111,21 +111,13 @@ def _own(source: str) -> OwnCurriculum:
     return found
 
 
-@runtime_checkable
-class QuestionMaker(Protocol):
-    """Makes questions; a `sandbox.client.Verifier` is one."""
-
-    def make(self, ref: TaskRef) -> Made:
-        """Return the question that a reference names, or why there is none."""
-
-
 class OwnTasks(DrawnTasks):
     """Draws from an own curriculum, and regenerates any item of it.
 
     Drawing raises NoQuestion where its plug-in makes none.
     """
 
-    def __init__(self, curriculum: OwnCurriculum, maker: QuestionMaker, asked: Sequence[str] = ()) -> None:
+    def __init__(self, curriculum: OwnCurriculum, maker: Verifier, asked: Sequence[str] = ()) -> None:
         """Open an own curriculum.
 
         maker: makes the questions, in a contained process.

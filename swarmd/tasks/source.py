@@ -13,7 +13,8 @@ from typing import Any
 
 from swarmd.tasks.curriculum import Curriculum, DrawnTasks, curriculum
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
-from swarmd.tasks.own import OwnCurriculum, OwnTasks, QuestionMaker
+from swarmd.tasks.own import OwnCurriculum, OwnTasks
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.types import Task, TaskRef
 
 __all__ = ["CurriculumTasks", "Task", "TaskRef", "open_tasks", "tasks_of"]
@@ -70,12 +71,12 @@ def open_tasks(
 ) -> CurriculumTasks | OwnTasks:
     """Open the tasks of a curriculum.
 
-    maker: makes the questions of own tasks; a `sandbox.client.Verifier`. asked: specialties to draw from; all
+    maker: makes the questions of own tasks; for those a `Verifier`. asked: specialties to draw from; all
         if empty.
     """
     if not isinstance(curriculum, OwnCurriculum):
         return CurriculumTasks(curriculum, asked)
-    assert isinstance(maker, QuestionMaker)
+    assert isinstance(maker, Verifier)
     return OwnTasks(curriculum, maker, asked)
 
 

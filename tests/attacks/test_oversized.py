@@ -15,12 +15,13 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.tiny_models.evaluation import grade_text
 from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.wire import MAX_COMPLETIONS
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import grade_text, solution
+from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task

@@ -98,10 +98,6 @@ class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=Tru
 Reply = VerifierReady | Judgements | Made | VerifierRefused
 
 
-class FrameTooLong(ValueError):
-    """A frame over the limit. It was read and dropped, so the next one can be received."""
-
-
 def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> None:
     """Write one frame.
 
@@ -123,15 +119,13 @@ def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> Non
 def receive(fd: int, deadline: float | None = None) -> bytes:
     """Read one frame's body.
 
-    Raises EOFError at the end of the stream, TimeoutError after the deadline, FrameTooLong.
+    Raises EOFError at the end of the stream, TimeoutError after the deadline, ValueError for a frame over the
+    limit: nothing that follows it can be read.
     """
     size = int.from_bytes(_read(fd, 4, deadline), "big")
-    if size <= MAX_FRAME_BYTES:
-        return _read(fd, size, deadline)
-    left = size
-    while left:
-        left -= len(_read(fd, min(left, _CHUNK_BYTES), deadline))
-    raise FrameTooLong(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+    if size > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _read(fd, size, deadline)
 
 
 def await_event(fd: int, event: int, deadline: float) -> None:

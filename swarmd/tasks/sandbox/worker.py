@@ -309,7 +309,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
         if request.question and len(request.items) != 1:
             return VerifierRefused("a question is asked for alone")
     except (ValueError, RecursionError) as error:
-        # The frame is too long, not MessagePack (msgspec's errors are ValueErrors), or nested too deep.
+        # It is not MessagePack (msgspec's errors are ValueErrors), or nested too deep.
         return VerifierRefused(str(error))
     if request.question:
         return marker.make(request.curriculum, request.items[0].specialty, request.items[0].n)

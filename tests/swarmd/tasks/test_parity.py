@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tiny_models.evaluation import grade_text
 from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
-from swarmd.tasks.grading import grade, grade_text, solution
+from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.logic import proves, table
 from swarmd.tasks.sandbox.client import Completion, Verifier
