@@ -33,8 +33,11 @@ class Attack:
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.attack {name}", description=summary)
         taken = list(inspect.signature(self.play).parameters.values())[1:]
         declare(parser, {option.name: option.default for option in taken}, self.choices, self.about)
+        # 0 is a value like others, and equal to False.
         given = {
-            name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, False)
+            name: value
+            for name, value in vars(parser.parse_args(argv)).items()
+            if value is not None and value is not False
         }
         with tempfile.TemporaryDirectory() as folder:
             return figures_of(self.play(Path(folder), **given))

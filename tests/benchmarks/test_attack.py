@@ -54,3 +54,10 @@ def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as left:
         attack.main(["gnome"])
     assert left.value.code == 2 and "poisoner" in capsys.readouterr().err
+
+
+def test_an_option_of_0_is_given() -> None:
+    def play(folder: Path, calm: int = 10, lies: bool = False) -> dict[str, float]:
+        return {"calm": calm, "lies": lies}
+
+    assert Attack(play, {}).figures("NAME", ["--calm", "0"]) == {"calm": 0, "lies": False}
