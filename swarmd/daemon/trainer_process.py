@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import trio
 
 from swarmd import link
@@ -201,7 +200,7 @@ class TrainerChild:
         while True:
             await trio.sleep(CHECK_EVERY_S)
             _keep_short(self.log_file)
-            stuck = self.watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
+            stuck = self.watchdog.check(trio.current_time())
             if stuck != self._stuck:
                 self._stuck = stuck
                 self.on_stuck(stuck)
@@ -231,13 +230,6 @@ class TrainerChild:
                 while (message := self._outbox.pop()) is not None:
                     await stream.send_all(link.pack(message))
                 await self._wake.wait()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
 
 
 def _keep_short(log_file: Path) -> None:

@@ -72,32 +72,26 @@ class Watchdog:
                 self._rounds.append(self._without_round)
                 self._without_round = 0.0
 
-    def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
-        """Return why the trainer is stuck now, or None; to be called about once a second.
-
-        stopped: the operating system says that the process is stopped.
-        """
+    def check(self, now: float) -> Stuck | None:
+        """Return why the trainer is stuck now, or None; to be called about once a second."""
         passed, self._looked = min(MAX_COUNTED_S, max(0.0, now - self._looked)), now
         self._silent += passed
         if self._training and not self._resting:
             self._without_round += passed
-        return self._silence(stopped) or self._hanging()
+        return self._silence() or self._hanging()
 
-    def _silence(self, stopped: bool) -> Stuck | None:
+    def _silence(self) -> Stuck | None:
         slowest = max(self._rounds, default=0.0)
-        patience = SILENT_S if self._played or stopped else IMPORTING_S
+        patience = SILENT_S if self._played else IMPORTING_S
         if self._silent < patience:
             return None
         end = max(SILENT_END_S, HANGING_ROUNDS * slowest, 2 * patience)
-        why = (
-            "it is stopped (SIGSTOP, a debugger)"
-            if stopped
-            else "it is stopped, or the machine is out of memory or overloaded"
-        )
-        how = "let it go on with `kill -CONT`" if stopped else "close other programs, or use a smaller model"
-        remedy = f"{how}; after {_minutes(end)} without a word it is killed and starts again"
         return Stuck(
-            f"the trainer's process does not answer: {why}", remedy, self._spoke and self._silent >= end
+            "the trainer's process does not answer: it is stopped (SIGSTOP, a debugger), or the machine is"
+            " out of memory or overloaded",
+            "let it go on with `kill -CONT`, close other programs, or use a smaller model; after"
+            f" {_minutes(end)} without a word it is killed and starts again",
+            self._spoke and self._silent >= end,
         )
 
     def _hanging(self) -> Stuck | None:
