@@ -161,20 +161,12 @@ class Member:
 
         With `nursery.start` it returns our addresses once others can reach us.
         """
-        refused: OperatorError | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_for_twins)
-                try:
-                    await self._be_there(task_status)
-                except OperatorError as error:
-                    # Raised as it is, not in a group.
-                    refused = error
-                    nursery.cancel_scope.cancel()
+                await self._be_there(task_status)
         finally:
             self._recall.close()
-        if refused is not None:
-            raise refused
 
     @property
     def topics(self) -> Sequence[Topic]:

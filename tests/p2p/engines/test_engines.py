@@ -380,11 +380,11 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
             (f"/ip4/127.0.0.1/tcp/{endpoint.port}", CannotListen, rf"port {endpoint.port} .*swarm.listen"),
             ("/ip4/203.0.113.7/tcp/0", CannotListen, r"203\.0\.113\.7.*swarm.listen"),
         ):
-            caught: OperatorError | None = None
+            caught: BaseException | None = None
             try:
                 await nursery.start(member(real, 2, listen=[listen]).run)
-            except OperatorError as found:  # as it is, and in no group
-                caught = found
+            except* OperatorError as found:
+                (caught,) = found.exceptions
             assert isinstance(caught, error) and re.search(said, str(caught))
         nursery.cancel_scope.cancel()
     assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
