@@ -22,7 +22,7 @@ from enum import IntEnum
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.nat.noise_probe import Silent, Stranger, knock
+from p2p.nat.noise_probe import NoPeer, knock
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.peers.introduction import ask_each
 from p2p.rate_limit import TokenBucket
@@ -137,7 +137,7 @@ class DialBack:
         try:
             if await self._knock(host, port) == peer:
                 outcome = Outcome.REACHED
-        except (Silent, Stranger) as error:
+        except NoPeer as error:
             log.debug("%s cannot be dialled back at %s, port %d: %s", peer, host, port, error)
         if (peer, port) in self._outcomes:
             self._outcomes[peer, port] = asked, outcome

@@ -35,12 +35,8 @@ _TAG_BYTES = 16
 _MAX_MESSAGE_BYTES = 4096
 
 
-class Silent(Exception):
-    """There was no answer; the message says why."""
-
-
-class Stranger(Exception):
-    """Something else than a libp2p peer with an Ed25519 key answers."""
+class NoPeer(Exception):
+    """No libp2p peer with an Ed25519 key answers; the message says what was found."""
 
 
 class Handshake:
@@ -58,18 +54,18 @@ class Handshake:
         return bytes(self._noise.write_message())
 
     def whose(self, message: bytes) -> PeerId:
-        """Check the second message and return the peer that signed the connection's key. Raises Stranger.
+        """Check the second message and return the peer that signed the connection's key. Raises NoPeer.
 
         The message is <- e, ee, s, es and the payload.
         """
         if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG_BYTES:
-            raise Stranger("its handshake is too short")
+            raise NoPeer("its handshake is too short")
         try:
             payload = self._noise.read_message(message)
             return _proved(bytes(payload), self._noise.noise_protocol.handshake_state.rs.public_bytes)
         except (InvalidTag, InvalidSignature, ValueError) as error:
             # A ValueError means a point of low order, or a malformed payload.
-            raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
+            raise NoPeer(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
 
 
 async def knock(
@@ -78,27 +74,27 @@ async def knock(
     *,
     patience: float = PROBE_TIMEOUT_S,
 ) -> PeerId:
-    """Return the peer that listens there. `host` may be a name. Raises Silent or Stranger."""
+    """Return the peer that listens there. `host` may be a name. Raises NoPeer."""
     handshake = Handshake()
     first = handshake.first()
     with trio.move_on_after(patience):
         try:
             stream = await trio.open_tcp_stream(host, port)
         except OSError as error:
-            raise _silent(error) from None
+            raise _no_peer(error) from None
         async with stream:
             try:
                 await stream.send_all(_CHOICE + len(first).to_bytes(2, "big") + first)
                 said = await _exactly(stream, len(_CHOICE))
                 if said != _CHOICE:
-                    raise Stranger("it does not speak libp2p with Noise")
+                    raise NoPeer("it does not speak libp2p with Noise")
                 length = int.from_bytes(await _exactly(stream, 2), "big")
                 if length > _MAX_MESSAGE_BYTES:
-                    raise Stranger("its handshake is too long")
+                    raise NoPeer("its handshake is too long")
                 return handshake.whose(await _exactly(stream, length))
             except trio.BrokenResourceError:
-                raise Stranger("it hung up") from None
-    raise Silent(f"no answer within {patience:.0f} s")
+                raise NoPeer("it hung up") from None
+    raise NoPeer(f"no answer within {patience:.0f} s")
 
 
 async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
@@ -106,12 +102,12 @@ async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
     while len(data) < count:
         some = await stream.receive_some(count - len(data))
         if not some:
-            raise Stranger("it hung up")
+            raise NoPeer("it hung up")
         data += some
     return bytes(data)
 
 
-def _silent(error: OSError) -> Silent:
+def _no_peer(error: OSError) -> NoPeer:
     causes: list[BaseException] = [error]
     while isinstance(causes[-1].__cause__, BaseException):
         causes.append(causes[-1].__cause__)
@@ -124,7 +120,7 @@ def _silent(error: OSError) -> Silent:
     words = next(
         (_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error)
     )
-    return Silent("nothing listens on that port" if refused else words)
+    return NoPeer("nothing listens on that port" if refused else words)
 
 
 def _words(error: OSError) -> str:

@@ -17,7 +17,7 @@ from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.nat.dial_back import DialBackReply, ask_members, who_dials_back
-from p2p.nat.noise_probe import Silent, Stranger, knock
+from p2p.nat.noise_probe import NoPeer, knock
 from p2p.netgroup import only_here
 from p2p.peers import introduction
 from p2p.peers.introduction import HELPING, Introduced
@@ -180,10 +180,8 @@ async def who_answers(bootstrap: str) -> dict[str, Any]:
     since = time.monotonic()
     try:
         there = await knock(endpoint.host, endpoint.port)
-    except Silent as error:
+    except NoPeer as error:
         return {"answers": False, "says": str(error)}
-    except Stranger as error:
-        return {"answers": False, "says": f"what answers there is no libp2p peer: {error}"}
     if there != wanted:
         return {"answers": False, "says": f"another peer answers there, {there}"}
     return {"answers": True, "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms"}

@@ -35,7 +35,7 @@ from p2p.nat.dial_back import (
     seen_at,
     who_dials_back,
 )
-from p2p.nat.noise_probe import Handshake, Silent, Stranger, knock
+from p2p.nat.noise_probe import Handshake, NoPeer, knock
 from p2p.types import Peer, PeerId
 from swarmd.testing import TIMEOUT_S, memory_member
 from tests.p2p.real import real_engine
@@ -83,7 +83,7 @@ async def outcome(world: World, port: int = 4001, peer: PeerId = ASKER) -> Outco
     return said.outcome
 
 
-@pytest.mark.parametrize("there", [ASKER, OTHER, Silent("no answer"), Stranger("a web server")])
+@pytest.mark.parametrize("there", [ASKER, OTHER, NoPeer("no answer"), NoPeer("a web server")])
 async def test_only_an_answer_with_the_askers_key_counts_as_reached(
     there: PeerId | Exception,
 ) -> None:
@@ -114,7 +114,7 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
     peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 22)]
     world = World(
         {ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)},
-        lambda host, port: Silent("no"),
+        lambda host, port: NoPeer("no"),
     )
     nursery.start_soon(world.dial_back.run)
     await trio.testing.wait_all_tasks_blocked()
@@ -227,13 +227,13 @@ async def knocked_at(*said: bytes) -> PeerId:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, serve, 0)
         port = listeners[0].socket.getsockname()[1]
-        found: PeerId | Stranger
+        found: PeerId | NoPeer
         try:
             found = await knock("127.0.0.1", port, patience=TIMEOUT_S)
-        except Stranger as error:
+        except NoPeer as error:
             found = error
         nursery.cancel_scope.cancel()
-    if isinstance(found, Stranger):
+    if isinstance(found, NoPeer):
         raise found
     return found
 
@@ -256,13 +256,13 @@ CHOSEN = b"\x13/multistream/1.0.0\n\x07/noise\n"
     ],
 )
 async def test_a_listener_without_a_proof_is_a_stranger(said: list[bytes], why: str) -> None:
-    with pytest.raises(Stranger, match=why):
+    with pytest.raises(NoPeer, match=why):
         await knocked_at(*said)
 
 
 @pytest.mark.net
 async def test_nobody_listens_at_the_address() -> None:
-    with pytest.raises(Silent) as error:
+    with pytest.raises(NoPeer) as error:
         await knock("127.0.0.1", 1)
     assert "nothing listens" in str(error.value)
 
@@ -270,7 +270,7 @@ async def test_nobody_listens_at_the_address() -> None:
 @pytest.mark.net
 async def test_a_listener_that_says_nothing(nursery: trio.Nursery) -> None:
     listeners = await nursery.start(trio.serve_tcp, lambda stream: trio.sleep_forever(), 0)
-    with pytest.raises(Silent):
+    with pytest.raises(NoPeer):
         await knock("127.0.0.1", listeners[0].socket.getsockname()[1], patience=0.2)
 
 
@@ -353,7 +353,7 @@ def test_a_signature_over_the_connections_key_is_believed() -> None:
 def test_a_signature_over_another_key_is_not_believed(payload: Callable[[bytes], bytes]) -> None:
     handshake = Handshake()
     responder = Responder(handshake.first())
-    with pytest.raises(Stranger):
+    with pytest.raises(NoPeer):
         handshake.whose(responder.says(payload(responder.public)))
 
 
