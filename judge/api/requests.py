@@ -18,23 +18,14 @@ from p2p.identity import public_key_of
 MAX_MARKS = 2
 # A peer's words, whatever NFKC makes of them.
 MAX_CHARACTERS = 64
-# Put behind words that mix scripts: a Cyrillic а looks like a Latin a.
-MIXED = "(mixed scripts)"
-# Scripts that are written together, and with Latin letters, in Japanese, Chinese and Korean (Unicode TS #39,
-# "highly restrictive").
-TOGETHER = [
-    {"LATIN", "CJK", "HIRAGANA", "KATAKANA"},
-    {"LATIN", "CJK", "BOPOMOFO"},
-    {"LATIN", "CJK", "HANGUL"},
-]
 
 
 def plain(text: str) -> str | None:
     """Clean a peer's words for keeping and showing; None where nothing is left.
 
     Whoever shows them still has to escape them. The result is NFKC, with single spaces, without control,
-    direction and invisible characters; words that mix scripts end with MIXED. A whole word in letters that
-    look like those of another script is not detected.
+    direction and invisible characters. Letters that look like those of another script stay: anybody may take
+    any name, and the pages show the peer id or what follows from it beside a name.
     """
     kept: list[str] = []
     marks = 0
@@ -46,20 +37,7 @@ def plain(text: str) -> str | None:
         elif kind[0] != "C" and marks <= MAX_MARKS:
             kept.append(letter)
     text = unicodedata.normalize("NFKC", " ".join("".join(kept).split()))
-    text = text[:MAX_CHARACTERS].rstrip()
-    if mixes_scripts(text) and not text.endswith(MIXED):
-        text = f"{text[: MAX_CHARACTERS - len(MIXED) - 1].rstrip()} {MIXED}"
-    return text or None
-
-
-def mixes_scripts(text: str) -> bool:
-    """Return whether the letters are of scripts that nobody writes together."""
-    scripts = {
-        unicodedata.name(letter, "").split(" ")[0]
-        for letter in text
-        if unicodedata.category(letter) in ("Lu", "Ll", "Lt", "Lo")
-    }
-    return len(scripts) > 1 and not any(scripts <= usual for usual in TOGETHER)
+    return text[:MAX_CHARACTERS].rstrip() or None
 
 
 def peer_id(text: str) -> str:
