@@ -1,6 +1,6 @@
 """Swarm and solo in the database, as running sums by model and normalised round (figures/rounds.py).
 
-No query reads evaluations. An evaluation costs one statement here, and a few more where it closes a bin of
+No query reads evaluations. An evaluation costs two statements here, and a few more where it closes a bin of
 its peer.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from judge.figures.comparison import ArmData, ArmsView, BinSums
-from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance, bin_of
+from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance
 from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, progress
 from judge.types import Attributes
@@ -22,16 +22,6 @@ MAX_MODELS = 50
 SHARINGS = ("swarm", "solo")
 
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))
-_SAME_BIN = (
-    update(progress)
-    .where(
-        *_OF,
-        progress.c.sharing == bindparam("said"),
-        progress.c.bin == bindparam("now"),
-        progress.c.counts == 1,
-    )
-    .values(answers=progress.c.answers + 1, reward=progress.c.reward + bindparam("more"))
-)
 _PROGRESS = select(
     progress.c.sharing,
     progress.c.bin,
@@ -64,11 +54,6 @@ def counted(db: Connection, peer: str, attributes: Attributes, reward: float) ->
     if attributes.sharing is None:
         return
     key, said = {"of": peer, "its": attributes.model}, attributes.sharing
-    if (
-        db.execute(_SAME_BIN, {**key, "said": said, "now": bin_of(attributes.round), "more": reward}).rowcount
-        == 1
-    ):
-        return
     row = db.execute(_PROGRESS, key).one_or_none()
     before = (
         None
