@@ -6,14 +6,13 @@ So no reader holds up a grade.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     RowMapping,
-    Select,
     bindparam,
     case,
     exists,
@@ -122,6 +121,11 @@ _HISTORY = (
     .limit(bindparam("limit"))
 )
 _EVALUATION = _COUNTS.add_columns(_e.peer).where(_e.id == bindparam("id"), _e.number.is_not(None))
+_CURVE = (
+    select(_e.number, _e.total)
+    .where(_e.peer == bindparam("of"), _e.number.in_(bindparam("numbers", expanding=True)))
+    .order_by(_e.number)
+)
 _SORTED: Mapping[str, Sequence[ColumnElement[Any]]] = {
     "rank": (),
     "score": ((peers.c.recent_right * 1.0 / peers.c.recent_n).desc(),),
@@ -359,19 +363,8 @@ def _whole(
 
 
 def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
-    numbers = dict(enumerate(curve_numbers(row.answered + row.unanswered, points)))
-    wanted = {f"number_{place}": numbers.get(place, 0) for place in range(points)}
-    return [(number, total) for number, total in db.execute(_curve_of(points), {"of": row.peer, **wanted})]
-
-
-@cache
-def _curve_of(points: int) -> Select[Any]:
-    """Make a statement with a fixed number of numbers.
-
-    Such a statement is made once; one with a list is made each time.
-    """
-    chosen = _e.number.in_([bindparam(f"number_{place}") for place in range(points)])
-    return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)
+    wanted = curve_numbers(row.answered + row.unanswered, points)
+    return [(number, total) for number, total in db.execute(_CURVE, {"of": row.peer, "numbers": wanted})]
 
 
 def _entry(row: RowMapping, hidden: bool) -> dict[str, Any]:
