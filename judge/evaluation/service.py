@@ -33,7 +33,7 @@ from judge.errors import (
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
-from judge.evaluation.sessions import Room, Sequences, Sessions
+from judge.evaluation.sessions import Sequences, Sessions
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import (
     LISTED_ANSWERS,
@@ -152,8 +152,7 @@ class JudgeService:
         window, self._next_window, self._hidden_windows = self._turned(wall())
         self._question_thread = QuestionThread(tasks)
         self._questions = WindowQuestions(self._question_thread, window)
-        room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
-        self._sessions = Sessions(self._questions, rng, settings.deadline, room)
+        self._sessions = Sessions(self._questions, rng, settings.deadline)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_S, config.ASK_BURST, config.REMEMBERED_PEERS)
         rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record

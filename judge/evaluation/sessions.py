@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from judge import config
 from judge.errors import (
     ALREADY_ANSWERED,
     BUSY,
@@ -39,15 +40,6 @@ REMEMBERED_SEQUENCES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Limits on open questions."""
-
-    of_all: int
-    newcomers_of_a_network: int
-    network: int  # open questions of peers with a record, of one network
-
-
-@dataclass(frozen=True, slots=True)
 class AskResult:
     question: OpenQuestion
     displaced: OpenQuestion | None = None  # the question that this one displaced, to be recorded as void
@@ -55,13 +47,21 @@ class AskResult:
 
 class Sessions:
     def __init__(
-        self, draw: Callable[[PeerId], Drawn], rng: random.Random, deadline: float, room: Room
+        self,
+        draw: Callable[[PeerId], Drawn],
+        rng: random.Random,
+        deadline: float,
+        most: int = config.OPEN_QUESTIONS,
+        most_of_newcomers: int = config.NEWCOMERS_QUESTIONS,
+        most_of_known: int = config.NETWORK_QUESTIONS,
     ) -> None:
         """Start without open questions.
 
-        draw: draws the peer's next held-out task. rng: unpredictable in production. deadline: seconds.
+        draw: draws the peer's next held-out task. rng: unpredictable in production. deadline: seconds. most:
+        open questions of all; the other two of one network, of peers without a record and with one.
         """
-        self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
+        self._draw, self._rng, self._deadline, self._most = draw, rng, deadline, most
+        self._most_of = {True: most_of_known, False: most_of_newcomers}
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of peers without a record
         self._held: Counter[Requester] = Counter()
@@ -91,9 +91,9 @@ class Sessions:
         held = self.of(peer)
         if len(held) >= most:
             return AskResult(held[0])
-        if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
+        if self._held[asker] >= self._most_of[asker.record]:
             return CROWDED
-        full = len(self._open) >= self._room.of_all
+        full = len(self._open) >= self._most
         if full and not (asker.record and self._newcomers):
             return BUSY
         drawn, displaced = self._draw(peer), None

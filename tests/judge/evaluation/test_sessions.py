@@ -21,7 +21,7 @@ from judge.errors import (
     Refusal,
 )
 from judge.evaluation.questions import Drawn
-from judge.evaluation.sessions import AskResult, Room, Sessions
+from judge.evaluation.sessions import AskResult, Sessions
 from judge.server import SlowReaders
 from judge.types import OpenQuestion, QuestionWindow, Requester, network_of
 from p2p.types import PeerId
@@ -40,7 +40,7 @@ def drawing(rng: random.Random) -> Callable[[PeerId], Drawn]:
 
 
 def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
-    return Sessions(drawing(random.Random(6)), random.Random(7), deadline, Room(limit, 64, 80))
+    return Sessions(drawing(random.Random(6)), random.Random(7), deadline, limit, 64, 80)
 
 
 def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Requester = NEWCOMER) -> OpenQuestion:
