@@ -3,7 +3,6 @@
 A key of judge.toml, an option of `swarmd-judge serve` and a variable SWARMD_JUDGE_<KEY> have one name.
 """
 
-from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from judge.errors import JudgeError
+from p2p import durable
 from swarmd.config.addresses import web_origin
 from swarmd.config.schema import Schema
 
@@ -189,12 +189,9 @@ def write_example(folder: Path) -> Path:
     file = folder / "judge.toml"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as new:
-            new.write(EXAMPLE.read_text(encoding="utf-8"))
+        durable.create(file, EXAMPLE.read_bytes(), 0o666)
     except FileExistsError:
         raise JudgeError(f"{file} exists already and was left as it is; name another folder") from None
     except OSError as error:
-        with suppress(OSError):
-            file.unlink()  # half of it; the next attempt would take it for the user's own
         raise JudgeError(f"cannot write {file}: {error.strerror}; name another folder") from None
     return file
