@@ -159,10 +159,9 @@ class VerifiedTier:
         What is refused leaves nothing behind.
         """
         await self._judge.claim(signed)
-        self._check_announced(said)
+        check, network = self._announced(said), network_of(host)
         id = f"{self._rng.getrandbits(128):032x}"
         upload = Upload(id, signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
-        check, network = self._check_of(upload), network_of(host)
         self._make_room(upload.peer, network)
         self._held[upload.peer] = network
         try:
@@ -175,15 +174,19 @@ class VerifiedTier:
         self._enqueue(upload, network)
         return upload
 
-    def _check_announced(self, said: UploadQuery) -> None:
-        """Check what is declared. Raises Refused where it cannot be evaluated here."""
+    def _announced(self, said: UploadQuery) -> WeightsCheck:
+        """Check what is declared, before a byte is read. Raises Refused where it cannot be evaluated here."""
         if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(
                 Refusal(
                     409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."
                 )
             )
-        model = self._model(said.model)
+        if (model := self.models.get(said.model)) is None:
+            known = ", ".join(self.models)
+            raise Refused(
+                Refusal(422, "this judge has no model of this name", f"It evaluates weights of {known}.")
+            )
         if said.lora_rank is not None and said.base not in (None, model.fingerprint):
             raise Refused(
                 Refusal(
@@ -192,18 +195,7 @@ class VerifiedTier:
                     "Use the judge's: GET /v1/verified names its base.",
                 )
             )
-
-    def _model(self, name: str) -> ModelTensors:
-        if name not in self.models:
-            known = ", ".join(self.models)
-            raise Refused(
-                Refusal(422, "this judge has no model of this name", f"It evaluates weights of {known}.")
-            )
-        return self.models[name]
-
-    def _check_of(self, upload: Upload) -> WeightsCheck:
-        """Check the size before a byte is read. Raises Refused where no weights have this size."""
-        if upload.size > self._settings.verified_bytes:
+        if said.bytes > self._settings.verified_bytes:
             most = self._settings.verified_bytes
             raise Refused(
                 Refusal(
@@ -213,9 +205,7 @@ class VerifiedTier:
                 )
             )
         with _unfit_refused():
-            return WeightsCheck(
-                upload.size, upload.digest, self._model(upload.model).shapes(upload.lora_rank)
-            )
+            return WeightsCheck(said.bytes, said.sha256, model.shapes(said.lora_rank))
 
     def _make_room(self, peer: PeerId, network: str) -> None:
         """Check the limits. Raises Refused where the peer, its network or everybody has too many uploads."""
