@@ -73,7 +73,7 @@ def verify(
 
     folder = as_state_dir(state_dir)
     if not upload and what is not None:
-        url = judges_of([judge] if judge else None, config, folder)[0]
+        url = judge_of(judge, config, folder)
         try:
             check_evaluation(url, what, folder, curriculum, as_json)
         except NothingThere:
@@ -198,46 +198,24 @@ def _upload_words(found: "VerifiedOutcome") -> str:
 
 
 DIFFERS, NOT_YET = 1, 4
-Judges = Annotated[
-    list[str] | None, typer.Option("--judge", help="URL of a judge. Repeatable.", show_default="the node's")
-]
 
 
 def leaderboard(
-    judge: Judges = None,
+    judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
     after: Annotated[int, typer.Option(help="Show the ranks behind this one.", min=0)] = 0,
     config: ConfigFile = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leaderboard of the swarm's judges.
+    """Show the leaderboard of the node's judge.
 
     Each node's score is pass@1 with its 95 % interval; nodes are ranked by its lower end.
     """
     from swarmd.daemon.judging.reader import JudgedBoard, read
 
-    found: list[tuple[str, JudgedBoard, dict[str, Any]]] = []
-    silent: list[str] = []
-    for url in judges_of(judge, config, as_state_dir(state_dir)):
-        try:
-            found.append((url, *read(url, f"/v1/leaderboard?after={after}", JudgedBoard)))
-        except Unreachable as error:
-            silent.append(str(error))
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "judges": [{"url": url, **document} for url, _, document in found],
-                "errors": silent,
-            }
-        )
-    elif found:
-        tell(
-            "\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found),
-            sys.stdout,
-        )
-    if silent:
-        raise Unreachable("\n".join(f"swarmd: {line}" for line in silent) if len(silent) > 1 else silent[0])
+    url = judge_of(judge, config, as_state_dir(state_dir))
+    board, document = read(url, f"/v1/leaderboard?after={after}", JudgedBoard)
+    answer({"schema": 1, "url": url, **document}, "\n".join(_board_lines(url, board, time.time())), as_json)
 
 
 def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as_json: bool) -> None:
@@ -277,19 +255,19 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
         raise typer.Exit(DIFFERS if holds is False else NOT_YET)
 
 
-def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> list[str]:
-    """Return the judges to ask: `given`, else the running node's, else the next join's."""
+def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
+    """Return the judge to ask: `given`, else the running node's, else the next join's."""
     if given:
         return given
     try:
         if url := (ask(folder, "status").get("judge") or {}).get("url"):
-            return [str(url)]
+            return str(url)
     except (NotRunning, Unreachable):
         pass
     url = joined(config, folder, {}).judge.url
     if not url:
         raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
-    return [url]
+    return url
 
 
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
