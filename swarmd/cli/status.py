@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,10 +92,6 @@ def pause(
         str | None,
         typer.Option("--for", help="How long, such as 2h, 1h30m or 45m.", show_default="until resumed"),
     ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(help="Until a time, such as 18:00 or 2026-11-24T08:00.", show_default="until resumed"),
-    ] = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -104,7 +100,7 @@ def pause(
     The node stays in the swarm. A pause outlasts a restart of the node.
     """
     now = time.time()
-    end = pause_end(for_, until, now)
+    end = None if for_ is None else now + duration_s(for_)
     document = ask(as_state_dir(state_dir), "pause", until=end)
     if as_json:
         print_json(document)
@@ -136,19 +132,8 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
         _tell_warning(document)
 
 
-def pause_end(for_: str | None, until: str | None, now: float) -> float | None:
-    """Return when the pause ends, in seconds since the epoch, or None for a pause without an end.
-
-    Raises SwarmdError.
-    """
-    if for_ is not None and until is not None:
-        raise SwarmdError("--for and --until both say when the pause ends. Give one of them.")
-    if for_ is not None:
-        return now + _duration_s(for_)
-    return _moment(until, now) if until is not None else None
-
-
-def _duration_s(text: str) -> float:
+def duration_s(text: str) -> float:
+    """Return the seconds of a length of time, such as 1h30m. Raises SwarmdError."""
     parts = re.fullmatch(
         r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?", text.strip().lower()
     )
@@ -166,24 +151,6 @@ def _duration_s(text: str) -> float:
             f"--for {text!r} is no length of time. Give hours and minutes, such as 2h, 1h30m or 45m."
         )
     return seconds
-
-
-def _moment(text: str, now: float) -> float:
-    local = datetime.fromtimestamp(now)
-    try:
-        if re.fullmatch(r"\d{1,2}:\d{2}", text.strip()):
-            hour, _, minute = text.strip().partition(":")
-            found = local.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
-            found += timedelta(days=found <= local)
-        else:
-            found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise SwarmdError(
-            f"--until {text!r} is no time. Give one such as 18:00, or 2026-11-24T08:00."
-        ) from None
-    if found.timestamp() <= now:
-        raise SwarmdError(f"--until {text}: that has passed.")
-    return found.timestamp()
 
 
 def stop(
