@@ -148,7 +148,7 @@ class MetricsFile:
         self.notes: list[str] = []  # notes for the operator
         try:
             # The umask applies: others may read it.
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             there = _cut(path, resumed_round)
         except OSError as error:
             raise CannotRecord.to(path, error) from None

@@ -112,16 +112,16 @@ class Follower:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file, self._at = path, 0, 0  # the file's inode, and the offset read so far
+        self._path, self._at = path, 0  # the offset read so far
         lines = read_metrics(path, 1)
         self._round = lines[-1]["round"] if lines else 0
 
     def read(self) -> Iterator[Mapping[str, Any]]:
         try:
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._file or found.st_size < self._at:
-                    self._file, self._at = found.st_ino, 0
+                if file.seek(0, os.SEEK_END) < self._at:
+                    # Rounds that a kill had lost were cut off.
+                    self._at = 0
                 file.seek(self._at)
                 for data in file:
                     if not data.endswith(b"\n"):
