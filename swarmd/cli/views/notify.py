@@ -1,9 +1,9 @@
 """Notifications on the desktop (`notify = "on"`): the node failed, was paused for long, or has finished."""
 
+import contextlib
 import html
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -22,7 +22,7 @@ _SCRIPT: Final = (
 )
 
 
-Send = Callable[[str, str], threading.Thread | None]  # called with title and text; does not block
+Send = Callable[[str, str], subprocess.Popen[bytes] | None]  # called with title and text; does not wait
 
 
 class NotifyView:
@@ -33,6 +33,7 @@ class NotifyView:
         self._paused_at: float | None = None
         self._told = False  # whether this pause was told
         self._document: Mapping[str, Any] = {}
+        self._sent: subprocess.Popen[bytes] | None = None  # what shows the last notification
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._view.status(document)
@@ -43,7 +44,7 @@ class NotifyView:
         self._paused_at = self._clock() if self._paused_at is None else self._paused_at
         if not self._told and self._clock() >= self._paused_at + LONG_PAUSE_S:
             self._told = True
-            self._send(
+            self._sent = self._send(
                 f"swarmd has been paused for {LONG_PAUSE_S / 60:.0f} minutes", state_sentence(document)
             )
 
@@ -61,17 +62,19 @@ class NotifyView:
 
         error: why it failed; None if it did not.
         """
-        rounds, sent = self._document.get("rounds"), None
+        rounds = self._document.get("rounds")
         if error is not None:
-            sent = self._send("swarmd stopped with an error", error)
+            self._sent = self._send("swarmd stopped with an error", error)
         elif rounds and self._document.get("round", 0) >= rounds:
-            sent = self._send("swarmd has finished", f"{rounds} rounds")
-        if sent is not None:
-            sent.join()
+            self._sent = self._send("swarmd has finished", f"{rounds} rounds")
+        if self._sent is not None:
+            # A desktop that does not answer is no fault of the node.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._sent.wait(NOTIFY_TIMEOUT_S)
 
 
 def notifier() -> Send | None:
-    """Return a function that shows a desktop notification in a thread; None if no program can."""
+    """Return a function that shows a desktop notification; None if no program can."""
     linux, mac = shutil.which("notify-send"), shutil.which("osascript")
     if linux:
         return lambda title, text: _start(
@@ -87,21 +90,8 @@ def nothing(_title: str, _text: str) -> None:
     """Show nothing."""
 
 
-def _start(command: Sequence[str]) -> threading.Thread:
-    thread = threading.Thread(target=_run, args=(command,), daemon=True)
-    thread.start()
-    return thread
-
-
-def _run(command: Sequence[str]) -> None:
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes] | None:
     try:
-        subprocess.run(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=NOTIFY_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        # A desktop that does not answer is no fault of the node.
-        return
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None

@@ -50,7 +50,7 @@ def test_a_notifications_text_is_neither_markup_nor_option(shown: Path) -> None:
     assert send is not None
     sent = send("title", "<b>--urgency=critical\x1b[31m & more")
     assert sent is not None
-    sent.join()
+    sent.wait()
     assert shown.read_text().splitlines() == [
         "--app-name=swarmd",
         "--",
