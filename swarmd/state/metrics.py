@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from p2p import durable
 from swarmd.errors import CannotRecord
 from swarmd.types import Figure, RoundReport
 
@@ -149,6 +150,7 @@ class MetricsFile:
         try:
             # The umask applies: others may read it.
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            durable.sync(path.parent)
             there = _cut(path, resumed_round)
         except OSError as error:
             raise CannotRecord.to(path, error) from None
