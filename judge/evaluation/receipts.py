@@ -5,14 +5,13 @@ lists its fields.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 from judge.types import GradedEvaluation
 from p2p.identity import Identity
 from swarmd.tasks.held_out import RECEIPT
-from swarmd.types import Completion
 
 SCHEMA = 1
 
@@ -31,12 +30,9 @@ def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
             "place": graded.place,
             "commitment": graded.window.commitment,
         }
-    return {**graded.attributes.said(), **asked, **task, "answers": digests(graded.answers), **found}
-
-
-def digests(answers: Sequence[Completion]) -> list[str]:
-    """Return what a receipt says of the answers themselves: the SHA-256 of each text."""
-    return [sha256(answer.text.encode()).hexdigest() for answer in answers]
+    # Of the answers themselves a receipt has the SHA-256 of each text.
+    answers = [sha256(answer.text.encode()).hexdigest() for answer in graded.answers]
+    return {**graded.attributes.said(), **asked, **task, "answers": answers, **found}
 
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:
