@@ -31,7 +31,7 @@ from swarmd.policy.models.device import (
     seeded,
     use_threads,
 )
-from swarmd.policy.models.fit import chat_of, measures_start, work_of
+from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.progress import Download
 from swarmd.policy.training import policy_files
@@ -135,7 +135,7 @@ class LanguagePolicy:
             settings=config.train.model_copy(update={"importance_cap": importance_cap(config)}),
             head_tokens=loaded.plan.head_tokens,
             optimizer=config.train.optimizer,
-            kl_every=config.train.kl_every if measures_start(loaded.plan, loaded.device) else 0,
+            kl_every=config.train.kl_every,
         )
         rows = partial(
             rows_of,

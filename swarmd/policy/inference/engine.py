@@ -8,7 +8,7 @@ an `InferenceEngine`.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -150,37 +150,19 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
             f" {', '.join((OWN, *sorted(offered)))}. Choose one of them, or install the package"
             ' that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
         )
-    engine = _load(offered[name], asked)
-    missing = [
-        part
-        for part in ("foreign", "generate", "sync", "sleep", "wake", "close")
-        if not hasattr(engine, part)
-    ]
-    if missing:
-        raise NoEngine(
-            f"{_origin(offered[name])} is no engine: it has no {', '.join(missing)}. Renew the package, or"
-            " choose another engine."
-        )
-    return engine
-
-
-def _load(point: EntryPoint, asked: EngineOptions) -> InferenceEngine:
+    point = offered[name]
     try:
         engine: InferenceEngine = point.load()(asked)
     except SwarmdError:
         raise
     except Exception as error:
         # Somebody else's code may fail in any way while it is imported or built; the operator is told.
+        package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         raise NoEngine(
-            f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}). "
+            f"the engine {name!r}{package} cannot be loaded ({type(error).__name__}: {error}). "
             'Install the package anew, or set generate.engine to "own".'
         ) from error
     return engine
-
-
-def _origin(point: EntryPoint) -> str:
-    package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-    return f"the engine {point.name!r}{package}"
 
 
 def draw_seed(generator: torch.Generator) -> int:

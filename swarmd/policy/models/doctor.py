@@ -27,7 +27,6 @@ from swarmd.policy.models.fit import (
     FittedModel,
     fit,
     gigabytes,
-    measures_start,
     plan_on,
     work_of,
 )
@@ -118,8 +117,6 @@ def _kl(fit: Fit) -> str:
     """Say what the start of the run is that the distance is measured against."""
     if not fit.work.start_copy:
         return "not measured"
-    if not measures_start(fit.plan, fit.device):
-        return "not measured: no room for a copy of the weights as they were"
     if fit.plan.lora_rank:
         return "measured against the model without its adapter"
     return "measured against a copy of the weights as they were" + (

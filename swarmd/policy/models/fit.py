@@ -261,18 +261,16 @@ def plan_on(
         adapter=rank is not None,
         kind=kind,
     )
-    # The copy of the start lies in main memory, which on CUDA is another.
-    on_device = replace(work, start_copy=False) if device.type == "cuda" else work
     name = config.dtype if config.dtype == NF4 else dtype_name(dtype)
-    return dtype, make_plan(shape, name, rank, free, on_device)
+    return dtype, make_plan(shape, name, rank, free, _on(device, work))
 
 
-def measures_start(plan: Plan, device: torch.device) -> bool:
-    """Return whether the KL from the start can be measured.
+def _on(device: torch.device, work: Workload) -> Workload:
+    """Return the work without what is not on the device.
 
-    That takes the base model under an adapter, or room for a copy of the weights.
+    The copy of the start lies in main memory, which on CUDA is another.
     """
-    return plan.lora_rank is not None or plan.start_copy or device.type == "cuda"
+    return replace(work, start_copy=False) if device.type == "cuda" else work
 
 
 def _too_large(fit: Fit) -> str:
@@ -302,7 +300,7 @@ def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
 
 def _alternatives(fit: Fit) -> Iterator[str]:
     """Yield in words what would fit: the same model with few changes, then named models, largest first."""
-    plan, work = fit.plan, fit.work
+    plan, work = fit.plan, _on(fit.device, fit.work)
     # bitsandbytes was never run on MPS.
     has_bits = fit.device.type != "mps"
     rank_there = plan.lora_rank or ModelConfig().lora_rank
@@ -316,13 +314,15 @@ def _alternatives(fit: Fit) -> Iterator[str]:
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
     # In nf4 there is always an adapter: with one in bfloat16, which is tried before, all weights cost more.
     dtypes = dict.fromkeys((plan.dtype, "bfloat16", *[NF4] * has_bits))
-    for dtype, length, (rank, kind) in product(dtypes, lengths, ways):
-        changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
+    copies = dict.fromkeys((work.start_copy, False))
+    for dtype, length, (rank, kind), copy in product(dtypes, lengths, ways, copies):
+        changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind, start_copy=copy)
         if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
             changes = [f"train.optimizer = '{kind}'"] * (kind != work.optimizer)
             changes += [f"model.lora = 'on' (rank {rank})"] * (rank != plan.lora_rank)
             changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
             changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
+            changes += ["train.kl_every = 0"] * (copy != work.start_copy)
             yield f"this model with {' and '.join(changes)}"
     for name, shape in NAMED.items():
         its_work = replace(

@@ -142,7 +142,6 @@ class Plan:
     peak: int  # bytes that the plan needs
     items: tuple[Item, ...]
     optimizer: str = "adamw"
-    start_copy: bool = False
 
     @property
     def fits(self) -> bool:
@@ -159,21 +158,8 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
 
     A plan that does not fit says so (`fits`), and is the least there is.
     """
-    copies = [True, False] if work.start_copy and lora_rank is None else [False]
-    plans = [_plan(shape, dtype, lora_rank, free, work, copy) for copy in copies]
-    return next((plan for plan in plans if plan.fits), plans[-1])
-
-
-def _plan(
-    shape: Shape,
-    dtype: str,
-    lora_rank: int | None,
-    free: int,
-    work: Workload,
-    start_copy: bool,
-) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
-    always = _always(shape, size, lora_rank, work.optimizer, start_copy)
+    always = _always(shape, size, lora_rank, work)
     if dtype == "nf4":
         always = [*_in_four_bits(shape, size), *always[1:]]
     held, usable = sum(item.bytes for item in always), max(0, int(USABLE_SHARE * free) - WORKSPACE_BYTES)
@@ -234,7 +220,6 @@ def _plan(
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
         items=(*always, *answering, *training),
         optimizer=work.optimizer,
-        start_copy=start_copy,
     )
 
 
@@ -248,9 +233,7 @@ def _trained(shape: Shape, lora_rank: int | None) -> int:
     return lora_rank * (shape.adapted_inputs + shape.adapted_outputs) if lora_rank else shape.parameters
 
 
-def _always(
-    shape: Shape, size: int, lora_rank: int | None, optimizer: str, start_copy: bool
-) -> list[Item]:  # fmt: skip
+def _always(shape: Shape, size: int, lora_rank: int | None, work: Workload) -> list[Item]:
     trained = _trained(shape, lora_rank)
     items = [Item("always", "weights", f"{shape.parameters:,} × {size} B", shape.parameters * size)]
 
@@ -265,13 +248,13 @@ def _always(
         of_trained("gradient", 1, size)
     if not lora_rank and size < 4:
         of_trained("float32 copy", 1, 4)
-    if optimizer == "adamw8bit":
+    if work.optimizer == "adamw8bit":
         of_trained("Adam's two moments, in 8 bits", 2, 1)
         scales = -(-trained // BLOCK)
         items.append(Item("always", "their scales", f"{scales:,} × 2 × 4 B", scales * 8))
     else:
         of_trained("Adam's two moments", 2, 4)
-    if start_copy:
+    if work.start_copy and not lora_rank:
         of_trained("weights at the start, for the KL", 1, size)
     return items
 

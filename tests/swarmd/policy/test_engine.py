@@ -441,12 +441,6 @@ def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules
                 r" 'build'\)"
             ),
         ),
-        (
-            "other",
-            "no_engine_at_all",
-            "def build(asked): return asked",
-            r"1\.2 is no engine: it has no foreign, generate, sync, sleep",
-        ),
     ],
 )
 def test_an_object_that_is_no_engine_is_refused_with_the_reason(

@@ -29,10 +29,10 @@ from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.fit import (
+    Fit,
     estimated_tokens,
     fit,
     longest_questions,
-    measures_start,
     plan_on,
     work_of,
 )
@@ -299,19 +299,28 @@ def test_many_questions_are_answered_one_after_the_other_where_memory_is_short()
         assert logits.formula.startswith(f"{8 * len(first):,} rows")
 
 
-def test_the_start_is_kept_where_there_is_room_for_it() -> None:
+def test_the_start_is_kept_unless_the_base_is_there_anyway() -> None:
     wanted = Workload(start_copy=True)
-    roomy, tight = (make_plan(HALF, "float32", None, free * GB, wanted) for free in (16, 10))
-    assert roomy.fits and roomy.start_copy and tight.fits and not tight.start_copy
-    assert next(item.bytes for item in roomy.items if "start" in item.name) == 4 * TRAINED
-    adapter = make_plan(HALF, "bfloat16", 16, 80 * GB, wanted)
-    assert not adapter.start_copy, "under an adapter the base is there anyway"
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [measures_start(plan, cpu) for plan in (roomy, tight, adapter)] == [True, False, True]
-    assert measures_start(tight, cuda), "the copy is in main memory"
-    config = ModelConfig(lora="off", dtype="float32")
-    copies = [plan_on(config, HALF, place, 16 * GB, wanted)[1].start_copy for place in (cpu, cuda)]
-    assert copies == [True, False]
+
+    def kept(plan: Plan) -> list[int]:
+        return [item.bytes for item in plan.items if "start" in item.name]
+
+    assert kept(make_plan(HALF, "float32", None, 16 * GB, wanted)) == [4 * TRAINED]
+    assert kept(make_plan(HALF, "bfloat16", 16, 80 * GB, wanted)) == []
+    config, places = ModelConfig(lora="off", dtype="float32"), map(torch.device, ("cpu", "cuda"))
+    on = [kept(plan_on(config, HALF, place, 16 * GB, wanted)[1]) for place in places]
+    assert on == [[4 * TRAINED], []], "on CUDA it is in main memory"
+
+
+def test_where_its_copy_has_no_room_the_refusal_says_how_to_do_without() -> None:
+    config, work, cpu = (
+        ModelConfig(lora="off", dtype="float32"),
+        Workload(start_copy=True),
+        torch.device("cpu"),
+    )
+    dtype, plan = plan_on(config, HALF, cpu, 10 * GB, work)
+    found = Fit(source="half", shape=HALF, device=cpu, dtype=dtype, work=work, plan=plan)
+    assert found.refusal is not None and "would fit: this model with train.kl_every = 0." in found.refusal
 
 
 @pytest.mark.parametrize(
