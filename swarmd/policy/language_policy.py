@@ -174,7 +174,7 @@ class LanguagePolicy:
                 "dtype": loaded.plan.dtype,
                 "parameters": loaded.shape.parameters,
                 "lora": loaded.plan.lora_rank,
-                "keeps_first": self._learner.reference is not None and not self._driver.engine.foreign,
+                "keeps_first": self._learner.reference is not None and not self._driver.foreign,
             }
         )
 
@@ -215,7 +215,7 @@ class LanguagePolicy:
     def first_answer(self, question: str) -> Completion:
         """Return one greedy answer of the weights that training began with."""
         reference = self._learner.reference
-        assert reference is not None and not self._driver.engine.foreign
+        assert reference is not None and not self._driver.foreign
         with reference.in_place():
             return self.answer(question)
 

@@ -69,8 +69,6 @@ def _connected(asked: EngineOptions, scratch: Path) -> "VllmEngine":
 class VllmEngine:
     """Implements `swarmd.policy.inference.engine.Engine`."""
 
-    foreign: Final = True
-
     def __init__(
         self,
         client: Client,

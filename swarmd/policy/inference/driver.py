@@ -73,11 +73,15 @@ class NetworkWeights:
 
 
 class Driver:
-    """Keeps an engine answering with the weights that the network has."""
+    """Keeps an engine answering with the weights that the network has.
+
+    `own` is the network itself, and needs none of this. Any other is foreign: another implementation, whose
+    answers are checked.
+    """
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        engine: OwnEngine | InferenceEngine,
         loaded: Loaded,
         rest: Callable[[], object] = lambda: None,
         between: Callable[[], int] | None = None,
@@ -103,29 +107,33 @@ class Driver:
 
         Raises NoModel where no answer begins with a probability: then nothing would ever be learnt.
         """
-        own = isinstance(self.engine, OwnEngine)
-        if not own:
-            version = self._synced_to(version)
-        answers = self.engine.generate(prompts, copies, sampling, generator)
-        if self.engine.foreign:
+        if isinstance(self.engine, OwnEngine):
+            answers = self.engine.generate(prompts, copies, sampling, generator)
+        else:
+            version = self._synced_to(self.engine, version)
+            answers = self.engine.generate(prompts, copies, sampling, generator)
             vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
             answers = checked(answers, prompts, copies, sampling, vocabulary)
+            if self._between is not None:
+                answers = [[replace(s, versions=(version,) * len(s.ids)) for s in each] for each in answers]
         self._require_probabilities(answers)
-        if own or self._between is None:
-            return answers
-        return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
+        return answers
 
-    def _synced_to(self, version: int) -> int:
+    @property
+    def foreign(self) -> bool:
+        return not isinstance(self.engine, OwnEngine)
+
+    def _synced_to(self, engine: InferenceEngine, version: int) -> int:
         """Wake the engine and give it the network's weights; returns their version."""
         if self._between is not None:
             version = self._between()
         self._rest()
         if self._asleep:
-            self.engine.wake()
+            engine.wake()
             self._asleep = False
         if version != self._synced:
             x = self._loaded
-            self.engine.sync(NetworkWeights(x.network, version, x.plan.lora_rank, x.source))
+            engine.sync(NetworkWeights(x.network, version, x.plan.lora_rank, x.source))
             self._synced = version
         return version
 
@@ -140,7 +148,7 @@ class Driver:
 
     def sleep(self) -> None:
         """Put the engine to sleep: the network is about to be trained."""
-        if not self._asleep:
+        if not isinstance(self.engine, OwnEngine) and not self._asleep:
             self.engine.sleep()
             self._asleep = True
 
@@ -149,4 +157,5 @@ class Driver:
         self._synced = None
 
     def close(self) -> None:
-        self.engine.close()
+        if not isinstance(self.engine, OwnEngine):
+            self.engine.close()

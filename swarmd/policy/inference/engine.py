@@ -33,7 +33,7 @@ __all__ = [
 
 GROUP: Final = "swarmd.engines"
 OWN: Final = "own"
-# What train.importance_cap stands for where it is not set and the engine is foreign: C of truncated
+# What train.importance_cap stands for where it is not set and the engine is not `own`: C of truncated
 # importance sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL
 # framework secretly brings you off-policy RL training").
 FOREIGN_CAP: Final = 2.0
@@ -85,15 +85,11 @@ class InferenceEngine(Protocol):
 
     Log-probabilities are natural logarithms and of the distribution that each token was drawn from:
     softmax(logits / temperature) over the whole vocabulary, nothing cut off or penalised; at temperature 0
-    (greedy) of softmax(logits). A foreign engine's differ a little from those that the trainer's own forward
-    pass gives, because its kernels round elsewhere: truncated importance weights make up for it
+    (greedy) of softmax(logits). They differ a little from those that the trainer's own forward pass gives,
+    because other kernels round elsewhere: truncated importance weights make up for it
     (`train.importance_cap`). So they must be the engine's own, of the tokens as it drew them, not recomputed
     or rounded ones.
     """
-
-    @property
-    def foreign(self) -> bool:
-        """Whether another implementation than the trainer's own network computes what it returns."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
@@ -177,7 +173,7 @@ def checked(
     sampling: Sampling,
     vocabulary: int,
 ) -> list[list[Sample]]:
-    """Return the answers of a foreign engine, if they are what was asked for.
+    """Return an engine's answers, if they are what was asked for.
 
     Raises EngineFailed if they are not.
     """

@@ -1,11 +1,11 @@
 """The engine `own`: the trainer's network itself decodes (decode.py).
 
-It shares the weights, so there is nothing to sync, and keeps nothing between calls.
+It shares the weights, so there is nothing to sync, and keeps nothing between calls: of `InferenceEngine` it
+has `generate` alone.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 from torch import nn
@@ -13,16 +13,13 @@ from torch import nn
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sample, Sampling, decode, groups
-from swarmd.policy.inference.engine import Weights
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 
 log = logging.getLogger(__name__)
 
 
 class OwnEngine:
-    """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
-
-    foreign: Final = False
+    """Answers with the trainer's own network."""
 
     def __init__(
         self,
@@ -78,15 +75,3 @@ class OwnEngine:
         log.warning(
             "out of memory while answering: at most %d tokens of keys and values from now on", self._tokens
         )
-
-    def sync(self, weights: Weights) -> None:
-        """Do nothing: the weights are the same tensors."""
-
-    def sleep(self) -> None:
-        """Do nothing: keys and values are gone with the last answer."""
-
-    def wake(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""

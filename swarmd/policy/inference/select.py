@@ -32,7 +32,7 @@ def open_engine(
     sampling: Sampling,
     rest: Callable[[], object] = lambda: None,
     between: Callable[[], int] | None = None,
-) -> InferenceEngine:
+) -> OwnEngine | InferenceEngine:
     """Open the configured inference engine. Raises NoEngine and EngineFailed."""
     name = config.generate.engine
     if name == OWN:

@@ -257,7 +257,6 @@ class Recording:
     """A foreign engine on the trainer's own network; notes what is asked of it."""
 
     network: Any
-    foreign: bool = True
     answers: Callable[[list[list[Sample]]], list[list[Sample]]] = lambda answers: answers
 
     def __post_init__(self) -> None:
@@ -454,7 +453,7 @@ def test_an_object_that_is_no_engine_is_refused_with_the_reason(
 def test_a_plugin_is_told_what_it_needs(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = "SimpleNamespace(foreign=1, generate=asked, sync=1, sleep=1, wake=1, close=1)"
+    made = "SimpleNamespace(generate=asked, sync=1, sleep=1, wake=1, close=1)"
     text = f"from types import SimpleNamespace\ndef build(asked):\n    return {made}"
     plugin(tmp_path, "telling:build", monkeypatch, telling=text)
     config = config_of(folders["qwen2"], lora="on", lora_rank=4)
