@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.half_billion import CONFIGURATION
+from swarmd.config.config import TrainConfig
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling
 from swarmd.policy.inference.own import OwnEngine
@@ -176,9 +177,8 @@ def make(seed: int) -> nn.Module:
 
 
 def learner_of(network: nn.Module, rate: float) -> Learner:
-    return Learner(
-        network, Learning(rate, max_grad_norm=1.0, temperature=1.0, micro_batch_tokens=8192), _device(network)
-    )
+    train = TrainConfig(learning_rate=rate, kl_every=0)
+    return Learner(network, Learning(train, temperature=1.0, micro_batch_tokens=8192), _device(network))
 
 
 def _device(network: nn.Module) -> torch.device:

@@ -42,6 +42,7 @@ from benchmarks.pairs import (
     report,
     result,
 )
+from swarmd.config.config import TrainConfig
 from swarmd.policy.training import losses
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.packing import Row
@@ -110,7 +111,8 @@ def side_of(name: str, folder: Path, plan: Plan, every: bool) -> Step:
     network = material(folder, plan)[0]
     if name == "padded":
         return padded(network, every)
-    learner = Learner(network, Learning(RATE, 1.0, 1.0, BUDGET), torch.device(plan.device))
+    train = TrainConfig(learning_rate=RATE, kl_every=0)
+    learner = Learner(network, Learning(train, 1.0, BUDGET), torch.device(plan.device))
 
     def ours(rows: Sequence[Row]) -> tuple[float, float]:
         made = learner.step(rows)

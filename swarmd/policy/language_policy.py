@@ -125,17 +125,16 @@ class LanguagePolicy:
             temperature=config.generate.temperature,
         )
         _check_context(chat, sampling, loaded.source)
+        settled = {
+            "learning_rate": config.train.learning_rate or _default_rate(loaded),
+            "importance_cap": importance_cap(config),
+        }
         learning = Learning(
-            learning_rate=config.train.learning_rate or _default_rate(loaded),
-            max_grad_norm=config.train.max_grad_norm,
+            config.train.model_copy(update=settled),
             temperature=sampling.temperature,
             micro_batch_tokens=loaded.plan.micro_batch_tokens,
             checkpointing="on" if loaded.plan.checkpointing else "auto",
-            loss=config.train.loss,
-            settings=config.train.model_copy(update={"importance_cap": importance_cap(config)}),
             head_tokens=loaded.plan.head_tokens,
-            optimizer=config.train.optimizer,
-            kl_every=config.train.kl_every,
         )
         rows = partial(
             rows_of,

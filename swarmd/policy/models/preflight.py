@@ -10,7 +10,6 @@ settings that are ours are removed.
 
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import re
@@ -37,8 +36,6 @@ DRIVERS: Final = (
     "/dev/nvhost-ctrl",
 )
 LIBRARIES: Final = ("libcuda.so.1", "libamdhip64.so")
-# Lines of torch's version.py: `cuda: Optional[str] = None`, or `hip = '6.2'`.
-BUILT_FOR: Final = re.compile(r"^(cuda|hip)\b.*= *(.*\S)", re.MULTILINE)
 
 
 def check(config: ModelConfig) -> None:
@@ -50,13 +47,8 @@ def check(config: ModelConfig) -> None:
     if place is not None:
         read_config_json(place.folder, place.source)
         hub.require_weights(place.folder, place.source)
-    if config.device == "cuda" and not (torch_has_cuda() and driver_there()):
-        why = (
-            "no driver for one was found"
-            if torch_has_cuda()
-            else "the torch that is installed was built without it"
-        )
-        raise no_device("cuda", why)
+    if config.device == "cuda" and not driver_there():
+        raise no_device("cuda", "no driver for one was found")
     if config.device == "mps" and sys.platform != "darwin":
         raise NoModel("device 'mps' was asked for, and only Apple's machines have it. Use --device auto.")
 
@@ -66,21 +58,6 @@ def no_device(name: str, why: str) -> NoModel:
         f"device {name!r} was asked for, and {why}. Install a torch built for it and its driver, or use"
         " --device auto."
     )
-
-
-def torch_has_cuda() -> bool:
-    """Return whether the installed torch was built for CUDA or ROCm; True if that cannot be told.
-
-    Its version.py is read, not run.
-    """
-    found = importlib.util.find_spec("torch")
-    try:
-        assert found is not None and found.origin is not None
-        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
-    except (AssertionError, OSError, ValueError):
-        return True
-    said = dict(BUILT_FOR.findall(text))
-    return len(said) < 2 or any(value != "None" for value in said.values())
 
 
 def driver_there(

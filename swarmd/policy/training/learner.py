@@ -15,19 +15,20 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from swarmd.config.config import TrainConfig
 from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.attention import adopt
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
-from swarmd.policy.training.losses import LOSSES, LossSettings, k3
+from swarmd.policy.training.losses import LOSSES, k3
 from swarmd.policy.training.optimizer import Optimizer
 from swarmd.policy.training.packing import (
     Packed,
@@ -111,19 +112,13 @@ class Diverged(SwarmdError):
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    learning_rate: float  # the schedule's highest rate
-    max_grad_norm: float
+    train: TrainConfig  # with a learning rate, and an importance cap
     # The temperature that the policy samples at: ratios and entropy are of that distribution.
     temperature: float
     micro_batch_tokens: int  # tokens of one forward pass
-    loss: str = "grpo"  # a name in LOSSES
-    settings: LossSettings = field(default_factory=LossSettings)  # the loss's own settings
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
     # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary.
     head_tokens: int = 0
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    # Updates between two measurements of the KL from the start; 0: none.
-    kl_every: int = 0
 
 
 @dataclass(slots=True)
@@ -160,7 +155,7 @@ class Learner:
         network: as training begins with it; what a checkpoint holds is loaded later.
         """
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self.optimizer = Optimizer(self.weights, learning.optimizer)
+        self.optimizer = Optimizer(self.weights, learning.train.optimizer)
         self.updates = 0
         self.skipped = 0  # consecutive updates that were skipped
         self._network, self._learning, self._device, self.rest = network, learning, device, rest
@@ -170,7 +165,7 @@ class Learner:
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"
         self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
-        self.reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
+        self.reference = ReferencePolicy(network, self.weights) if learning.train.kl_every else None
 
     def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
@@ -194,7 +189,7 @@ class Learner:
         norm = self._clip()
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
             return self._skip(sums.loss, norm)
-        rate = self._learning.learning_rate
+        rate = self._learning.train.learning_rate
         self._apply(rate)
         self.updates, self.skipped = self.updates + 1, 0
         if self._head.weight.dtype == torch.float16 and self.updates % STEPS_TO_DOUBLE == 0:
@@ -277,7 +272,7 @@ class Learner:
 
     def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
         """Return the reference policy's log-probabilities [N] of each group, or None if not measured now."""
-        if self.reference is None or self.updates % self._learning.kl_every:
+        if self.reference is None or self.updates % self._learning.train.kl_every:
             return [None] * len(groups)
         with self.reference.in_place():
             return [self._logprobs(group) for group in groups]
@@ -334,10 +329,8 @@ class Learner:
         # section 3.2).
         drawn, current = ~scores.old.isnan(), logprobs.clone()
         old = torch.where(drawn, scores.old, current)
-        learning, none = self._learning, current.new_zeros(1)
-        each, clipped = LOSSES[learning.loss].per_token(
-            logprobs.requires_grad_(), old, scores.advantages, learning.settings
-        )
+        train, none = self._learning.train, current.new_zeros(1)
+        each, clipped = LOSSES[train.loss].per_token(logprobs.requires_grad_(), old, scores.advantages, train)
         loss = (each * scores.weights).sum()
         (gradient,) = torch.autograd.grad(loss * self._scale, logprobs)
         logits.backward(
@@ -393,7 +386,7 @@ class Learner:
         norm = torch.linalg.vector_norm(
             torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
         )
-        nn.utils.clip_grads_with_norm_(self.weights.values(), self._learning.max_grad_norm, norm)
+        nn.utils.clip_grads_with_norm_(self.weights.values(), self._learning.train.max_grad_norm, norm)
         return float(norm)
 
     def _apply(self, rate: float) -> None:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from swarmd.config.config import ModelConfig, NodeConfig
+from swarmd.config.config import ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.attention import COVERED, adopt, covers
 from swarmd.policy.export import export
@@ -343,7 +343,7 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
         assert s.ids == tuple(wanted[len(prompt) - 1 : -1].tolist())
 
     rows = rows_of(prompts)
-    learner = Learner(network, Learning(0.0, 1e9, 1.0, 16_384, checkpointing="on"), CPU)
+    learner = Learner(network, Learning(TrainConfig(max_grad_norm=1e9, kl_every=0), 1.0, 16_384, "on"), CPU)
     found = learner.logprobs(rows)
     for row in rows:
         torch.testing.assert_close(

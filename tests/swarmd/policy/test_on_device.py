@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from swarmd.config.config import TrainConfig
 from swarmd.policy import language_policy
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
@@ -317,7 +318,7 @@ def test_a_full_device_is_answered_by_smaller_batches(
         for q in range(4)
         for i in range(8)
     ]
-    learning = Learning(0.0, 1e9, 1.0, 10**6)
+    learning = Learning(TrainConfig(max_grad_norm=1e9, kl_every=0), 1.0, 10**6)
     roomy = Learner(large("cuda"), learning, whole_device)
     expected = roomy.step(rows)
     held = torch.cuda.memory_allocated(whole_device)

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from swarmd.config.config import TrainConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import shifted, within_group
 from swarmd.policy.attention import NAME, shared_prefix
@@ -43,9 +44,12 @@ def learning(
     rate: float = 1e-3,
     clip: float = 1e9,
     cap: float = 0,
+    checkpointing: Literal["auto", "on", "off"] = "auto",
+    head_tokens: int = 0,
     **more: Any,
 ) -> Learning:
-    return Learning(rate, clip, temperature, budget, settings=losses.LossSettings(importance_cap=cap), **more)
+    train = TrainConfig(learning_rate=rate, max_grad_norm=clip, importance_cap=cap, kl_every=0, **more)
+    return Learning(train, temperature, budget, checkpointing, head_tokens)
 
 
 def rows_of(
