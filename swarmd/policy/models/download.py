@@ -38,7 +38,6 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from swarmd.errors import NoModel, Unreachable
-from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
@@ -206,11 +205,15 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
             ) from error
         if number is not None:
             raise NoModel(
-                f"cannot store {at}: {first_line(error)}. Check the folder that HF_HOME names."
+                f"cannot store {at}: {_first_line(error)}. Check the folder that HF_HOME names."
             ) from error
         # Of huggingface_hub, which also says so that fewer bytes came than the hub had told.
         raise Unreachable(
             f"cannot fetch {at} from the Hugging Face hub, and it is not in the local cache"
-            f" ({first_line(error)}). Check the connection and HF_HUB_OFFLINE, or give --model a local"
+            f" ({_first_line(error)}). Check the connection and HF_HUB_OFFLINE, or give --model a local"
             " folder; `--model tiny` needs no download."
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
