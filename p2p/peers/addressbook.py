@@ -16,7 +16,6 @@ from p2p.types import PeerId
 
 # Peers that the operator named come on top.
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE
-ANCHORS = 2
 # Addresses of one peer.
 MAX_ADDRESSES = 8
 MAX_FILE_BYTES = 8 * 1024 * 1024
@@ -35,7 +34,6 @@ Candidate = tuple[PeerId, list[str]]
 
 class _File(msgspec.Struct, tag_field="schema", tag=1):
     key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-    anchors: list[str]
     peers: dict[str, Known]
 
 
@@ -51,8 +49,6 @@ class AddressBook:
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
         self.changed = False  # since it was saved
-        # Peers that we were connected to for long; they are dialled first after a restart.
-        self.anchors: Sequence[PeerId] = ()
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
@@ -179,15 +175,6 @@ class AddressBook:
             known.last_failure, known.failures = now, max(known.failures, 10)
             self._forget(peer)
 
-    def anchor(self, peers: Sequence[PeerId]) -> None:
-        """Set the peers to dial first after a restart.
-
-        Where they are fewer than ANCHORS, earlier anchors stay.
-        """
-        anchors = tuple(dict.fromkeys([*peers, *self.anchors]))[:ANCHORS]
-        if anchors != tuple(self.anchors):
-            self.anchors, self.changed = anchors, True
-
     def candidates(
         self,
         now: float,
@@ -201,7 +188,7 @@ class AddressBook:
         Each has addresses of one group: a peer with addresses in many groups is drawn for one of them, and
         dialled in that one. No address is of a group in `avoid`.
 
-        Anchors come first. Then a group is drawn, and a peer of it, until each group had its turn, and so on:
+        A group is drawn, and a peer of it, until each group had its turn, and so on:
         ten thousand addresses of one group are drawn no more often than one. Peers that we reached before are
         preferred. Of the others, half are drawn from those that connected to us from the group they claim, a
         quarter by the group of the peer that named them, and a quarter by their own group, as a liar can name
@@ -228,7 +215,7 @@ class AddressBook:
                 told.setdefault(known.source, []).append(peer)
                 if known.itself:
                     came.setdefault(group, []).append(peer)
-        found = dict.fromkeys(peer for peer in self.anchors if peer in groups)
+        found: dict[PeerId, None] = {}
         reached, heard, tellers, visitors = (_Turns(lists, rng) for lists in (tried, new, told, came))
         wanted = len(self._known) if count is None else count
         while len(found) < wanted and (reached or heard):
@@ -238,7 +225,7 @@ class AddressBook:
             found[turns.draw()] = None
         return [
             (peer, [address for address in self._known[peer].addresses if group_of(address) == groups[peer]])
-            for peer in itertools.islice(found, wanted)
+            for peer in found
         ]
 
     def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
@@ -257,7 +244,7 @@ class AddressBook:
     def dump(self) -> bytes:
         """Return the content of the book's file."""
         peers = {str(peer): known for peer, known in self._known.items()}
-        file = _File(self._tables.key.hex(), list(self.anchors), peers)
+        file = _File(self._tables.key.hex(), peers)
         return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
 
     def restore(self, content: bytes, latest: float) -> None:
@@ -272,7 +259,6 @@ class AddressBook:
         file = _decoder.decode(content)
         entries = [_checked(*entry, latest) for entry in itertools.islice(file.peers.items(), 2 * MAX_PEERS)]
         self._tables = Tables(bytes.fromhex(file.key))
-        self.anchors = tuple(map(PeerId, file.anchors[:ANCHORS]))
         for peer, known in entries:
             self._add(peer, known)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from p2p.netgroup import group_of
-from p2p.peers.addressbook import ANCHORS, AddressBook, Candidate
+from p2p.peers.addressbook import AddressBook, Candidate
 from p2p.types import PeerId
 
 # Members of the swarm to be connected to, inbound ones included.
@@ -24,8 +24,6 @@ GROUPS = 10
 # Connections, those to strangers included.
 MAX_OUTBOUND = 20
 DIALS_AT_ONCE = 4
-# A connection that lasts so long makes an anchor.
-LASTED_S = 300.0
 # The time in which a dialled peer has to show that it is of our swarm.
 STRANGER_S = 30.0
 # Bootstrap addresses are asked again after so long without a member.
@@ -48,7 +46,6 @@ class Outbound:
         self.links: dict[PeerId, Link] = {}
         self.dialling: dict[PeerId, list[str]] = {}
         self._feelers: set[PeerId] = set()
-        self._anchors: list[PeerId] = []
         self._book = book
         self._company = now  # when a member was last connected
         self._felt = now
@@ -108,9 +105,7 @@ class Outbound:
         self.dialling.pop(peer, None)
         self._feelers.discard(peer)
 
-    def prune(
-        self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random
-    ) -> list[PeerId]:
+    def prune(self, connected: Collection[PeerId], members: Collection[PeerId], now: float) -> list[PeerId]:
         """Note which peers are connected, and which of them are of our swarm.
 
         Returns those to hang up on: strangers, and feelers that did their work.
@@ -131,24 +126,7 @@ class Outbound:
             ):
                 self._book.stranger(peer, now)
                 over.append(peer)
-        self._anchor(members, now, rng)
         return over
-
-    def _anchor(self, members: Collection[PeerId], now: float, rng: random.Random) -> None:
-        """Draw the anchors, in each run anew, from the connections that lasted.
-
-        Always taking the oldest would keep an anchor forever.
-        """
-        lasted = [
-            peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED_S
-        ]
-        self._anchors = [peer for peer in self._anchors if peer in lasted]
-        for peer in rng.sample(lasted, len(lasted)):
-            if len(self._anchors) < ANCHORS and self.links[peer].group not in {
-                self.links[one].group for one in self._anchors
-            }:
-                self._anchors.append(peer)
-        self._book.anchor(self._anchors)
 
 
 # A connection made to ask ends after so long without a question: in a large swarm many wait for its place.

@@ -113,7 +113,7 @@ class Victim:
         for second in range(60 * SESSION):
             connected = {*inbound, *outbound.links}
             if second < 30 or second % 60 == 0:
-                for peer in outbound.prune(connected, connected, self.now, world.rng):
+                for peer in outbound.prune(connected, connected, self.now):
                     outbound.links.pop(peer, None)
                 for peer, addresses in outbound.choose(connected, connected, self.now, world.rng):
                     self.dial(outbound, peer, addresses, up)

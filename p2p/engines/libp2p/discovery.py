@@ -214,7 +214,7 @@ class Discovery:
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         now, connected, members = self._clock(), self._connected, self.connections.subscribed()
         idle = self._request_connections.prune(connected, now)
-        over = self._outbound.prune(connected, members, now, self._rng)
+        over = self._outbound.prune(connected, members, now)
         for peer in [*over, *(idle if len(members) > TARGET_MEMBERS else [])]:
             log.debug("hanging up on %s: not needed", peer)
             await self.hang_up(peer)

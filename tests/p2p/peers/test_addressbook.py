@@ -22,7 +22,6 @@ from p2p.identity import peer_id_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
 from p2p.peers import addressbook_file
 from p2p.peers.addressbook import (
-    ANCHORS,
     MAX_ADDRESSES,
     MAX_FILE_BYTES,
     MAX_PEERS,
@@ -312,16 +311,6 @@ def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> N
     assert book[peer(2)].due(NOW) == 0 and waits(peer(2), NOW)[3:8] == [8] * 5
 
 
-def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
-    know(book, 40)
-    book.anchor([peer(7), peer(3)])
-    assert [who for who, _ in book.candidates(NOW, random.Random(0))][:2] == [peer(7), peer(3)]
-    book.anchor([peer(9)])
-    assert list(book.anchors) == [peer(9), peer(7)] and len(book.anchors) == ANCHORS
-    book.failed(peer(9), NOW)
-    assert book.candidates(NOW, random.Random(0))[0][0] == peer(7)
-
-
 def test_peers_that_never_answer_go_and_our_outage_removes_nobody(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.add(peer(2), [at(2)], NOW)
@@ -423,7 +412,7 @@ def test_a_stranger_is_forgotten_unless_the_operator_named_it(book: AddressBook)
 Step = tuple[str, int, int, int, float]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["heard", "told", "dial", "inbound", "failed", "lost", "stranger", "anchor", "pin"]),
+        st.sampled_from(["heard", "told", "dial", "inbound", "failed", "lost", "stranger", "pin"]),
         st.integers(0, 60), st.integers(0, 6), st.integers(0, 3), st.floats(0, 3 * DAY),
     ),
     max_size=150,
@@ -450,8 +439,6 @@ def play(book: AddressBook, steps: list[Step]) -> float:
                 book.lost(peer(who), now)
             case "stranger":
                 book.stranger(peer(who), now)
-            case "anchor":
-                book.anchor([peer(who)])
             case "pin" if who < 3:
                 pin(book, peer(who), address)
     return now
@@ -463,7 +450,7 @@ def test_whatever_happens_the_bounds_hold(steps: list[Step]) -> None:
     book = AddressBook(ME, KEY)
     now = play(book, steps)
     everybody = book.candidates(now + 400, random.Random(0))
-    assert len(everybody) == len(dict(everybody)) <= len(book) <= MAX_PEERS and len(book.anchors) <= ANCHORS
+    assert len(everybody) == len(dict(everybody)) <= len(book) <= MAX_PEERS
     places: Counter[object] = Counter()
     alike: Counter[object] = Counter()
     for place, bucket in book._tables._buckets.items():
@@ -483,27 +470,21 @@ def test_whatever_happens_the_bounds_hold(steps: list[Step]) -> None:
         )
     again = AddressBook(ME, bytes(16))
     again.restore(book.dump(), NOW)
-    assert set(again._known) <= set(book._known) and list(again.anchors) == list(book.anchors)
+    assert set(again._known) <= set(book._known)
     assert again._tables.key == KEY
 
 
-def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> None:
+def test_the_file_keeps_peers(book: AddressBook, tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     for n in range(60):
         book.add(peer(n), [at(n), at(n, 9)], NOW + n, teller=peer(99), source=f"{n % 7}")
     for n in range(0, 40, 2):
         dial(book, peer(n), NOW + 100)
-    book.anchor([peer(2), peer(4)])
     assert book.changed
     AddressBookFile(book, path, lambda: NOW).save()
     again = AddressBook(ME, bytes(16))
     file = AddressBookFile(again, path, lambda: NOW)
-    assert (
-        not again.changed
-        and not book.changed
-        and tried(again) == tried(book) == 20
-        and list(again.anchors) == [peer(2), peer(4)]
-    )
+    assert not again.changed and not book.changed and tried(again) == tried(book) == 20
     assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600
     where, before = ([(of[p].addresses, of[p].proved) for p in map(peer, range(40))] for of in (again, book))
     assert where == before and before[0][1] == at(0) and before[1][1] == ""
@@ -591,14 +572,14 @@ ENTRY = {
 
 
 def file(**change: Any) -> bytes:
-    return json.dumps({"schema": 1, "key": KEY.hex(), "anchors": [], "peers": {}} | change).encode()
+    return json.dumps({"schema": 1, "key": KEY.hex(), "peers": {}} | change).encode()
 
 
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": 1, "peers": {}}', b'{"schema": 1}']
     + [file(**wrong) for wrong in ({"key": "00"}, {"key": "zz" * 16}, {"key": None})]
-    + [file(**wrong) for wrong in ({"anchors": 7}, {"anchors": None}, {"schema": 2})]
+    + [file(schema=2)]
     + [file(peers=wrong) for wrong in ([ENTRY], {peer(1): 7}, {"x": ENTRY}, 1)]
     + [file(peers={peer(1): ENTRY | wrong}) for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300})]
     + [file(peers={peer(1): ENTRY | {"misses": wrong}}) for wrong in (None, -1)]
@@ -627,9 +608,9 @@ def test_the_largest_book_can_be_read_again() -> None:
         for n in range(MAX_PEERS)
     }
     book = AddressBook(ME, bytes(64))
-    book._known, book.anchors = peers, [peer(1), peer(2)]
+    book._known = peers
     content = book.dump()
     assert len(content) < MAX_FILE_BYTES
     again = AddressBook(ME, KEY)
     again.restore(content, NOW)
-    assert again.anchors == (peer(1), peer(2)) and 0 < len(again) < MAX_PEERS  # all are of one group
+    assert 0 < len(again) < MAX_PEERS  # all are of one group

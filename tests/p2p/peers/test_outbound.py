@@ -14,7 +14,6 @@ from p2p.peers.outbound import (
     DIALS_AT_ONCE,
     FEEL_EVERY_S,
     GROUPS,
-    LASTED_S,
     MAX_OUTBOUND,
     STRANGER_S,
     TARGET_MEMBERS,
@@ -52,7 +51,7 @@ class Play:
     def tick(self, seconds: int = 1) -> None:
         for _ in range(seconds):
             members = self.connected - self.strangers
-            for who in self.outbound.prune(self.connected, members, self.now, self.rng):
+            for who in self.outbound.prune(self.connected, members, self.now):
                 self.outbound.links.pop(who)
             found = self.outbound.choose(self.connected, members, self.now, self.rng)
             assert len(found) <= DIALS_AT_ONCE
@@ -158,28 +157,6 @@ def test_feelers_check_a_peer_and_hang_up() -> None:
         set(play.outbound.links) - linked <= {play.dialled[-1]}
         and GROUPS + 8 <= tried(play.book) <= GROUPS + 11
     )
-
-
-def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
-    drawn = set()
-    for seed in range(20):
-        play = Play(*(at(n % 20, n) for n in range(40)), seed=seed)
-        play.tick(int(LASTED_S) - 1)
-        assert not play.book.anchors
-        play.tick(10)
-        anchors = list(play.book.anchors)
-        assert len({play.outbound.links[who].group for who in anchors}) == 2
-        play.tick(100)
-        assert list(play.book.anchors) == anchors
-        drawn.add(anchors == list(play.outbound.links)[:2])
-    assert False in drawn  # not simply the oldest
-
-
-def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
-    for seed in range(5):
-        play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(7)), at(9), seed=seed)
-        play.tick(int(LASTED_S) + 10)
-        assert peer(7) in play.book.anchors and len(play.book.anchors) == 2
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
