@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import Ask, Fatal, FinishedAnswers, Message, Rest, Wake, WorkerReady
+from swarmd.policy.parallel.messages import Ask, Fatal, FinishedAnswers, Message, Rest, WorkerReady
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.types import Generation, Task
@@ -58,7 +58,7 @@ class Generators:
             for number in range(self._count):
                 child = self._start(number)
                 if self._resting:
-                    child.send(Rest())
+                    child.send(Rest(True))
                 self._children.append(child)
                 self._threads.append(threading.Thread(target=self._listen, args=(number, child), daemon=True))
         for thread in self._threads:
@@ -103,7 +103,7 @@ class Generators:
             (self._resting.add if resting else self._resting.discard)(why)
             if bool(self._resting) != before:
                 for child in self._children:
-                    child.send(Rest() if resting else Wake())
+                    child.send(Rest(resting))
 
     @property
     def flow(self) -> QuestionQueue:

@@ -40,11 +40,9 @@ class Ask(_Message, frozen=True):
 
 
 class Rest(_Message, frozen=True):
-    """Stop, between two tokens, until Wake."""
+    """Stop between two tokens, or go on."""
 
-
-class Wake(_Message, frozen=True):
-    pass
+    resting: bool
 
 
 class Join(_Message, frozen=True):
@@ -88,7 +86,7 @@ class Fatal(_Message, frozen=True):
     exit_code: int
 
 
-Message = Begin | Ask | Rest | Wake | Join | Share | WorkerReady | FinishedAnswers | Stepped | Fatal
+Message = Begin | Ask | Rest | Join | Share | WorkerReady | FinishedAnswers | Stepped | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -3,7 +3,6 @@
 Inside, the trainer's messages are read in a thread, and the process ends when the trainer has.
 """
 
-import contextlib
 import logging
 import os
 import queue
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import Ask, Begin, Channel, Fatal, Message, Rest, Wake
+from swarmd.policy.parallel.messages import Ask, Begin, Channel, Fatal, Message, Rest
 from swarmd.policy.parallel.restarts import EXIT_TIMEOUT_S, exit_words
 from swarmd.state.logs import set_up_logging
 
@@ -57,8 +56,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
 
     def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
         """Close its connection, on which it exits, and kill it if it does not.
@@ -113,10 +111,8 @@ class WorkerLink:
     def _hear(self) -> None:
         while (message := self._channel.receive()) is not None:
             match message:
-                case Rest():
-                    self._may_work.clear()
-                case Wake():
-                    self._may_work.set()
+                case Rest(resting):
+                    (self._may_work.clear if resting else self._may_work.set)()
                 case _:
                     self.messages.put(message)
         # The trainer is gone, or done with us; nobody wants what we have in hand.

@@ -141,7 +141,7 @@ def test_errors_while_drawing_questions_are_raised_in_the_loop(
 
 def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue) -> None:
     """The rest ends just as it is told to rest; the other way round it would rest for ever."""
-    said: list[str] = []
+    said: list[Message] = []
     ending: list[threading.Thread] = []
 
     class Worker:
@@ -151,11 +151,11 @@ def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue
             self.over = threading.Event()
 
         def send(self, message: Message) -> bool:
-            if isinstance(message, Rest):
+            if message == Rest(True):
                 ending.append(threading.Thread(target=working.rest, args=(False,)))
                 ending[0].start()
                 ending[0].join(0.05)  # it gets as far as it can
-            said.append(type(message).__name__)
+            said.append(message)
             return True
 
         def receive(self) -> None:
@@ -169,7 +169,7 @@ def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue
     working.rest(True)
     with working:
         wait_until(lambda: len(said) == 2)
-    assert said == ["Rest", "Wake"]
+    assert said == [Rest(True), Rest(False)]
 
 
 def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
