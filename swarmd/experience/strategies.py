@@ -47,9 +47,6 @@ class Success:
         for specialty in [specialty for specialty, last in self.last.items() if last < before]:
             del self.right[specialty], self.seen[specialty], self.last[specialty]
 
-    def copy(self) -> "Success":
-        return Success(dict(self.right), dict(self.seen), dict(self.last))
-
     def of(self, specialty: str) -> float:
         """Return the success in a specialty, from 0 to 1.
 

@@ -133,7 +133,7 @@ class LanguagePolicy:
             config.train.model_copy(update=settled),
             temperature=sampling.temperature,
             micro_batch_tokens=loaded.plan.micro_batch_tokens,
-            checkpointing="on" if loaded.plan.checkpointing else "auto",
+            checkpointing=loaded.plan.checkpointing,
             head_tokens=loaded.plan.head_tokens,
         )
         rows = partial(

@@ -146,7 +146,10 @@ def _gate(gate: GateConfig, parameters: int) -> Gate:
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
-    """Return what the node's next rounds depend on, but for its policy; `resume` restores it."""
+    """Return what the node's next rounds depend on, but for its policy; `resume` restores it.
+
+    It is to be written before the next round, which changes some of it.
+    """
     kept = parts.pool.kept()
     return RunState(
         rounds,
@@ -162,8 +165,8 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         used=tuple(parts.pool.used),
         guard=parts.schedule.state,
         gate=parts.gate.state if parts.gate else GateState(),
-        success=parts.sharing.success.copy(),
-        others=parts.sharing.others.copy(),
+        success=parts.sharing.success,
+        others=parts.sharing.others,
         useless=parts.useless.state,
     )
 
@@ -201,5 +204,5 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
         parts.schedule.state = state.guard
     if parts.gate is not None:
         parts.gate.state = state.gate
-    parts.sharing.success, parts.sharing.others = state.success.copy(), state.others.copy()
+    parts.sharing.success, parts.sharing.others = state.success, state.others
     parts.useless.state = state.useless

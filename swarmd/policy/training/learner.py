@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +116,7 @@ class Learning:
     # The temperature that the policy samples at: ratios and entropy are of that distribution.
     temperature: float
     micro_batch_tokens: int  # tokens of one forward pass
-    checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
+    checkpointing: bool = False  # gradient checkpointing; else from the first time that memory is short
     # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary.
     head_tokens: int = 0
 
@@ -163,7 +163,7 @@ class Learner:
         # None means padded batches.
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
-        self._recompute = learning.checkpointing == "on"
+        self._recompute = learning.checkpointing
         self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
         self.reference = ReferencePolicy(network, self.weights) if learning.train.kl_every else None
 
@@ -236,7 +236,7 @@ class Learner:
 
     def _shrink(self, groups: Sequence[Sequence[Row]]) -> None:
         release_cached(self._device)
-        if self._learning.checkpointing == "auto" and not self._recompute:
+        if not self._recompute:
             self._recompute = True
             log.warning(
                 "out of memory in the update: activations are computed twice from now on, rather than kept"

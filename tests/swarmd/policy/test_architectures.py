@@ -343,7 +343,9 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
         assert s.ids == tuple(wanted[len(prompt) - 1 : -1].tolist())
 
     rows = rows_of(prompts)
-    learner = Learner(network, Learning(TrainConfig(max_grad_norm=1e9, kl_every=0), 1.0, 16_384, "on"), CPU)
+    learner = Learner(
+        network, Learning(TrainConfig(max_grad_norm=1e9, kl_every=0), 1.0, 16_384, checkpointing=True), CPU
+    )
     found = learner.logprobs(rows)
     for row in rows:
         torch.testing.assert_close(
