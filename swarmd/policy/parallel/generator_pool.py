@@ -125,7 +125,10 @@ class Generators:
         try:
             while (message := child.receive()) is not None:
                 self._handle(number, message)
-            failure = GeneratorLost(f"generator {number} ended ({child.end()})")
+            failure = GeneratorLost(
+                f"generator {number} ended ({child.end()}). Where memory is short, lower workers.generators"
+                " or take a smaller model"
+            )
         except Exception as error:
             # A fault of ours, too, as in drawing a task.
             failure = error
