@@ -22,12 +22,13 @@ import trio
 import trio.testing
 import typer
 
+from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.cli.app import app
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
-from swarmd.terminal import run_program
+from swarmd.terminal import explained, run_program
 from swarmd.testing import TIMEOUT_S, wait_until
 from tests.packaging.checkout import ROOT
 from tests.processes import killed_after
@@ -400,6 +401,16 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
     assert process.wait(TIMEOUT_S) == 130 and b"Traceback" not in process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
+
+
+@pytest.mark.parametrize("words", ["\x1b[31mhostile\u202e", "one line\n\x1b[31mhostile\u202e"])
+def test_what_an_error_quotes_moves_no_cursor(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise OperatorError(words)
+
+    assert explained("swarmd-judge", fails) == OperatorError.exit_code
+    said = capsys.readouterr().err
+    assert "hostile" in said and not set("\x1b\u202e") & set(said)
 
 
 @pytest.mark.net
