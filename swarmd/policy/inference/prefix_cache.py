@@ -11,7 +11,7 @@ from swarmd.policy.attention import PackedLayout, Rules, Span, capped, grouped, 
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 from swarmd.policy.inference.padded import COMPACT_AT
 from swarmd.policy.inference.recorded_step import RecordedStep
-from swarmd.policy.models.device import to_device
+from swarmd.policy.models.device import gives_float32, to_device
 from swarmd.policy.recurrent import State, Step
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.
@@ -213,7 +213,7 @@ class SharedPrefix:
         slots, heads, width = query.shape
         kinds, group = key.shape[1], self._group
         shared = heads // kinds  # R
-        query = (query * rules.scale).view(-1, group, kinds, shared, width)
+        query = query.view(-1, group, kinds, shared, width)
         asked = query.transpose(1, 2).reshape(-1, group * shared, width)  # [Q K, G R, D]
 
         on_prefix = (
@@ -224,7 +224,7 @@ class SharedPrefix:
         on_own = _scores(query.reshape(-1, shared, width), keys, self._own_mask(rules.window), rules)
         # [Q, G, K, R, P + t]
         scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)
-        shares = scores.softmax(-1)  # in float32, and rounded once
+        shares = scores.softmax(-1).to(values.dtype)
         of_prefix = shares[..., : self._width].transpose(1, 2).reshape(-1, group * shared, self._width)
         out = (
             torch.bmm(of_prefix, prefix_values)
@@ -316,8 +316,7 @@ class SharedPrefix:
         return self._own_masks[window]
 
     def _minus_infinity(self, hidden: Tensor) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(hidden, float("-inf"))
+        return torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, float("-inf"))
 
 
 class _Prefill:
@@ -350,13 +349,20 @@ class _Prefill:
 
 
 def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> Tensor:
-    """Return the scores [N, S, T] of query [N, S, D] on keys [N, T, D], with a mask to add."""
+    """Return the scores [N, S, T] of query [N, S, D] on keys [N, T, D], with a mask to add, in float32.
+
+    The learner's attention has them in float32, too. In 16 bits what all keys have in common, as by the
+    biases of Qwen2.5's, would leave no digits for what they differ in.
+    """
     keys = keys.transpose(1, 2)
-    if mask is None:
-        return capped(torch.bmm(query, keys), rules.softcap)
-    if rules.softcap is None:
-        return torch.baddbmm(mask, query, keys)
-    return capped(torch.bmm(query, keys), rules.softcap) + mask
+    if rules.softcap is not None:
+        # In 16 bits, as `attention.masked` has them.
+        scores = capped(torch.bmm(query * rules.scale, keys), rules.softcap)
+    elif query.dtype != torch.float32 and gives_float32(query.device, query.dtype):
+        scores = torch.bmm(query, keys, out_dtype=torch.float32) * rules.scale
+    else:
+        scores = torch.bmm(query.float() * rules.scale, keys.float())
+    return scores if mask is None else scores + mask
 
 
 def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:

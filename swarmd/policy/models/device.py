@@ -163,6 +163,18 @@ def _cpu_gains_from_bf16() -> bool:
     return seconds(torch.float32) > BF16_SPEEDUP * seconds(torch.bfloat16)
 
 
+@cache
+def gives_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the device's products of 16-bit matrices can be asked for in float32; MPS has none."""
+    one = torch.ones(1, 8, 8, dtype=dtype, device=device)
+    try:
+        torch.mm(one[0], one[0], out_dtype=torch.float32)
+        torch.bmm(one, one, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
+
+
 SLOW_AT_BF16: Final = {
     "cuda": "this GPU has no bfloat16 (NVIDIA's have it from Ampere on)",
     "mps": "this macOS has no bfloat16 (it has from 14 on)",

@@ -12,7 +12,6 @@ changes in the model is there from the start, and is the same for all.
 
 import importlib.util
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.errors import NoModel, command_for
+from swarmd.policy.models.device import gives_float32
 
 if TYPE_CHECKING:
     from bitsandbytes.functional import QuantState
@@ -56,7 +56,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
-        if not _gives_float32(x.device, x.dtype):
+        if not gives_float32(x.device, x.dtype):
             return torch.addmm(added.float(), x.float(), weight.float().T).to(x.dtype)
         return torch.add(torch.mm(x, weight.T, out_dtype=torch.float32), added, out=torch.empty_like(added))
 
@@ -64,17 +64,6 @@ class _Summed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (weight,) = ctx.saved_tensors
         return gradients[0], gradients[0] @ weight if ctx.needs_input_grad[1] else None, None
-
-
-@cache
-def _gives_float32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the device's product of 16-bit matrices can be asked for in float32; MPS has none."""
-    one = torch.ones(8, 8, dtype=dtype, device=device)
-    try:
-        torch.mm(one, one, out_dtype=torch.float32)
-    except RuntimeError:
-        return False
-    return True
 
 
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
