@@ -34,15 +34,13 @@ from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_so
 from judge.store.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question, Timeouts
+from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.types import Completion
 from tests.processes import killed_after
 
 pytestmark = pytest.mark.net
-
-PATIENT = Timeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S)
 
 
 @contextmanager
@@ -86,7 +84,7 @@ def key(number: int) -> Identity:
 def client(url: str, number: int, digest: str = TINY_9.digest) -> JudgeClient:
     """Return a client that says that it learnt from the one before."""
     learnt = {key(number - 1).peer_id: number}
-    return JudgeClient(url, key(number), digest, timeouts=PATIENT, learnt=lambda: learnt)
+    return JudgeClient(url, key(number), digest, seconds=TIMEOUT_S, learnt=lambda: learnt)
 
 
 async def evaluate(judge: JudgeClient, rounds: int) -> list[Graded]:

@@ -9,9 +9,9 @@ the types and values are checked after.
 import contextlib
 import logging
 import math
+import ssl
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import PureWindowsPath
@@ -44,6 +44,9 @@ MAX_LEARNT = 32
 # An honest refusal has about 200.
 MAX_REFUSAL_CHARACTERS = 1_000
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
+CONNECT_TIMEOUT_S = 5.0
+# From the first byte sent to the last received: an answer may wait for others to be scored.
+CALL_TIMEOUT_S = 30.0
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
@@ -108,15 +111,6 @@ class JudgeRefusal(msgspec.Struct, frozen=True):
     sequence: Annotated[int, msgspec.Meta(ge=-1, lt=2**63 - 2**32)] = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Time limits of a call, in seconds. `whole` is from the first byte sent to the last received."""
-
-    connect: float = 5.0
-    read: float = 20.0  # an answer may wait for others to be scored
-    whole: float = 30.0
-
-
 def judge_origin(url: str) -> str:
     """Return `url` in its one spelling, scheme://host[:port]. Raises ConfigError."""
     try:
@@ -131,8 +125,6 @@ def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
     spread: in [0, 1), adds up to a quarter, so that a swarm does not come back to a restarted judge all at
     once.
     """
-    if attempts <= 0:
-        return 0.0
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
 
 
@@ -152,16 +144,31 @@ def signed_headers(
     }
 
 
-async def reply_of(
-    request: AbstractAsyncContextManager[httpx2.Response], most: int
-) -> tuple[int, bytes | None]:
-    """Return status and body of a reply, as it was sent: nothing is inflated. None: over `most` bytes."""
-    async with request as response, contextlib.aclosing(response.aiter_raw()) as parts:
+async def exchanged(
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    content: bytes | AsyncIterable[bytes] | None,
+    most: int,
+    tls: ssl.SSLContext | bool = True,
+) -> tuple[int, bytes]:
+    """Exchange a request with a judge; return status and body of its reply, as it was sent.
+
+    Nothing is inflated, no redirect followed, no cookie kept, no environment read. The caller limits the
+    time. Raises httpx2's errors, also where the body is over `most` bytes.
+    """
+    headers = {"accept-encoding": "identity", "user-agent": "swarmd", **headers}
+    timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    async with (
+        httpx2.AsyncClient(verify=tls, trust_env=False, timeout=timeout) as client,
+        client.stream(method, url, headers=headers, content=content) as response,
+        contextlib.aclosing(response.aiter_raw()) as parts,
+    ):
         body = bytearray()
         async for part in parts:
             body += part
             if len(body) > most:
-                return response.status_code, None
+                raise httpx2.ReadError(f"more than {most:,} bytes")
         return response.status_code, bytes(body)
 
 
@@ -178,7 +185,7 @@ class JudgeClient:
         curriculum_digest: str,
         clock: Callable[[], float] = time.monotonic,
         nanoseconds: Callable[[], int] = time.time_ns,
-        timeouts: Timeouts = Timeouts(),
+        seconds: float = CALL_TIMEOUT_S,
         said: Callable[[], Mapping[str, Any]] = dict,
         learnt: Callable[[], Mapping[PeerId, int]] = dict,
     ) -> None:
@@ -187,12 +194,13 @@ class JudgeClient:
         Args:
             clock: seconds, for waits and deadlines.
             nanoseconds: only where the sequence numbers begin; its skew does no harm.
+            seconds: the time of a call, at most.
             said: what this node tells a judge of itself besides its model.
             learnt: how many rollouts of which authors this node trained on, of MAX_LEARNT at most; empty: not
                 told.
         """
         self.origin = judge_origin(url)
-        self._identity, self._digest, self.now, self._timeouts = identity, curriculum_digest, clock, timeouts
+        self._identity, self._digest, self.now, self._seconds = identity, curriculum_digest, clock, seconds
         self._nanoseconds, self._sequence = nanoseconds, 0
         # Calls that failed in a row.
         self.failures, self._again_at = 0, -math.inf
@@ -271,10 +279,13 @@ class JudgeClient:
     async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
         """Return what the judge answered, as `kind`, or a NotJudged."""
         body = msgspec.json.encode(document)
-        with trio.move_on_after(self._timeouts.whole):
+        with trio.move_on_after(self._seconds):
             async with self._turn:
+                headers = {"content-type": "application/json", **self.signed(path, body)}
                 try:
-                    status, received = await self._send(path, body)
+                    status, received = await exchanged(
+                        "POST", self.origin + path, headers, body, MAX_RESPONSE_BYTES, self._tls
+                    )
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
                     # Of a certificate that is not trusted httpx2 says nothing; what it was raised from does.
                     why: BaseException | None = error
@@ -292,28 +303,9 @@ class JudgeClient:
                         f"no proper answer from the judge at {self.origin}: {what}"[:200],
                         "nothing to do; it is asked again later",
                     )
-            if received is None:
-                return self._lie(f"more than {MAX_RESPONSE_BYTES:,} bytes")
             return self._understand(status, received, success, kind)
-        cause = f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s"
+        cause = f"the judge at {self.origin} took longer than {self._seconds:g} s"
         return NotJudged(cause, "nothing to do; it is asked again later")
-
-    async def _send(self, path: str, body: bytes) -> tuple[int, bytes | None]:
-        """Exchange request and reply; returns status and body, or None for a body over the limit.
-
-        No redirect is followed, no cookie kept, no environment read.
-        """
-        origin = httpx2.URL(self.origin)
-        timeout = httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect)
-        headers = {"accept-encoding": "identity", "user-agent": "swarmd", "content-type": "application/json"}
-        headers |= self.signed(path, body)
-        # The name that the certificate must have.
-        named = {"sni_hostname": origin.host.removesuffix(".")}
-        async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
-            request = client.stream(
-                "POST", origin.join(path), content=body, headers=headers, extensions=named
-            )
-            return await reply_of(request, MAX_RESPONSE_BYTES)
 
     def signed(self, path: str, body: bytes) -> dict[str, str]:
         """Return the headers that prove who sends this, for the next sequence number."""

@@ -15,7 +15,7 @@ import httpx2
 import msgspec
 import trio
 
-from swarmd.daemon.judging.client import judge_origin, reply_of
+from swarmd.daemon.judging.client import exchanged, judge_origin
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.sandbox.client import Mark
@@ -87,7 +87,7 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     Raises Unreachable, ConfigError.
     """
     origin = judge_origin(url)
-    status, body = exchanged("GET", origin, path, {})
+    status, body = ask("GET", origin, path, {})
     if status == 404:
         raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for.")
     if status != 200:
@@ -102,48 +102,39 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
         ) from None
 
 
-def exchanged(
+def ask(
     method: str,
     origin: str,
     target: str,
     headers: Mapping[str, str],
-    pieces: Iterable[bytes] | None = None,
+    pieces: Iterable[bytes] = (),
     seconds: float = ANSWER_TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Send a request to a judge; returns status and body of the answer.
+    """Send a request to a judge, from a command; returns status and body of the answer.
 
-    pieces: of the request's body. No redirect is followed, no environment read. Raises Unreachable; also
-    where the answer is too large, or not whole within `seconds` of the last piece, however slowly it drips.
+    pieces: of the request's body. Raises Unreachable; also where the answer is too large, or not whole within
+    `seconds` of the last piece, however slowly it drips.
     """
-    headers = {"accept-encoding": "identity", "user-agent": "swarmd", **headers}
+
+    async def exchange() -> tuple[int, bytes]:
+        async def sent() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+                limit.deadline = trio.current_time() + seconds
+
+        with trio.move_on_after(seconds) as limit:
+            body = None if method == "GET" else sent()
+            return await exchanged(method, origin + target, headers, body, MAX_ANSWER_BYTES)
+        raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
+
     try:
-        return trio.run(_exchanged, method, origin + target, headers, pieces, seconds)
+        return trio.run(exchange)
     except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
         why = str(error) or type(error).__name__
         raise Unreachable(
             f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try"
             " later."
         ) from None
-
-
-async def _exchanged(
-    method: str, url: str, headers: Mapping[str, str], pieces: Iterable[bytes] | None, seconds: float
-) -> tuple[int, bytes]:
-    async def sent() -> AsyncIterator[bytes]:
-        for piece in pieces or ():
-            yield piece
-            limit.deadline = trio.current_time() + seconds
-
-    with trio.move_on_after(seconds) as limit:
-        async with httpx2.AsyncClient(
-            trust_env=False, timeout=httpx2.Timeout(seconds, connect=5.0)
-        ) as client:
-            request = client.stream(method, url, headers=headers, content=None if pieces is None else sent())
-            status, body = await reply_of(request, MAX_ANSWER_BYTES)
-        if body is None:
-            raise httpx2.ReadError(f"more than {MAX_ANSWER_BYTES:,} bytes")
-        return status, body
-    raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import msgspec
 
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import JudgeRefusal, judge_origin, signed_headers
-from swarmd.daemon.judging.reader import Share, exchanged, read
+from swarmd.daemon.judging.reader import Share, ask, read
 from swarmd.errors import SwarmdError
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.terminal import printable
@@ -104,7 +104,7 @@ def upload(
     for _ in range(2):
         size = {"content-length": str(len(weights.data)), "content-type": "application/octet-stream"}
         headers = size | signed_headers(identity, origin, target, sequence, weights.digest)
-        status, body = exchanged("POST", origin, target, headers, pieces(), PIECE_TIMEOUT_S)
+        status, body = ask("POST", origin, target, headers, pieces(), PIECE_TIMEOUT_S)
         if status == 202:
             return _decoded(body, _Queued).verification
         refusal = _decoded(body, JudgeRefusal)
