@@ -344,7 +344,7 @@ class Member:
             # There is none of a peer behind a relay: the relay's address is not the peer's.
             endpoint = parse_endpoint(peer.address)
             if endpoint is not None and (group := share_group_of_host(endpoint.host)) is not None:
-                self.reputation.met(peer.id, group, now)
+                self.reputation.met(peer.id, group)
 
 
 class QueuedMember(Member):

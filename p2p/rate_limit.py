@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from p2p.latest import Latest
 
-LONGEST_BAN_S = 16 * 60.0
+FIRST_BAN_S, LONGEST_BAN_S = 60.0, 16 * 60.0
 _DAY_S = 24 * 3600.0
 _MAX_PEERS = 1024
 
@@ -83,28 +83,47 @@ def counted(counter: Counter[K], key: K) -> Iterator[None]:
             del counter[key]
 
 
-class RateLimit:
+class Bans:
+    """Bans of peers, each twice as long as the one before it within a day.
+
+    At MAX_PEERS the one set least recently is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._until: Latest[str, float] = Latest(_MAX_PEERS)
+        # Peer -> how often it was banned by `ban_again`, end of the last of these bans
+        self._again: Latest[str, tuple[int, float]] = Latest(_MAX_PEERS)
+
+    def banned(self, peer: str, now: float) -> bool:
+        return self._until.get(peer, -math.inf) > now
+
+    def ban(self, peer: str, now: float, seconds: float) -> None:
+        """Ban the peer, unless it has a longer ban already."""
+        self._until[peer] = max(now + seconds, self._until.get(peer, 0.0))
+
+    def ban_again(self, peer: str, now: float, longest: float = LONGEST_BAN_S) -> float:
+        """Ban the peer for FIRST_BAN_S, or twice as long as the last time. Returns the seconds."""
+        times, until = self._again.get(peer, (0, now))
+        times = times if now - until < _DAY_S else 0
+        seconds = min(longest, FIRST_BAN_S * float(1 << times))
+        self.ban(peer, now, seconds)
+        self._again[peer] = (min(times + 1, 16), now + seconds)
+        return seconds
+
+
+class RateLimit(Bans):
     """Token buckets for what each peer may send, and bans of those that send more.
 
     Engines use it. The peer that hands us a frame pays for it before anything in it is checked, as forged and
     broken frames have no author. A peer in the mesh passes on everybody's frames, so its rate is that of a
-    busy swarm. A peer whose bucket is empty is banned for `ban_s` seconds, and for twice as long each time
-    that this happens again within a day, up to LONGEST_BAN_S.
+    busy swarm. A peer whose bucket is empty is banned.
 
     buckets: by what is sent.
     """
 
-    def __init__(self, buckets: Mapping[str, TokenBuckets[str]], ban_s: float = 60.0) -> None:
-        self._buckets, self._ban_s = buckets, ban_s
-        self._banned: Latest[str, float] = Latest(_MAX_PEERS)  # peer -> until
-        # Peer -> how often its bucket was empty, end of the last ban
-        self._again: Latest[str, tuple[int, float]] = Latest(_MAX_PEERS)
-
-    def banned(self, peer: str, now: float) -> bool:
-        until = self._banned.get(peer)
-        if until is not None and until <= now:
-            del self._banned[peer]
-        return until is not None and until > now
+    def __init__(self, buckets: Mapping[str, TokenBuckets[str]]) -> None:
+        super().__init__()
+        self._buckets = buckets
 
     def pay(self, peer: str, now: float, what: str, amount: float = 1.0) -> bool:
         """Charge the peer, or ban it and return False where it has too few tokens."""
@@ -113,16 +132,3 @@ class RateLimit:
         self._buckets[what].forget(peer)
         self.ban_again(peer, now)
         return False
-
-    def ban(self, peer: str, now: float, seconds: float) -> None:
-        """Ban the peer, unless it has a longer ban already."""
-        self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
-
-    def ban_again(self, peer: str, now: float) -> float:
-        """Ban the peer for twice as long as the last time. Returns the seconds."""
-        times, until = self._again.get(peer, (0, now))
-        times = times if now - until < _DAY_S else 0
-        seconds = min(LONGEST_BAN_S, self._ban_s * float(1 << times))
-        self.ban(peer, now, seconds)
-        self._again[peer] = (min(times + 1, 16), now + seconds)
-        return seconds

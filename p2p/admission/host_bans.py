@@ -15,8 +15,6 @@ from p2p.types import PeerId
 # A host is banned when more than BANNED_AT_ONCE of its peers were banned, and one more every ONE_MORE_S.
 BANNED_AT_ONCE = 3.0
 ONE_MORE_S = 600.0
-# The host's first ban; each further one is twice as long.
-FIRST_BAN_S = 60.0
 _KNOWN = 1024
 _BANNED = "banned peers"
 
@@ -27,7 +25,7 @@ class HostBans:
     """Decides which hosts may connect to us."""
 
     def __init__(self) -> None:
-        self._rate_limit = RateLimit({_BANNED: TokenBuckets(1 / ONE_MORE_S, BANNED_AT_ONCE)}, FIRST_BAN_S)
+        self._rate_limit = RateLimit({_BANNED: TokenBuckets(1 / ONE_MORE_S, BANNED_AT_ONCE)})
         self._known: Latest[PeerId, None] = Latest(_KNOWN)  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:

@@ -8,31 +8,25 @@ half of it comes back in HALF_LIFE_S. Below GRAYLIST_THRESHOLD a peer's frames a
 is chosen (GossipSub's graylist). At BAN_THRESHOLD it is banned, each time for twice as long, up to MAX_BAN_S.
 A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what
 only regeneration finds is the author's fault. A connection that brings bad frames is ended as soon as its
-peer is at GRAYLIST_THRESHOLD, but for MAX_BAN_PASSED_ON_S at most, because some engines pass on frames before
+peer is at GRAYLIST_THRESHOLD, but for LONGEST_BAN_S at most, because some engines pass on frames before
 they are checked (docs/p2p.md).
 
-It holds at most MAX_PEERS records. Banned peers are forgotten last.
+It remembers MAX_PEERS scores, the newest: who needs a score forgotten can take another key for less.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from p2p.rate_limit import TokenBuckets
+from p2p.latest import Latest
+from p2p.rate_limit import LONGEST_BAN_S, Bans, TokenBuckets
 from p2p.types import PeerId, Reason
 
 HALF_LIFE_S = 1800.0
 # Below this score a peer's frames are ignored, as in GossipSub's specification.
 GRAYLIST_THRESHOLD = -20.0
 BAN_THRESHOLD = -50.0
-FIRST_BAN_S = 60.0
 MAX_BAN_S = 24 * 3600.0
-MAX_BAN_PASSED_ON_S = 16 * 60.0
-# Bans that are counted: the next one lasts twice as long.
-MAX_BANS = 16
-# A ban no longer counts when there was no new one for so long.
-BAN_MEMORY_S = 24 * 3600.0
 MAX_PEERS = 8192
 # Frames that a peer may repeat to us. It regains one each second, and one with each frame that is new.
 REPEATED_FRAMES = 200.0
@@ -64,23 +58,14 @@ PASSED_ON_COST: Mapping[Reason, float] = MappingProxyType(
 GRAYLISTED_FRAME_COST = 0.05
 
 
-@dataclass(slots=True)
-class _Record:
-    """The record of one peer. Times are in seconds since the epoch."""
-
-    score: float = 0.0  # at `at`
-    at: float = 0.0
-    bans: int = 0  # at most MAX_BANS
-    banned_until: float = 0.0
-    group: str = ""  # the network group it had when we were last connected
-
-
 class Reputation:
     """The scores of all peers. A restart begins with none: a new key has none either, and keys are free."""
 
     def __init__(self, limit: int = MAX_PEERS) -> None:
-        self._limit = limit
-        self._peers: dict[PeerId, _Record] = {}
+        self._scores: Latest[PeerId, tuple[float, float]] = Latest(limit)  # score, and when it was that
+        self._bans = Bans()
+        # The network group of each peer when we were last connected.
+        self._groups: Latest[PeerId, str] = Latest(limit)
         # Frames that each peer may still repeat.
         self._repeats = TokenBuckets[PeerId](1.0, REPEATED_FRAMES, limit)
 
@@ -93,70 +78,32 @@ class Reputation:
             return None
         if not cost or (reason is Reason.DUPLICATE and self._repeats.of(peer, now).wait(now) == 0):
             return None
-        record = self._record(peer, now)
-        record.score, record.at = self.score(peer, now) - cost, now
+        score = self.score(peer, now) - cost
+        self._scores[peer] = score, now
         threshold = BAN_THRESHOLD if own or talks_on else GRAYLIST_THRESHOLD
-        if record.score > threshold or now < record.banned_until:
+        if score > threshold or self._bans.banned(peer, now):
             return None
         # After the ban its frames are ignored for a while still, or it is on probation.
-        after = threshold / 2
-        return self._ban(record, now, MAX_BAN_S if own else MAX_BAN_PASSED_ON_S, after)
+        self._scores[peer] = threshold / 2, now
+        return self._bans.ban_again(peer, now, MAX_BAN_S if own else LONGEST_BAN_S)
 
     def admitted(self, via: PeerId, now: float) -> None:
         """Credit the peer that handed us a new and good frame: it may repeat one more."""
         self._repeats.of(via, now).spend(-1.0)
 
-    def met(self, peer: PeerId, group: str, now: float) -> None:
+    def met(self, peer: PeerId, group: str) -> None:
         """Note that we are connected to a peer in this network group (`p2p.netgroup`)."""
-        known = self._peers.get(peer)
-        if known is None or known.group != group:
-            self._record(peer, now).group = group
+        self._groups[peer] = group
 
     def score(self, peer: PeerId, now: float) -> float:
         """Return 0 for a clean or unknown peer, below 0 for others."""
-        record = self._peers.get(peer)
-        if record is None:
-            return 0.0
-        return record.score * math.exp2(-max(0.0, now - record.at) / HALF_LIFE_S)
+        score, at = self._scores.get(peer, (0.0, now))
+        return score * math.exp2(-max(0.0, now - at) / HALF_LIFE_S)
 
     def shunned(self, peer: PeerId, now: float) -> bool:
         """Return whether the peer's frames are ignored and nothing of it is chosen."""
-        record = self._peers.get(peer)
-        return record is not None and (
-            record.banned_until > now
-            or (record.score < GRAYLIST_THRESHOLD and self.score(peer, now) < GRAYLIST_THRESHOLD)
-        )
+        return self._bans.banned(peer, now) or self.score(peer, now) < GRAYLIST_THRESHOLD
 
     def group(self, peer: PeerId) -> str:
         """Return the peer's network group; empty where we never met it."""
-        record = self._peers.get(peer)
-        return record.group if record is not None else ""
-
-    def _ban(self, record: _Record, now: float, longest: float, after: float) -> float:
-        if now - record.banned_until > BAN_MEMORY_S:
-            record.bans = 0
-        seconds = min(longest, FIRST_BAN_S * float(1 << record.bans))
-        record.bans = min(record.bans + 1, MAX_BANS)
-        record.banned_until = now + seconds
-        record.score = after
-        return seconds
-
-    def _record(self, peer: PeerId, now: float) -> _Record:
-        record = self._peers.get(peer)
-        if record is None:
-            record = self._peers[peer] = _Record(at=now)
-            if len(self._peers) > self._limit:
-                self._forget(now, sparing=peer)
-        return record
-
-    def _forget(self, now: float, sparing: PeerId | None = None) -> None:
-        """Forget peers where there are too many, a tenth more than needed, as each call sorts them all."""
-        if len(self._peers) <= self._limit:
-            return
-
-        def worth(peer: PeerId) -> tuple[bool, bool, float]:
-            record = self._peers[peer]
-            return peer == sparing, record.bans > 0 or self.shunned(peer, now), record.at
-
-        for peer in sorted(self._peers, key=worth)[: len(self._peers) - self._limit * 9 // 10]:
-            del self._peers[peer]
+        return self._groups.get(peer, "")

@@ -70,9 +70,9 @@ class World:
         self.victim = Victim(me, TOPIC, partial(self.swarm.join, me.peer_id), self.clock, self.rng)
         self.victim.authors = self.fetched = []
         for n, who in enumerate(self.honest):
-            self.victim.member.reputation.met(who.peer_id, f"{20 + n}.1", self.clock())
+            self.victim.member.reputation.met(who.peer_id, f"{20 + n}.1")
         for who in self.sybils:
-            self.victim.member.reputation.met(who.peer_id, "99.1", self.clock())
+            self.victim.member.reputation.met(who.peer_id, "99.1")
 
     def offer(self, who: Identity, count: int) -> None:
         text = self.rng.randbytes(200).hex()

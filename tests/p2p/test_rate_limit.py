@@ -58,7 +58,7 @@ def test_a_rate_limit_passes_a_busy_swarm_and_bans_flooders() -> None:
 
 
 def test_bans_double_and_are_forgotten_after_a_quiet_day() -> None:
-    limit, now = RateLimit({"frames": TokenBuckets(200, 600)}, ban_s=60), NOW
+    limit, now = RateLimit({"frames": TokenBuckets(200, 600)}), NOW
 
     def flood() -> float:
         while limit.pay("flood", now, "frames"):

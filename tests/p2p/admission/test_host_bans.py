@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.admission.host_bans import _KNOWN, BANNED_AT_ONCE, FIRST_BAN_S, ONE_MORE_S, HostBans
+from p2p.admission.host_bans import _KNOWN, BANNED_AT_ONCE, ONE_MORE_S, HostBans
 from p2p.netgroup import machine_of_host
+from p2p.rate_limit import FIRST_BAN_S
 from p2p.types import PeerId
 
 HERE, THERE = "11.0.0.1", "11.0.0.2"
@@ -53,7 +54,7 @@ def test_remembered_peers_are_bounded() -> None:
     host_bans = HostBans()
     for n in range(10_000):
         come(host_bans, 1, float(n), f"11.1.{n // 256}.{n % 256}")
-    assert len(host_bans._known) == _KNOWN and len(host_bans._rate_limit._banned) <= _KNOWN
+    assert len(host_bans._known) == _KNOWN and len(host_bans._rate_limit._until) <= _KNOWN
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from libp2p.peer.id import ID
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.reputation import (
-    FIRST_BAN_S,
     GRAYLIST_THRESHOLD,
     HALF_LIFE_S,
-    MAX_BAN_PASSED_ON_S,
     MAX_BAN_S,
     REPEATED_FRAMES,
     Reputation,
@@ -25,6 +23,7 @@ from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
 from p2p.member import QueuedMember
+from p2p.rate_limit import FIRST_BAN_S, LONGEST_BAN_S
 from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import NOW
 from tests.p2p.real import TOPIC, real_engine
@@ -64,7 +63,7 @@ def test_every_offence_costs_something(reason: Reason) -> None:
 
 
 def test_bans_grow_for_what_a_peer_did_itself_and_less_for_what_it_passed_on() -> None:
-    for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN_S), (Reason.BAD_SIGNATURE, MAX_BAN_PASSED_ON_S)):
+    for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN_S), (Reason.BAD_SIGNATURE, LONGEST_BAN_S)):
         reputation, now = Reputation(), NOW
         bans: list[float] = []
         while len(bans) < 1100:  # more than a float has binary places for
@@ -115,7 +114,7 @@ def test_a_flood_of_names_does_not_forget_the_banned() -> None:
         reputation.offence(B, Reason.NOT_ASKED_FOR, NOW)
     for n in range(5000):
         reputation.offence(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, NOW + n / 100)
-    assert len(reputation._peers) <= 500 and reputation.shunned(B, NOW + 59)
+    assert len(reputation._scores) <= 500 and reputation.shunned(B, NOW + 59)
 
 
 class Placed(MemoryEngine):
