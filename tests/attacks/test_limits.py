@@ -21,7 +21,8 @@ from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.libp2p import request_response, rpcs
 from p2p.engines.libp2p.request_response import Responder
-from p2p.engines.libp2p.rpcs import ForwardQueue, UnfinishedRpcs, ingress
+from p2p.engines.libp2p.rpcs import ForwardQueue, ingress
+from p2p.engines.libp2p.streams import READ_BYTES
 from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
 from swarmd.testing import NOW
@@ -34,6 +35,7 @@ DOCUMENT = ROOT / "docs" / "admission.md"
 CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
 OFFER = 512  # bytes of one on the board, with what names it, rounded up
 OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of ours, with what is around it
+BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an RPC that is not whole
 AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
 
 
@@ -72,9 +74,9 @@ LIMITS = (
     ),
     Limit(
         "RPCs begun and not finished",
-        f"a connection one, of {rpcs.MAX_RPC_BYTES // 1024} KiB",
-        f"{rpcs.MAX_UNFINISHED_BYTES // MIB} MiB",
-        rpcs.MAX_UNFINISHED_BYTES / MIB,
+        "a connection one",
+        f"{BEGUN // 1024} KiB each",
+        CONNECTIONS * BEGUN / MIB,
     ),
     Limit(
         "admitted frames that wait to be used",
@@ -143,25 +145,6 @@ def test_all_connections_to_one_neighbour_at_once() -> None:
     own, held = held[: rpcs.MAX_OWN_FRAMES], held[rpcs.MAX_OWN_FRAMES :]
     assert all(rpc.publish[0].from_id == b"me" and rpc.ByteSize() <= OWN_FRAME for rpc in own)
     assert len(held) <= rpcs.MAX_FRAMES and sum(rpc.ByteSize() for rpc in held) <= rpcs.MAX_BYTES
-
-
-def test_all_unfinished_rpcs_at_once() -> None:
-    class Begun:
-        """A stream as the budget sees it."""
-
-        def __init__(self, peer: str) -> None:
-            self.peer, self.ended = peer, False
-
-        def end(self) -> None:
-            self.ended = True
-
-    cut: list[str] = []
-    budget = UnfinishedRpcs(lambda peer, why: cut.append(peer))
-    begun = [Begun(f"c{n}") for n in range(CONNECTIONS)]
-    for stream in begun:
-        budget.hold(stream, rpcs.MAX_RPC_BYTES if stream.peer != "c0" else 1000)  # type: ignore[arg-type]
-    left = sum(not stream.ended for stream in begun)
-    assert left * rpcs.MAX_RPC_BYTES <= rpcs.MAX_UNFINISHED_BYTES + rpcs.MAX_RPC_BYTES and "c0" not in cut
 
 
 def test_all_that_waits_to_be_used_at_once() -> None:

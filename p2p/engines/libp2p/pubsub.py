@@ -27,7 +27,6 @@ from p2p.engines.libp2p.rpcs import (
     Queues,
     RpcStream,
     Turns,
-    UnfinishedRpcs,
     ingress,
 )
 from p2p.latest import Latest
@@ -100,7 +99,6 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._passage = _Passage(True)
         self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being handled
-        self._unfinished = UnfinishedRpcs(self._cut_off)
         self.check_queue = CheckQueue()
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
         self.peer_queues = Queues(self.my_id.to_bytes())
@@ -133,7 +131,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     async def continuously_read_stream(self, stream: Any) -> None:
         await super().continuously_read_stream(
-            RpcStream(stream, self._on_read, self._unfinished, self._cut_off, self.check_queue.drained)
+            RpcStream(stream, self._on_read, self._cut_off, self.check_queue.drained)
         )
 
     async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:

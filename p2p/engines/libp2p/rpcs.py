@@ -1,8 +1,8 @@
 """GossipSub's RPCs: reads them one at a time, and queues what is sent to each neighbour.
 
-What a peer begins and does not finish is bounded, in time and over all peers together. New messages are
-checked at a limited rate, of each ingress (below) in turn, and no more is read of a connection while messages
-of it wait: whoever floods us waits itself, and its messages stay with it.
+A peer has one RPC begun at a time, and a limited time to finish it. New messages are checked at a limited
+rate, of each ingress (below) in turn, and no more is read of a connection while messages of it wait: whoever
+floods us waits itself, and its messages stay with it.
 
 To a neighbour go our own frames, control, and what we pass on for others. Passing on is fair by **ingress**,
 where a frame came in: network groups are served in turn, in a group its connections, and in one of these its
@@ -27,8 +27,6 @@ from p2p.rate_limit import TokenBucket
 
 # A frame and control.
 MAX_RPC_BYTES = MAX_FRAME_BYTES + 64 * 1024
-# Begun RPCs of all peers together.
-MAX_UNFINISHED_BYTES = 4 * 1024 * 1024
 # The time of an RPC from its first byte to its last.
 FINISH_S = 10.0
 # New messages that are checked: a second, and at once after a pause. A swarm has some a second; each costs us
@@ -43,30 +41,10 @@ _MAX_LENGTH_BYTES = 3
 CutOff = Callable[[Any, str], None]  # called with a peer and the reason
 
 
-class UnfinishedRpcs:
-    """The budget of all streams together. Where it is used up, the stream with most of it is ended."""
-
-    def __init__(self, cut_off: CutOff, limit: int = MAX_UNFINISHED_BYTES) -> None:
-        self._cut_off, self._limit = cut_off, limit
-        self._held: dict[RpcStream, int] = {}  # bytes
-        self._total = 0
-
-    def hold(self, stream: "RpcStream", size: int) -> None:
-        """Note how many bytes of an unfinished RPC the stream holds now; 0: none."""
-        self._total += size - self._held.pop(stream, 0)
-        if size:
-            self._held[stream] = size
-        while self._total > self._limit:
-            greedy = max(self._held, key=lambda held: self._held[held])
-            self._total -= self._held.pop(greedy)
-            greedy.end()
-            self._cut_off(greedy.peer, "too much begun and not finished")
-
-
 class RpcStream(MeteredStream):
     """A stream of the library that gives out whole RPCs alone.
 
-    Its reads raise StreamError, also where an RPC takes too long or too much of it waits.
+    Its reads raise StreamError, also where an RPC takes too long.
 
     on_read: called with the peer before an RPC is given out, and for each piece of it. ready: waited for
         before each RPC.
@@ -76,32 +54,22 @@ class RpcStream(MeteredStream):
         self,
         stream: Any,
         on_read: Callable[[Any], object],
-        unfinished: UnfinishedRpcs,
         cut_off: CutOff,
         ready: Callable[[Any], Awaitable[None]],
     ) -> None:
         super().__init__(stream, on_read)
-        self._unfinished, self._cut_off, self._ready = unfinished, cut_off, ready
+        self._cut_off, self._ready = cut_off, ready
         self._rest = bytearray()  # what came after the RPC that is given out
-        self._scope = trio.CancelScope()
-        self._ended = False
         self.peer = stream.muxed_conn.peer_id
-
-    def end(self) -> None:
-        """Tell whoever reads that the stream was reset."""
-        self._ended = True
-        self._scope.cancel()
 
     async def _more(self) -> bytes:
         """Receive the next RPC."""
         await self._ready(self.peer)
-        self._scope = trio.CancelScope()
         try:
-            with self._scope:
+            with trio.CancelScope() as receiving:
                 while (size := _size(self._rest)) is None:
-                    self._unfinished.hold(self, len(self._rest))
-                    if self._rest and self._scope.deadline == math.inf:
-                        self._scope.deadline = trio.current_time() + FINISH_S
+                    if self._rest and receiving.deadline == math.inf:
+                        receiving.deadline = trio.current_time() + FINISH_S
                     more = await self._stream.read(READ_BYTES)
                     if not more:
                         raise StreamEOF
@@ -110,11 +78,8 @@ class RpcStream(MeteredStream):
         except NoRpc as error:
             self._cut_off(self.peer, str(error))
             raise
-        finally:
-            self._unfinished.hold(self, 0)
         if size is None:
-            if not self._ended:
-                self._cut_off(self.peer, f"an RPC was not finished within {FINISH_S:g} s")
+            self._cut_off(self.peer, f"an RPC was not finished within {FINISH_S:g} s")
             raise StreamReset
         whole = bytes(self._rest[:size])
         del self._rest[:size]

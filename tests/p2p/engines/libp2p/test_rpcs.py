@@ -1,4 +1,4 @@
-"""RPCs of GossipSub are given out whole; what is begun and not finished is bounded in time and in bytes."""
+"""RPCs of GossipSub are given out whole; what is begun and not finished is bounded in time."""
 
 from collections import Counter
 
@@ -20,7 +20,6 @@ from p2p.engines.libp2p.rpcs import (
     CheckQueue,
     Queues,
     RpcStream,
-    UnfinishedRpcs,
 )
 from swarmd.testing import TIMEOUT_S
 
@@ -41,9 +40,8 @@ class Incoming:
 
 
 class World:
-    def __init__(self, limit: int = 10**6) -> None:
+    def __init__(self) -> None:
         self.cut: list[tuple[ID, str]] = []
-        self.unfinished = UnfinishedRpcs(lambda peer, why: self.cut.append((peer, why)), limit)
         self.check_queue = CheckQueue()
 
     def stream(self, peer: str) -> tuple[Incoming, RpcStream]:
@@ -51,7 +49,6 @@ class World:
         return incoming, RpcStream(
             incoming,
             lambda _: None,
-            self.unfinished,
             lambda who, why: self.cut.append((who, why)),
             self.check_queue.drained,
         )
@@ -95,29 +92,6 @@ async def dribble(incoming: Incoming) -> None:
     for _ in range(20):
         await trio.sleep(1)
         incoming.send.send_nowait(b".")
-
-
-async def test_the_stream_that_holds_most_ends_when_the_budget_is_used_up() -> None:
-    world, failed = World(limit=1000), list[str]()
-
-    async def receive(peer: str, stream: RpcStream) -> None:
-        try:
-            assert await rpc(stream) == bytes(300)
-        except StreamError:
-            failed.append(peer)
-
-    async with trio.open_nursery() as nursery:
-        ends = {}
-        for peer, size in {"a": 290, "b": 290, "greedy": 500, "c": 100}.items():
-            incoming, stream = world.stream(peer)
-            incoming.send.send_nowait(encode_uvarint(300 if peer != "greedy" else 900) + bytes(size))
-            nursery.start_soon(receive, peer, stream)
-            await wait_all_tasks_blocked()
-            ends[peer] = incoming.send, 300 - size
-        assert failed == ["greedy"] and [peer for peer, _ in world.cut] == ["greedy"]
-        for peer in "abc":
-            send, left = ends[peer]
-            send.send_nowait(bytes(left))
 
 
 @pytest.mark.parametrize("hostile", [encode_uvarint(MAX_RPC_BYTES + 1), b"\xff" * 10])
