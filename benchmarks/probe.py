@@ -65,7 +65,6 @@ class Probe:
         async with trio.open_nursery() as nursery:
             addresses = await nursery.start(self.member.run)
             say(up=list(addresses), id=self._identity.peer_id)
-            nursery.start_soon(self.member.dial_back.run)
             nursery.start_soon(self._tell)
             async for line in lines():
                 nursery.start_soon(self._obey, json.loads(line))

@@ -129,7 +129,6 @@ class Member:
         self._admitted = admitted
         self.blobs = BlobStore()
         self.server = BlobServer(self.blobs, clock)
-        # Whoever runs this member has to run it, too.
         self.dial_back = DialBack(self.peers, clock)
         self.engine = build_engine(
             Handlers(
@@ -164,6 +163,7 @@ class Member:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_for_twins)
+                nursery.start_soon(self.dial_back.run)
                 await self._be_there(task_status)
         finally:
             self._recall.close()

@@ -86,7 +86,6 @@ class BootstrapNode:
             await outer.start(self._watch_signals)
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.member.run)
-                nursery.start_soon(self.member.dial_back.run)
                 if self._config.swarm.mdns == "on":
                     nursery.start_soon(nearby(self.member).run)
                 await nursery.start(partial(control.serve, self._folder, handlers))

@@ -86,7 +86,6 @@ class Participant:
     async def run(self, *, task_status: Started) -> None:
         """Take part until cancelled. Started (`nursery.start`) once others can reach us."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.member.dial_back.run)
             nursery.start_soon(self.gatherer.run)
             if self._config.swarm.engine != "none":
                 nursery.start_soon(self.isolation.run)

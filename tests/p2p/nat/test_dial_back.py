@@ -206,7 +206,6 @@ async def test_members_dial_each_other_back() -> None:
     async with trio.open_nursery() as nursery:
         for member in members:
             nursery.start_soon(member.run)
-            nursery.start_soon(member.dial_back.run)
         await trio.testing.wait_all_tasks_blocked()
         verdicts = await ask_members(
             members[0].engine.request, {members[1].identity.peer_id: 4001, OTHER: 4001}
