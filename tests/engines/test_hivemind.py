@@ -110,38 +110,6 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
 
 
 @with_p2pd
-@pytest.mark.parametrize("forbidden", [False, True])
-async def test_p2pd_gets_batch_priority_and_we_keep_ours(
-    forbidden: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forbid(*_: object) -> None:
-        raise PermissionError
-
-    if forbidden:
-        monkeypatch.setattr(os, "sched_setscheduler", forbid)
-    async with open_p2pd(Identity.from_seed(bytes(32)), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]):
-        (child,) = children()
-        policies = {os.sched_getscheduler(thread.id) for thread in child.threads()}
-        assert policies == {os.SCHED_OTHER if forbidden else os.SCHED_BATCH}
-        assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
-@with_p2pd
-async def test_what_a_killed_node_left_behind_is_removed(short: Path) -> None:
-    left, young, alive = (short / f"swarmd-p2pd-{name}" for name in ("left", "young", "alive"))
-    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as listening:
-        for folder, listener in ((left, dead), (young, None), (alive, listening)):
-            folder.mkdir()
-            if listener is not None:
-                listener.bind(str(folder / "control"))
-        listening.listen()
-        for folder in (left, alive):
-            os.utime(folder, (1, 1))
-        async with open_p2pd(Identity.from_seed(bytes(32)), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]):
-            assert not left.exists() and young.exists() and alive.exists()
-
-
-@with_p2pd
 async def test_a_child_that_cannot_start_says_why() -> None:
     with pytest.raises((P2pdGone, BaseExceptionGroup)) as caught:
         async with open_p2pd(Identity.from_seed(bytes(32)), ["-hostAddrs=nonsense"]):

@@ -19,13 +19,11 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -259,45 +257,23 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
             f"-id=/dev/fd/{key}",
             f"-idleTimeout={START_TIMEOUT_S:.0f}s",
         ]
-        with _batch_priority():
-            return subprocess.Popen(
-                [*command, *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=[key],
-                start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
-                # No token of ours; and one thread at work at a time, which is enough for what it does: more
-                # wait for each other in turns.
-                env={"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"},
-            )
+        return subprocess.Popen(
+            [*command, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[key],
+            start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
+            # No token of ours; and one thread at work at a time, which is enough for what it does: more
+            # wait for each other in turns.
+            env={"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"},
+        )
     except OSError as error:
         raise EngineMissing(
             f"cannot start {program}: {error.strerror}; install hivemind anew with `{INSTALL}`"
         ) from None
     finally:
         os.close(key)
-
-
-@contextlib.contextmanager
-def _batch_priority() -> Iterator[None]:
-    """Start child processes under the scheduler's batch policy (SCHED_BATCH): waking up they preempt nobody.
-
-    p2pd wakes up for each copy of each message. Handling several at a time saves a fifth of an exchange on a
-    busy machine, and the machine's user is served first.
-    """
-    if not hasattr(os, "sched_getscheduler"):  # macOS
-        yield
-        return
-    policy = os.sched_getscheduler(0)
-    if policy == os.SCHED_OTHER:  # else the operator has chosen another
-        with contextlib.suppress(OSError):  # forbidden in some containers
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        if os.sched_getscheduler(0) != policy:
-            os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 async def _read_log(process: "subprocess.Popen[bytes]", last_words: deque[str]) -> None:
@@ -311,23 +287,11 @@ async def _read_log(process: "subprocess.Popen[bytes]", last_words: deque[str]) 
 
 
 def _private_folder() -> Path:
-    """Make a folder for the socket, mode 0700. Removes what a killed process of ours left behind."""
-    root = Path(tempfile.gettempdir())
+    """Make a folder for the socket, mode 0700."""
+    root = tempfile.gettempdir()
     if len(os.fsencode(root)) > _MAX_ROOT_BYTES:
-        root = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder in it
-    long_ago = time.time() - 2 * START_TIMEOUT_S
-    for left in root.glob("swarmd-p2pd-*"):
-        with contextlib.suppress(OSError):
-            # It is gone by now.
-            about = left.stat()
-            if about.st_uid == os.getuid() and about.st_mtime < long_ago and not _listens(left / "control"):
-                shutil.rmtree(left, ignore_errors=True)
+        root = "/tmp"  # noqa: S108  # mkdtemp makes a private folder in it
     return Path(tempfile.mkdtemp(prefix="swarmd-p2pd-", dir=root))
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
 
 
 def _hivemind() -> Path | None:
