@@ -82,12 +82,9 @@ TIMEOUT_EXTENSION = "swarmd.patience"
 # Uploads of weights that arrive or wait, in all and of one network.
 VERIFIED_WAITING = 8
 VERIFIED_WAITING_OF_A_NETWORK = 2
-# A peer may upload VERIFIED_BURST times at once, and then once every VERIFIED_PAUSE_S.
-VERIFIED_BURST = 2
-VERIFIED_PAUSE_S = 600.0
-# The same for all peers of one network.
-VERIFIED_NETWORK_BURST = 8.0
-VERIFIED_NETWORK_PAUSE_S = 120.0
+# The peers of one network may upload VERIFIED_BURST times at once, and then once every VERIFIED_PAUSE_S.
+VERIFIED_BURST = 8.0
+VERIFIED_PAUSE_S = 120.0
 # An upload may stand still for so long, or be so much later than one of VERIFIED_BYTES_PER_S.
 VERIFIED_STALL_S = 3.0
 VERIFIED_BYTES_PER_S = 32 * 1024

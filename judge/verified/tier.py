@@ -125,11 +125,9 @@ class VerifiedTier:
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self._benchmarks = benchmarks
-        self._peers = TokenBuckets[PeerId](
+        self._networks = TokenBuckets[str](
             1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
         )
-        rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE_S, config.VERIFIED_NETWORK_BURST
-        self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
         self._queue: deque[tuple[Upload, str]] = deque()  # uploads that wait, with their networks
         # The networks of peers whose upload arrives, waits or is evaluated.
         self._held: dict[PeerId, str] = {}
@@ -216,12 +214,7 @@ class VerifiedTier:
         if Counter(self._held.values())[network] >= config.VERIFIED_WAITING_OF_A_NETWORK:
             raise Refused(CROWDED_UPLOADS)
         now = self._judge.monotonic()
-        its_own = self._peers.of(peer, now)
-        if wait := its_own.wait(now):
-            raise too_often("you upload too often", "Upload again", wait)
-        if wait := self._rates.of(network, now).wait(now):
-            # The peer gets nothing for what it paid.
-            its_own.spend(-1)
+        if wait := self._networks.of(network, now).wait(now):
             raise too_often("your network uploads too often", "Upload again", wait)
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
