@@ -3,16 +3,17 @@
 import csv
 import itertools
 import json
+import shutil
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from judge.errors import DatabaseInUse, DatabaseUnusable
+from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
@@ -29,52 +30,40 @@ SCORED = (peers.c.recent_n, peers.c.recent_right)
 def backup(database: Path | str, to: Path | str) -> int:
     """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is.
 
-    A file of this name is whole: until then its name ends in .part. Returns the number of rows.
+    A file appears when it is whole. Returns the number of rows.
     """
     if "://" in str(to):
         return _copied(database, to)
-    if Path(to).exists():
+    copy = Path(to)
+    if copy.exists():
         raise DatabaseUnusable(f"{to} exists already and was left as it is; name another file")
-    part = Path(f"{to}.part")
+    # A folder, as SQLite and its lock have files beside it.
+    draft = durable.draft_beside(copy)
     try:
-        rows = _copied(database, part, anew=True)
-        part.rename(to)
-        durable.sync(Path(to).parent)
-    except DatabaseInUse:
-        # The draft is another backup's.
-        raise
+        draft.mkdir(parents=True)
+        rows = _copied(database, draft / copy.name)
+        if (draft / f"{copy.name}-wal").exists():
+            # SQLite says nothing where it cannot put its log into the file as it closes it.
+            raise DatabaseUnusable(f"{to}: the copy could not be completed; free some space, and begin again")
+        (draft / copy.name).rename(copy)
+        durable.sync(copy.parent)
     except OSError as error:
-        _remove(part, "", "-wal", "-shm", ".lock")
         raise DatabaseUnusable(f"{to}: cannot be written: {error.strerror}; name another file") from None
-    except BaseException:
-        _remove(part, "", "-wal", "-shm", ".lock")
-        raise
-    _remove(part, ".lock")
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return rows
 
 
-def _remove(part: Path, *ends: str) -> None:
-    for end in ends:
-        with suppress(OSError):
-            part.with_name(part.name + end).unlink()
-
-
-def _copied(database: Path | str, to: Path | str, *, anew: bool = False) -> int:
-    """Copy everything; returns the number of rows. anew: `to` is a draft, and what a kill left there goes."""
+def _copied(database: Path | str, to: Path | str) -> int:
+    """Copy everything into an empty database; returns the number of rows."""
     with reading(database) as source, closing(Database(to)) as target, target.begin() as copy:
         rows = 0
-        for table in reversed(metadata.sorted_tables):
-            if anew:
-                copy.execute(delete(table))
-            elif copy.execute(select(table).limit(1)).first() is not None:
-                raise DatabaseUnusable(f"{target.name} is not empty and was left as it is; name another one")
         for table in metadata.sorted_tables:
+            if copy.execute(select(table).limit(1)).first() is not None:
+                raise DatabaseUnusable(f"{target.name} is not empty and was left as it is; name another one")
             for part in _parts(source.execute(select(table)).mappings()):
                 copy.execute(insert(table), [dict(row) for row in part])
                 rows += len(part)
-    if anew and Path(f"{to}-wal").exists():
-        # SQLite says nothing where it cannot put its log into the file as it closes it.
-        raise DatabaseUnusable(f"{to}: the copy could not be completed; free some space, and begin again")
     return rows
 
 

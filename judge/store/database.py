@@ -74,8 +74,6 @@ def database_url(database: Path | str) -> URL:
         ) from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() == "sqlite" and url.database:
-        return URL.create("sqlite", database=url.database)
     raise DatabaseUnusable(
         f"{shown(url)} is no database of a judge; give a file, or postgresql://user@host/name"
     )

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -89,20 +88,27 @@ def test_a_backup_outlasts_a_power_cut(tmp_path: Path) -> None:
     assert "copy.db" in names
 
 
-def test_a_backup_that_was_killed_is_made_again_and_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_backup_that_was_killed_is_made_again_and_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SQLite closes a file without a word where it cannot put its log into it, as on a full disk."""
     Store(database := tmp_path / "judge.sqlite3", CURRICULUM).close()
-    # What a killed backup leaves. While somebody has it open, the log stays beside it.
-    _, copy = Store(tmp_path / "copy.part", "another").close(), tmp_path / "copy"
-    with closing(sqlite3.connect(tmp_path / "copy.part")) as reader:
-        reader.execute("SELECT * FROM about").fetchall()
-        with pytest.raises(DatabaseUnusable, match="could not be completed"):
-            archive.backup(database, copy)
-    assert sorted(tmp_path.glob("copy*")) == []
-    Store(tmp_path / "copy.part", "another").close()
+    copy, copied = tmp_path / "copy", archive._copied
+
+    def cut_off(source: Path, to: Path) -> int:
+        Path(f"{to}-wal").touch()
+        return 1
+
+    monkeypatch.setattr(archive, "_copied", cut_off)
+    with pytest.raises(DatabaseUnusable, match="could not be completed"):
+        archive.backup(database, copy)
+    assert sorted(tmp_path.glob("*copy*")) == []
+    monkeypatch.setattr(archive, "_copied", copied)
+    # What a killed backup leaves: no process has this id.
+    Store(tmp_path / ".copy.999999999" / "copy", "another").close()
     assert archive.backup(database, copy) == 1
     Store(copy, CURRICULUM).close()
-    assert {path.name for path in tmp_path.glob("copy*")} == {"copy", "copy.lock"}
+    assert {path.name for path in tmp_path.glob("*copy*")} == {"copy", "copy.lock"}
 
 
 def test_a_backup_serves_as_the_same_judge(database: str, tmp_path: Path, verifier: Verifier) -> None:
