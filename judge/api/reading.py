@@ -142,10 +142,7 @@ async def learnt(request: Request) -> Response:
 @readable(router, "/v1/peers/{peer}", reply=replies.PEER)
 async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""
-    service = service_of(request)
-    standing = await service.read(service.reader.standing, peer)
-    if standing is None:
-        raise Refused(NO_SUCH_PEER)
+    service, standing = service_of(request), await standing_of(request, peer)
     history, more = await service.read(service.reader.history, peer, before or NEWEST, limit)
     return JSONResponse(
         {"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more}
@@ -196,6 +193,15 @@ async def healthz(request: Request) -> Response:
 def service_of(request: Request) -> JudgeService:
     service: JudgeService = request.app.state.service
     return service
+
+
+async def standing_of(request: Request, peer: str) -> Standing:
+    """Return a peer with its rank. Raises Refused where it has asked for nothing."""
+    service = service_of(request)
+    standing = await service.read(service.reader.standing, peer)
+    if standing is None:
+        raise Refused(NO_SUCH_PEER)
+    return standing
 
 
 def signer_of(request: Request, body: bytes | str) -> Signed:

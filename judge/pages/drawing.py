@@ -9,8 +9,8 @@ from judge.figures.intervals import Interval
 
 Points = Sequence[tuple[float, float]]
 Segment = tuple[int, int, float, Interval]  # first and last question, share of right answers, its interval
-# The arm's name; then round, mean, lower and upper end of the band.
-Arm = tuple[str, Sequence[tuple[float, float, float, float]]]
+Banded = Sequence[tuple[float, float, float, float]]  # x, y, lower and upper end of the band around it
+Arm = tuple[str, Banded]  # the arm's name; the mean and its band over rounds
 
 # The margins of a chart: room for "100%" in the style sheet's largest letters.
 LEFT, FOOT, TOP = 72, 34, 14
@@ -78,20 +78,13 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
     """Draw the share of right answers of each segment, with its interval as a band."""
     inner = width - LEFT - 8, height - FOOT - TOP
     top_x = float(segments[-1][1])
-    middle = [(first + last) / 2 for first, last, _, _ in segments]
-    shares = [(x, share) for x, (_, _, share, _) in zip(middle, segments, strict=True)]
-    highs = [(x, interval.high) for x, (_, _, _, interval) in zip(middle, segments, strict=True)]
-    lows = [(x, interval.low) for x, (_, _, _, interval) in zip(middle, segments, strict=True)]
-    band = _line([*highs, *reversed(lows)], top_x, 1.0, *inner)
+    points = [((first + last) / 2, share, i.low, i.high) for first, last, share, i in segments]
     dots = "".join(
         f'<circle class="dot" cx="{x / top_x * inner[0]:.1f}" cy="{inner[1] * (1 - share):.1f}" r="3">'
         f"<title>questions {first} to {last}: {share:.0%}</title></circle>"
-        for x, (first, last, share, _) in zip(middle, segments, strict=True)
+        for (x, *_), (first, last, share, _) in zip(points, segments, strict=True)
     )
-    drawn = (
-        f'<polygon class="band" points="{band}"/><polyline class="line c0"'
-        f' points="{_line(shares, top_x, 1.0, *inner)}"/>{dots}'
-    )
+    drawn = _banded(points, 0, top_x, 1.0, *inner) + dots
     levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
     scale = _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner)
     return _framed("Share of right answers over this node's questions", scale + drawn, width, height)
@@ -102,17 +95,7 @@ def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, hei
     inner = width - LEFT - 8, height - FOOT - TOP
     top_x = max(1.0, *(x for _, points in arms for x, *_ in points))
     top_y = max(1.0, *(high for _, points in arms for *_, high in points))
-    drawn = ""
-    for colour, (_, points) in enumerate(arms):
-        highs, lows = [(x, high) for x, _, _, high in points], [(x, max(0.0, low)) for x, _, low, _ in points]
-        drawn += (
-            f'<polygon class="band c{colour}"'
-            f' points="{_line([*highs, *reversed(lows)], top_x, top_y, *inner)}"/>'
-        )
-        drawn += (
-            f'<polyline class="line c{colour}"'
-            f' points="{_line([(x, mean) for x, mean, *_ in points], top_x, top_y, *inner)}"/>'
-        )
+    drawn = "".join(_banded(points, colour, top_x, top_y, *inner) for colour, (_, points) in enumerate(arms))
     if mark is not None:
         x = f"{inner[0] * mark / top_x:.1f}"
         drawn += (
@@ -222,6 +205,16 @@ def _scale(
         f'<text x="{width * part:.1f}" y="{height + 24}"'
         f' text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
         for part, name in marks
+    )
+
+
+def _banded(points: Banded, colour: int, top_x: float, top_y: float, width: float, height: float) -> str:
+    """Draw a line and the band around it, which does not go below 0."""
+    highs, lows = [(x, high) for x, _, _, high in points], [(x, max(0.0, low)) for x, _, low, _ in points]
+    band = _line([*highs, *reversed(lows)], top_x, top_y, width, height)
+    line = _line([(x, mean) for x, mean, *_ in points], top_x, top_y, width, height)
+    return (
+        f'<polygon class="band c{colour}" points="{band}"/><polyline class="line c{colour}" points="{line}"/>'
     )
 
 

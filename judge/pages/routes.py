@@ -10,9 +10,19 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from markupsafe import Markup
 
-from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
+from judge.api.reading import (
+    NEWEST,
+    Before,
+    BoardQuery,
+    ModelName,
+    PathName,
+    all_shown,
+    board_of,
+    service_of,
+    standing_of,
+)
 from judge.api.responses import REFUSED, Handler, readable, request_of
-from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
+from judge.errors import NO_SUCH_QUESTION, Refusal, Refused
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
@@ -140,10 +150,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
 
 @page("/nodes/{peer}")
 async def node(request: Request, peer: PathName, before: Before = None) -> tuple[str, Mapping[str, Any]]:
-    service = service_of(request)
-    standing = await service.read(service.reader.standing, peer)
-    if standing is None:
-        raise Refused(NO_SUCH_PEER)
+    service, standing = service_of(request), await standing_of(request, peer)
     record = standing.record
     rows, more = await service.read(service.reader.history, peer, before or NEWEST, ANSWERS_SHOWN)
     tasks = [service.question(row["specialty"], row["n"]) for row in rows]
@@ -163,11 +170,7 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
 
 @readable(router, "/nodes/{peer}/badge.svg", documented=False)
 async def badge(request: Request, peer: PathName) -> Response:
-    service = service_of(request)
-    standing = await service.read(service.reader.standing, peer)
-    if standing is None:
-        raise Refused(NO_SUCH_PEER)
-    score = standing.record.score
+    score = (await standing_of(request, peer)).record.score
     headers = {
         "cache-control": "public, max-age=300",
         "access-control-allow-origin": "*",
