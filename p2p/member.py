@@ -107,7 +107,7 @@ class Member:
             limits,
             not_before=self._recall.not_before,
             reputation=self.reputation,
-            group_of=lambda via: self.group(via) or NOT_NOTED,
+            group_of=lambda via: self.reputation.group(via) or NOT_NOTED,
             note=lambda trace: self._recall.note(trace.sent_at),
         )
         self._also = {
@@ -198,7 +198,7 @@ class Member:
         if via is not None:
             self.reputation.admitted(via, now)
         if self._knows(outcome.kind):
-            self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
+            self._admitted(dataclasses.replace(outcome, via=via, group=self.reputation.group(outcome.author)))
         else:
             self.ignore(Reason.UNKNOWN_KIND)
         return Verdict.ACCEPT
@@ -206,10 +206,6 @@ class Member:
     def score(self, peer: PeerId) -> float:
         """Return our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""
         return self.reputation.score(peer, self._clock())
-
-    def group(self, author: PeerId) -> str:
-        """Return the author's network group, empty where we were never connected to it."""
-        return self.reputation.group(author)
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
         """Answer a peer's question; an unknown one gets an empty answer. The engine calls this."""

@@ -36,7 +36,7 @@ class Interval:
     high: float
 
 
-def wilson(successes: float, trials: int, z: float = Z_95) -> Interval:
+def wilson(successes: float, trials: int) -> Interval:
     """Return Wilson's score interval (JASA 22, 1927) of a proportion; [0, 1] without trials.
 
     Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is
@@ -48,9 +48,9 @@ def wilson(successes: float, trials: int, z: float = Z_95) -> Interval:
     if trials == 0:
         return Interval(0.0, 1.0)
     share = successes / trials
-    shrink = 1 + z * z / trials
-    centre = (share + z * z / (2 * trials)) / shrink
-    half = z / shrink * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    shrink = 1 + Z_95**2 / trials
+    centre = (share + Z_95**2 / (2 * trials)) / shrink
+    half = Z_95 / shrink * sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2))
     # Exactly 0 and 1 at the ends, where rounding would leave a hair.
     return Interval(
         max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0

@@ -66,7 +66,8 @@ class Inbox:
         self.swarm_id = swarm_id
         self.limits = limits or AdmissionLimits()
         self.counts: Counter[Reason] = Counter()
-        self._reputation, self._group_of, self._note, self._verify = reputation, group_of, note, verify
+        self._reputation = reputation or Reputation()
+        self._group_of, self._note, self._verify = group_of, note, verify
         self._replays = Replays(self.limits.authors, not_before)
         # By the author's key.
         self._frames = TokenBuckets[bytes](
@@ -110,7 +111,7 @@ class Inbox:
             return Reason.FLOODING
         frames.spend(1)
         size.spend(len(frame))
-        if self._reputation is not None and self._reputation.shunned(via, now):
+        if self._reputation.shunned(via, now):
             return Reason.SHUNNED
         return self._admit(frame, now, Holder(self._group_of(via) or via, via))
 
@@ -128,7 +129,7 @@ class Inbox:
         frames, size = self._frames.of(parsed.author, now), self._bytes.of(parsed.author, now)
         if frames.refill(now) < 1 or size.refill(now) < len(frame):
             return Reason.OVER_QUOTA
-        if self._reputation is not None and self._reputation.shunned(peer_id_of(parsed.author), now):
+        if self._reputation.shunned(peer_id_of(parsed.author), now):
             return Reason.SHUNNED
         envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):

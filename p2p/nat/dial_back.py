@@ -178,9 +178,7 @@ def who_dials_back(peers: Iterable[Peer], ports: Mapping[str, int]) -> dict[Peer
     return dict([one for turn in turns for one in turn if one is not None][:MAX_ASKED])
 
 
-async def ask_members(
-    ask: Ask, members: Mapping[PeerId, int], *, patience: float = MEMBER_TIMEOUT_S
-) -> dict[PeerId, DialBackReply]:
+async def ask_members(ask: Ask, members: Mapping[PeerId, int]) -> dict[PeerId, DialBackReply]:
     """Have these members dial us back, at the same time, each at its port.
 
     Those that do not know the question, or have no outcome in time, are left out.
@@ -194,5 +192,5 @@ async def ask_members(
             await trio.sleep(ASK_AGAIN_S)
         return reply
 
-    said = await ask_each(until_tried, members, patience)
+    said = await ask_each(until_tried, members, MEMBER_TIMEOUT_S)
     return {member: reply for member, reply in said.items() if reply is not None}

@@ -11,6 +11,8 @@ The protocol is chosen by multistream-select 1.0: github.com/multiformats/multis
 import os
 import socket
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 import trio
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -108,25 +110,17 @@ async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
 
 
 def _no_peer(error: OSError) -> NoPeer:
-    causes: list[BaseException] = [error]
-    while isinstance(causes[-1].__cause__, BaseException):
-        causes.append(causes[-1].__cause__)
-    leaves = [
-        leaf
-        for cause in causes
-        for leaf in (cause.exceptions if isinstance(cause, BaseExceptionGroup) else [cause])
-    ]
-    refused = any(isinstance(leaf, ConnectionRefusedError) for leaf in leaves)
-    words = next(
-        (_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error)
-    )
-    return NoPeer("nothing listens on that port" if refused else words)
+    """Say why nobody was reached, in the system's own words: trio puts the address before them.
 
-
-def _words(error: OSError) -> str:
-    """Return the system's own words: trio puts the address before them, and the caller knows it."""
-    words = (error.strerror or "") if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-    return words[:1].lower() + words[1:]
+    trio tries each address of a name, and raises an error whose cause is all of theirs.
+    """
+    cause = error.__cause__
+    errors: Sequence[Any] = cause.exceptions if isinstance(cause, ExceptionGroup) else [error]
+    if any(isinstance(each, ConnectionRefusedError) for each in errors):
+        return NoPeer("nothing listens on that port")
+    last = errors[-1]
+    words = str(last.strerror) if isinstance(last, socket.gaierror) else os.strerror(last.errno or 0)
+    return NoPeer(words[:1].lower() + words[1:])
 
 
 def _proved(payload: bytes, static: bytes) -> PeerId:

@@ -21,13 +21,12 @@ Connection = TypeVar("Connection", bound=Hashable)
 
 
 class Unexplained(Generic[Connection]):
-    """Tracks what each connection owes: the bytes it brought that nothing explains, less `rate` a second.
+    """Tracks what each connection owes: the bytes it brought that nothing explains, less BYTES_PER_S.
 
-    A debt is at most `burst`, and at least -`burst`.
+    A debt is at most BURST_BYTES, and at least -BURST_BYTES.
     """
 
-    def __init__(self, rate: float = BYTES_PER_S, burst: float = BURST_BYTES) -> None:
-        self._rate, self._burst = rate, burst
+    def __init__(self) -> None:
         self._owed: dict[Connection, float] = {}  # bytes, at the last look
         self._brought: Mapping[Connection, int] = {}  # in all, at the last look
         self._allowed = 0.0  # bytes allowed to each since then
@@ -39,10 +38,10 @@ class Unexplained(Generic[Connection]):
         Returns whether to call `over`: some connection may be over its limit, or so much was allowed since
         that a new one would have much credit.
         """
-        allowed = explained + self._rate * seconds
+        allowed = explained + BYTES_PER_S * seconds
         self._allowed += allowed
         self._most = max(0.0, self._most + brought - allowed)
-        return self._most > self._burst or self._allowed > self._burst / 4
+        return self._most > BURST_BYTES or self._allowed > BURST_BYTES / 4
 
     def over(self, brought: Mapping[Connection, int]) -> list[Connection]:
         """Return the connections over the limit, and forget what they owe.
@@ -53,7 +52,7 @@ class Unexplained(Generic[Connection]):
             each: self._owed.get(each, 0.0) + size - self._brought.get(each, 0) - self._allowed
             for each, size in brought.items()
         }
-        found = [each for each, size in owed.items() if size > self._burst]
-        self._owed = {each: max(-self._burst, size) for each, size in owed.items() if each not in found}
+        found = [each for each, size in owed.items() if size > BURST_BYTES]
+        self._owed = {each: max(-BURST_BYTES, size) for each, size in owed.items() if each not in found}
         self._brought, self._allowed, self._most = dict(brought), 0.0, max([0.0, *self._owed.values()])
         return found

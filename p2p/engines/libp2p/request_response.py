@@ -149,16 +149,15 @@ class KeptStreams(Generic[S]):
     A stream whose question went well is kept for the next.
 
     reach: makes sure that there is a connection; False where none can be made. new: opens a stream to a peer;
-    raises Broken. clock: seconds, as trio's.
+    raises Broken.
     """
 
     def __init__(
         self,
         reach: Callable[[PeerId], Awaitable[bool]],
         new: Callable[[PeerId], Awaitable[S]],
-        clock: Callable[[], float] = trio.current_time,
     ) -> None:
-        self._reach, self._new, self._clock = reach, new, clock
+        self._reach, self._new = reach, new
         self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._room = MAX_KEPT
         # Kept streams and the time of their last answer, the oldest first.
@@ -196,12 +195,12 @@ class KeptStreams(Generic[S]):
         finally:
             if not well:
                 await stream.end(False)
-        self._kept.append((peer, self._clock(), stream))
+        self._kept.append((peer, trio.current_time(), stream))
         await self._let_go()
         return answer
 
     async def _let_go(self) -> None:
         """End the kept streams that were not used for long, and the oldest of too many."""
-        now = self._clock()
+        now = trio.current_time()
         while self._kept and (len(self._kept) > self._room or now - self._kept[0][1] > KEPT_S):
             await self._kept.pop(0)[2].end(True)
