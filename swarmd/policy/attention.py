@@ -114,13 +114,11 @@ def _any_mask(device: torch.device) -> Tensor:
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules) -> Tensor:
     """Attend with an additive mask.
 
-    query [B, H, S, D], key and value [B, K, T, D], mask [B, 1, S, T] added to the scores -> [B, H, S, D].
+    query [B, H, S, D], key and value [B, K, T, D], mask [B, 1, H/K S, T] added to the scores -> [B, H, S, D].
     Queries that share a key head are laid side by side, so that keys and values are not repeated for them.
     """
     batch, heads, length, width = query.shape
-    shared = heads // key.shape[1]
-    query = query.reshape(batch, key.shape[1], shared * length, width)
-    mask = mask.repeat(1, 1, shared, 1) if shared > 1 else mask
+    query = query.reshape(batch, key.shape[1], -1, width)
     if rules.softcap is None:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=rules.scale)
     else:
@@ -311,24 +309,30 @@ class _Tile:
         self.key_places = places.flatten()
         # A query that is padding stands for the last one: it must see something, or its row would be nan.
         self._positions = (before + q.minimum(length - 1)).to(device)
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         q, k, v = (x.view(len(self.spans), -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
-        return masked(q, k, v, self._mask(rules.window), rules).transpose(1, 2).flatten(0, 1)
+        mask = self._mask(rules.window, query.shape[1] // key.shape[1])
+        return masked(q, k, v, mask, rules).transpose(1, 2).flatten(0, 1)
 
-    def _mask(self, window: int | None) -> Tensor:
-        """Return the additive mask [B, 1, S, K]: position i sees position j where i - window < j <= i."""
-        if window not in self._masks:
-            i, j = self._positions[:, :, None], torch.arange(self._keys, device=self._positions.device)
-            seen = j <= i
+    def _mask(self, window: int | None, shared: int) -> Tensor:
+        """Return the additive mask [B, 1, R S, K] for R queries that share a key.
+
+        Position i sees position j where i - window < j <= i. All layers get one and the same, as attention
+        keeps its mask for the backward pass. Rows are a multiple of 8 apart, or CUDA's kernel would keep a
+        copy for each layer.
+        """
+        if (window, shared) not in self._masks:
+            i = self._positions.repeat(1, shared)[:, :, None]
+            j = torch.arange(-(-self._keys // 8) * 8, device=i.device)
+            hidden = j > i
             if window is not None:
-                seen = seen & (j > i - window)
-            mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(
-                ~seen, float("-inf")
-            )
-            self._masks[window] = mask[:, None]
-        return self._masks[window]
+                hidden = hidden | (j <= i - window)
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=i.device)
+            mask = mask.masked_fill_(hidden, float("-inf"))[:, None, :, : self._keys]
+            self._masks[window, shared] = mask
+        return self._masks[window, shared]
 
 
 def _group(spans: Sequence[Span]) -> list[list[Span]]:

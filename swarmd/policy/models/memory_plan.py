@@ -12,7 +12,7 @@ A round has two phases, and the larger of them has to fit beside what is always 
 
 What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k
 the widths of queries and keys, f the inner width. It was found by counting what autograd keeps, of Qwen2,
-Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is between 0.8 and 1.1
+Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is 0.8 to 1.15
 times the packed update's, and 0.9 to 1.3 times a plain forward's (tests/swarmd/policy/test_plan.py).
 
     n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their
