@@ -6,7 +6,9 @@ shapes and reads and writes the same memory at each replay.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from swarmd.policy.models.hub import first_line
 log = logging.getLogger(__name__)
 
 DecoderStep = Callable[[Tensor], Tensor]  # tokens [B] -> logits [B, V]
+# The recording that failed: none is tried after it. It is kept, as torch's allocators may go on asking it.
+_failed: Final[list[torch.cuda.CUDAGraph]] = []
 
 
 class RecordedStep:
@@ -33,7 +37,6 @@ class RecordedStep:
         self._replaced: torch.cuda.CUDAGraph | None = None
         if before:
             self._replaced = before._graph or before._replaced
-        self._works: bool = before is None or before._works
 
     def __call__(self, step: DecoderStep, tokens: Tensor) -> Tensor:
         """Return the logits. They are overwritten at the next call.
@@ -42,7 +45,7 @@ class RecordedStep:
         is found, spoils another's recording.
         """
         self._calls += 1
-        if self._graph is None and self._works and self._calls > 1 and tokens.device.type == "cuda":
+        if self._graph is None and not _failed and self._calls > 1 and tokens.device.type == "cuda":
             self._record(step, tokens)
         if self._graph is None:
             return step(tokens)
@@ -62,23 +65,33 @@ class RecordedStep:
                 try:
                     self._logits = step(self._tokens)
                 finally:
-                    graph.capture_end()
+                    _end(graph, tokens.device, pool)
         except RuntimeError as error:
             # What fails within a recording makes its end fail, too.
             cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             if is_out_of_memory(cause):
                 raise cause from None
-            self._works = False
-            _say(first_line(cause))
+            _failed.append(graph)
+            log.warning("answers are made without CUDA graphs, more slowly: %s", first_line(cause))
         else:
             self._graph = graph
         now.wait_stream(stream)
         self._replaced = None
 
 
-@cache
-def _say(why: str) -> None:
-    log.warning("answers are made without CUDA graphs, more slowly: %s", why)
+def _end(graph: torch.cuda.CUDAGraph, device: torch.device, pool: tuple[int, int]) -> None:
+    """End a recording, also where it has failed.
+
+    torch would then go on taking the device's memory for a recorded one's: it would free none, and
+    `empty_cache` would raise.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):  # it failed later than that
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)
+        raise
 
 
 @cache

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from swarmd.config.config import TrainConfig
 from swarmd.policy import language_policy
 from swarmd.policy.attention import adopt
+from swarmd.policy.inference import recorded_step
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
+from swarmd.policy.inference.recorded_step import RecordedStep
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models import fit
 from swarmd.policy.models.device import choose_device, release_cached, seeded
@@ -298,6 +302,47 @@ def test_steps_of_fixed_shapes_give_what_growing_ones_do(
     for growing, same in zip(*samples, strict=True):
         assert growing.ids == same.ids
         assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-4 if device == "cpu" else 1e-3)
+
+
+def test_a_recording_that_fails_leaves_the_memory_to_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch itself would take the device's memory for a recorded one's from then on."""
+    done: list[Any] = []
+
+    class Failing:
+        def capture_begin(self, pool: Any, **_: Any) -> None:
+            done.append(("begin", pool))
+
+        def capture_end(self) -> None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def step(tokens: Any) -> Any:
+        if done == [("begin", (0, 7))]:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+        return tokens
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name, value in {
+        "CUDAGraph": Failing, "current_stream": lambda: stream, "graph_pool_handle": lambda: (0, 7),
+        "stream": lambda _: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(recorded_step, "_stream", lambda _: stream)
+    monkeypatch.setattr(recorded_step, "_failed", [])
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *args, name=name: done.append((name, *args)))
+    tokens = SimpleNamespace(device=torch.device("cuda", 0), clone=lambda: None)
+    for recorded in (RecordedStep(), RecordedStep()):
+        for _ in range(3):
+            assert recorded(step, tokens) is tokens  # type: ignore[arg-type]
+    assert done == [
+        ("begin", (0, 7)),
+        ("_cuda_endAllocateToPool", 0, (0, 7)),
+        ("_cuda_releasePool", 0, (0, 7)),
+    ]
+    (said,) = caplog.messages
+    assert said.endswith("more slowly: CUDA error: operation not permitted when stream is capturing")
 
 
 def large(device: str) -> Any:
