@@ -257,18 +257,23 @@ class Learner:
         )
 
     def _accumulate(self, groups: Sequence[Sequence[Row]], rest: Callable[[], object] | None) -> Sums:
-        sums = Sums()
-        references = self._reference_logprobs(groups)
+        references, figures = self._reference_logprobs(groups), list[Tensor]()
         with recomputing(self._network) if self._recompute else nullcontext():
             for group, reference in zip(groups, references, strict=True):
                 if rest is not None:
                     rest()
                 if self._decoder:
-                    self._backward_packed(self._decoder, pack(group, self._device), reference, sums)
+                    figures += self._backward_packed(self._decoder, pack(group, self._device), reference)
                 else:
                     batch = pad(group, self._device)
-                    self._backward_logits(self._padded_logits(batch), batch.scores, reference, sums)
-        return sums
+                    figures.append(self._backward_logits(self._padded_logits(batch), batch.scores, reference))
+        if not figures:
+            return Sums()
+        # The one wait for the device.
+        loss, entropy, clipped, drift, drawn, kl = torch.stack(figures).sum(0).tolist()
+        tokens = sum(len(row.completion) for group in groups for row in group)
+        measured = 0 if references[0] is None else tokens
+        return Sums(loss, entropy, clipped, tokens, drift, int(drawn), kl, measured)
 
     def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
         """Return the reference policy's log-probabilities [N] of each group, or None if not measured now."""
@@ -301,25 +306,25 @@ class Learner:
             found.append(token_logprobs(logits, batch.scores[part].targets, self._learning.temperature)[0])
         return torch.cat(found)
 
-    def _backward_packed(self, decoder: Decoder, batch: Packed, reference: Tensor | None, sums: Sums) -> None:
+    def _backward_packed(self, decoder: Decoder, batch: Packed, reference: Tensor | None) -> list[Tensor]:
         """Run head and loss forward and backward in chunks, then the rest backward at once.
 
-        No more than a chunk of logits is held at a time.
+        No more than a chunk of logits is held at a time. Returns the figures of each chunk.
         """
-        hidden = decoder.hidden(batch)
+        hidden, figures = decoder.hidden(batch), []
         gradient = torch.empty_like(hidden)
         for begin in range(0, len(hidden), decoder.chunk):
             part = slice(begin, begin + decoder.chunk)
             seen = hidden[part].detach().requires_grad_()
-            self._backward_logits(
-                decoder.logits(seen), batch.scores[part], None if reference is None else reference[part], sums
-            )
+            of_part = None if reference is None else reference[part]
+            figures.append(self._backward_logits(decoder.logits(seen), batch.scores[part], of_part))
             assert seen.grad is not None
             gradient[part] = seen.grad
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
+        return figures
 
-    def _backward_logits(self, logits: Tensor, scores: Scores, reference: Tensor | None, sums: Sums) -> None:
-        """Add the gradients of the logits, and the sums for the report.
+    def _backward_logits(self, logits: Tensor, scores: Scores, reference: Tensor | None) -> Tensor:
+        """Add the gradients of the logits; return six sums for the report, on the device.
 
         logits: [N, V], with a graph. reference: [N], log-probabilities.
         """
@@ -337,25 +342,11 @@ class Learner:
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
         # The drift is 0 where the policy that drew is not known.
-        drift = k3(current, old)
-        kl = none if reference is None else k3(reference, current)
+        drift, kl = k3(current, old), none if reference is None else k3(reference, current)
         cut = none if clipped is None else clipped
-        figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]
-        # One wait for the device. All of one type, for MPS stacks no others; a count of tokens is exact in
-        # float32.
-        found = torch.stack([figure.float() for figure in figures]).tolist()
-        sums.loss, sums.entropy, sums.clipped = (
-            sums.loss + found[0],
-            sums.entropy + found[1],
-            sums.clipped + found[2],
-        )
-        sums.drift, sums.drawn, sums.kl = (
-            sums.drift + found[3],
-            sums.drawn + int(found[4]),
-            sums.kl + found[5],
-        )
-        sums.tokens += len(scores.targets)
-        sums.measured += 0 if reference is None else len(reference)
+        # All of one type, for MPS stacks no others; a count of tokens is exact in float32.
+        figures = (loss.detach(), entropy, cut, drift, drawn, kl)
+        return torch.stack([figure.float().sum() for figure in figures])
 
     def _padded_logits(self, batch: Padded) -> Tensor:
         """Return the logits [N, V] at the positions that predict a completion token.

@@ -424,13 +424,16 @@ def test_out_of_memory_makes_smaller_micro_batches(
 def test_few_logits_are_held_at_once(
     family: str, ragged: list[Row], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, held = 20 * VOCABULARY, list[int]()
+    """The device is waited for once all the same, for the figures of all of them."""
+    most, held, waits, read = 20 * VOCABULARY, list[int](), list[None](), torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda of: (waits.append(None), read(of))[1])
     monkeypatch.setattr("swarmd.policy.training.learner.MAX_PADDED_LOGITS", most)
     network = network_of(folders[family])
     network.lm_head.register_forward_hook(lambda _module, _inputs, logits: held.append(logits.numel()))
     learner = Learner(network, learning(head_tokens=20), CPU)
     assert learner.step(ragged).tokens * VOCABULARY == sum(held)
     assert most / 2 < max(held) <= most
+    assert len(waits) == 1 < len(held)
 
 
 def test_layers_are_computed_twice_in_an_update_alone(ragged: list[Row], folders: dict[str, Path]) -> None:
