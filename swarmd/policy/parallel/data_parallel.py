@@ -98,32 +98,30 @@ def leave() -> None:
 
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
     """Make every rank's gradients and sums those of all. Raises RankLost where one is gone."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            # This rank had no rows.
-            parameter.grad = torch.zeros_like(parameter)
-        _add_up(parameter.grad, alive)
     names = [f.name for f in fields(sums)]
     total = torch.tensor(
         [float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device
     )
-    _add_up(total, alive)
-    for name, value in zip(names, total.tolist(), strict=True):
-        setattr(sums, name, type(getattr(sums, name))(value))
-
-
-def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
+    added = [total]
+    for parameter in parameters:
+        if parameter.grad is None:
+            # This rank had no rows.
+            parameter.grad = torch.zeros_like(parameter)
+        added.append(parameter.grad)
     try:
-        work = dist.all_reduce(tensor, async_op=True)
-        # NCCL would wait for a dead rank for ever; gloo says so itself.
-        while tensor.is_cuda and not work.is_completed():
-            if not alive():
-                raise RankLost("another trainer ended")
-            time.sleep(2e-4)
-        work.wait()
+        # All are begun before any is waited for: there are hundreds, and a wait takes longer than a sum.
+        for tensor, work in [(tensor, dist.all_reduce(tensor, async_op=True)) for tensor in added]:
+            # NCCL would wait for a dead rank for ever; gloo says so itself.
+            while tensor.is_cuda and not work.is_completed():
+                if not alive():
+                    raise RankLost("another trainer ended")
+                time.sleep(2e-4)
+            work.wait()
     except RuntimeError as error:
         # Gloo and NCCL raise this for a connection that is broken or silent for too long.
         raise RankLost("the connection to another trainer broke") from error
+    for name, value in zip(names, total.tolist(), strict=True):
+        setattr(sums, name, type(getattr(sums, name))(value))
 
 
 def digest(learner: Learner) -> int:

@@ -58,6 +58,26 @@ def test_the_timeout_of_an_update_is_set_by_its_public_name(
     assert told == [data_parallel.UPDATE_TIMEOUT]
 
 
+def test_no_gradient_waits_for_another_ones_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[str]()
+
+    class Sum:
+        def wait(self) -> None:
+            done.append("wait")
+
+    def begun(tensor: Tensor, *, async_op: bool) -> Sum:
+        done.append("begin")
+        tensor.mul_(2)
+        return Sum()
+
+    monkeypatch.setattr(data_parallel.dist, "all_reduce", begun)
+    weights, sums = [nn.Parameter(torch.ones(2)) for _ in range(3)], Sums(0.5, tokens=7)
+    weights[0].grad = torch.ones(2)
+    combine(weights, sums)
+    assert done == ["begin"] * 4 + ["wait"] * 4 and sums == Sums(1.0, tokens=14)
+    assert [w.grad.tolist() for w in weights if w.grad is not None] == [[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
     """Return batches of our own answers and others', of uneven lengths; one rollout has no gradient."""
     found = []
