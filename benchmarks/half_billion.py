@@ -193,7 +193,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     # Before memory is counted: they import ReasoningGYM.
     questions = workload.draw("sapo-9", arguments.questions, 0)
     begun, imported = meter.begin(), meter.peak_mib()
-    policy = LanguagePolicy.open(config, 0, lambda _: int(arguments.memory * 1e9))
+    policy = LanguagePolicy.open(config, 0, free=lambda _: int(arguments.memory * 1e9))
     rewards = tuple(float(i % 2) for i in range(arguments.completions))
     me, opened, after_answers = PeerId("me"), meter.now(), 0.0
     for n in range(arguments.rounds):

@@ -92,7 +92,8 @@ class LanguagePolicy:
         cls,
         config: NodeConfig,
         seed: int,
-        free: Callable[[torch.device], int] = free_memory,
+        sharing: int = 1,
+        free: Callable[[torch.device], int] | None = None,
         report: Callable[[Download], None] = lambda _: None,
         rest: Callable[[], object] = lambda: None,
         between: Callable[[], int] | None = None,
@@ -104,12 +105,14 @@ class LanguagePolicy:
 
         Args:
             seed: of what is sampled and of a new adapter.
-            free: bytes free on a device.
+            sharing: processes of this run on its device, with this one.
+            free: bytes free on a device for each of them.
             report: gets the progress of a download.
             loading: entered while the model is looked up and loaded.
         """
         work, loss = work_of(config), LOSSES[config.train.loss]
-        limit_memory(config, choose_device(config.model.device))
+        limit_memory(config, choose_device(config.model.device), sharing)
+        free = free or partial(free_memory, processes=sharing)
         with loading():
             loaded = load_model(config.model, seed, free, work, report)
         use_threads(config, loaded.device, loaded.shape.parameters)

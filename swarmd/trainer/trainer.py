@@ -47,8 +47,8 @@ from swarmd.trainer.workers import (
     WorkerGroup,
     check_workers,
     for_trainer,
-    free_for_trainer,
     open_workers,
+    sharing,
 )
 from swarmd.types import RoundReport
 
@@ -353,7 +353,7 @@ def _open_policy(
     if config.workers.processes == 1:
         return LanguagePolicy.open(config, seed, report=report, rest=rest)
     check_workers(config)
-    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report, rest)
+    return LanguagePolicy.open(for_trainer(config), seed, sharing(config, 0), report=report, rest=rest)
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:

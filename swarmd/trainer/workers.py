@@ -23,7 +23,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import count_devices, device_of, environment, free_memory
+from swarmd.policy.models.device import count_devices, device_of, environment
 from swarmd.policy.models.preflight import cores
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.generator_pool import Generators
@@ -176,7 +176,7 @@ def open_workers(
         handover = WeightWriter(folder)
 
         def start(module: str, config: NodeConfig, seed: int, place: int) -> WorkerProcess:
-            begin = Begin(config.model_dump_json(), seed, str(folder), _sharing(config, place))
+            begin = Begin(config.model_dump_json(), seed, str(folder), sharing(config, place))
             return WorkerProcess(module, begin, environment(config.model, place))
 
         def start_generator(number: int) -> WorkerProcess:
@@ -229,13 +229,7 @@ def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
     return config.model_copy(update={"model": config.model.model_copy(update=found)})
 
 
-def free_for_trainer(config: NodeConfig) -> Callable[[Any], int]:
-    """Return how many bytes of a device the trainer may plan with, beside its workers."""
-    sharing = _sharing(config, 0)
-    return lambda device: free_memory(device, sharing)
-
-
-def _sharing(config: NodeConfig, place: int) -> int:
+def sharing(config: NodeConfig, place: int) -> int:
     """Count the processes of this run on the device of this place."""
     devices = count_devices() if device_of(config.model) == "cuda" else 1
     return processes_on(place, config.workers.processes, devices)

@@ -182,10 +182,9 @@ SLOW_AT_BF16: Final = {
 }
 
 
-def limit_memory(config: NodeConfig, device: torch.device) -> None:
+def limit_memory(config: NodeConfig, device: torch.device, processes: int = 1) -> None:
     """Keep torch in this process to its part of `limits.gpu_memory`, which a device's processes share."""
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
-        processes = -(-config.workers.processes // count_devices())
         torch.cuda.set_per_process_memory_fraction(share / processes, device.index)
     elif device.type == "mps":
         # Of what Metal recommends. torch takes 1.7 times that, so the machine would swap before a refusal.

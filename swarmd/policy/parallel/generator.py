@@ -4,12 +4,10 @@ It is started as `python -m swarmd.policy.parallel.generator FD`.
 """
 
 import time
-from functools import partial
 from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import free_memory
 from swarmd.policy.parallel.messages import Begin, FinishedAnswers, WorkerReady
 from swarmd.policy.parallel.weight_sync import WeightReader
 from swarmd.policy.parallel.worker import WorkerLink, run
@@ -25,8 +23,7 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
         rested += inside.rest()
         return pickup()
 
-    free = partial(free_memory, processes=begin.sharing)
-    policy = LanguagePolicy.open(config, begin.seed, free, between=between)
+    policy = LanguagePolicy.open(config, begin.seed, begin.sharing, between=between)
     pickup = WeightReader(Path(begin.folder), policy.trained)
     inside.send(WorkerReady())
     while True:

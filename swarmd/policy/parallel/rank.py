@@ -5,12 +5,10 @@ It is started as `python -m swarmd.policy.parallel.rank FD`.
 
 import logging
 import sys
-from functools import partial
 from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import free_memory
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
 from swarmd.policy.parallel.messages import Begin, Join, Share, Stepped, WorkerReady
 from swarmd.policy.parallel.worker import WorkerLink, run
@@ -21,7 +19,7 @@ log = logging.getLogger(__name__)
 def train(begin: Begin, inside: WorkerLink) -> None:
     """Take step after step, until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
-    policy = LanguagePolicy.open(config, begin.seed, partial(free_memory, processes=begin.sharing))
+    policy = LanguagePolicy.open(config, begin.seed, begin.sharing)
     learner = policy.learner
     inside.send(WorkerReady())
     while True:

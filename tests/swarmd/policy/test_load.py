@@ -367,6 +367,21 @@ def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.M
     assert shares == [1.0]
 
 
+def test_a_worker_with_a_gpu_of_its_own_has_all_that_the_limit_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all GPUs it sees its own alone, so it cannot count who shares it."""
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = NodeConfig.model_validate(
+        {"workers": {"generators": 3, "trainers": 1}, "limits": {"gpu_memory": "60 %"}}
+    )
+    for sharing in (1, 2):
+        limit_memory(config, torch.device("cuda", 0), sharing)
+    assert shares == [0.6, 0.3]
+
+
 WHOLE, ADAPTER, NEITHER = {"trained_whole": True}, {"adapter": True}, {}
 
 
