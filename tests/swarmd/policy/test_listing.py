@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig
 
 from swarmd.config.config import ModelConfig, NodeConfig
+from swarmd.policy.models import doctor
 from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
 from swarmd.policy.models.doctor import DeviceSpeed, estimate, lines, list_models, measure_speed
 from swarmd.policy.models.fit import NAMED, work_of
@@ -143,6 +145,18 @@ def test_the_estimate_is_near_what_half_a_billion_weights_took() -> None:
 def test_the_speed_of_this_machine_is_measured() -> None:
     speed = measure_speed(torch.device("cpu"), torch.float32)
     assert speed.flops > 1e6 and speed.bandwidth > 1e6
+
+
+def test_what_a_device_makes_at_its_first_use_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = [0.0], list[float]()
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def work() -> torch.Tensor:
+        runs.append(0.01 if runs else 0.3)
+        now[0] += runs[-1]
+        return torch.ones(1)
+
+    assert doctor._seconds(work) == pytest.approx(0.01) and len(runs) > 5
 
 
 def test_the_models_command_lists_them(run: Run) -> None:
