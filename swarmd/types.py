@@ -193,7 +193,7 @@ class UpdateReport:
         float | None,
         Figure(
             "kl",
-            "KL of the policy from the one training began with; `null`: not measured in this round",
+            "KL of the policy from the one training began with, on its own answers; `null`: not measured",
             "nats a token",
         ),
     ] = None

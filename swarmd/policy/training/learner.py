@@ -272,7 +272,7 @@ class Learner:
         # The one wait for the device.
         loss, entropy, clipped, drift, drawn, kl = torch.stack(figures).sum(0).tolist()
         tokens = sum(len(row.completion) for group in groups for row in group)
-        measured = 0 if references[0] is None else tokens
+        measured = 0 if references[0] is None else int(drawn)
         return Sums(loss, entropy, clipped, tokens, drift, int(drawn), kl, measured)
 
     def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
@@ -341,8 +341,11 @@ class Learner:
         logits.backward(
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
-        # The drift is 0 where the policy that drew is not known.
-        drift, kl = k3(current, old), none if reference is None else k3(reference, current)
+        # The drift is 0 where the policy that drew is not known. The KL is taken over our own tokens, as
+        # over others' text `k3` estimates none.
+        drift, kl = k3(current, old), none
+        if reference is not None:
+            kl = torch.where(drawn, k3(reference, current), 0.0)
         cut = none if clipped is None else clipped
         # All of one type, for MPS stacks no others; a count of tokens is exact in float32.
         figures = (loss.detach(), entropy, cut, drift, drawn, kl)

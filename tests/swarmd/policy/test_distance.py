@@ -82,17 +82,20 @@ def test_kl_is_against_the_model_as_it_was_loaded(
     resumed = open_policy(folders[family], seed=1, **settings)
     resumed.restore(tmp_path)
     network, chat = network_of(folders[family]), chat_of(folders[family])
+    foreign = external("other?", [("yes", True), ("no", True)], (1.0, 0.0))
     for one in (policy, resumed):  # a restart moves the start nowhere
         batch = batch_of(one)
         before = {name: p.detach().clone() for name, p in one.trained.items()}
         expected = k3(by_transformers(network, chat, batch), flat(one.logprobs(batch))).mean()
-        report = one.update(batch)
+        report = one.update([*batch, foreign])
         assert report.kl == pytest.approx(float(expected), rel=1e-3)
         assert report.kl is not None and report.kl > 1e-4
         moved = {name: p.detach() - before[name] for name, p in one.trained.items()}
         assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, (
             "trained from where it was, not from the start"
         )
+    one.learner.updates = 6
+    assert one.update([foreign]).kl is None, "of others' text no mean is a KL"
 
 
 @pytest.mark.parametrize("kind", KINDS)
