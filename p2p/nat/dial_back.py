@@ -34,7 +34,6 @@ KEPT_S = 30.0
 PORTS = 2
 # Dials for all peers together.
 DIALS_PER_S, DIALS_AT_ONCE = 1.0, 8.0
-AT_ONCE = 4
 ASK_AGAIN_S = 0.5
 # The time for one member's answer.
 MEMBER_TIMEOUT_S = 8.0
@@ -124,7 +123,6 @@ class DialBack:
             or port < MIN_PORT
             or tried >= PORTS
             or self._nursery is None
-            or Counter(outcome for _, outcome in self._outcomes.values())[Outcome.TRYING] >= AT_ONCE
             or self._dials.wait(now)
         ):
             return Outcome.REFUSED

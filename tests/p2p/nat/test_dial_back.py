@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.nat.dial_back import (
-    AT_ONCE,
     DIALS_AT_ONCE,
     KEPT_S,
     MAX_ASKED,
@@ -129,23 +128,6 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
     assert len(world.dialled) == DIALS_AT_ONCE
     world.now += KEPT_S + 1
     assert (await world.asks(5009)) == DialBackReply(Outcome.NOT_REACHED, seen_at(world.peers[0]))
-
-
-async def test_few_dial_backs_run_at_once() -> None:
-    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 2 + AT_ONCE + 1)]
-    known = [Peer(peer, f"/ip4/11.1.0.{n}/tcp/1", "inbound", 0.0) for n, peer in enumerate(peers)]
-
-    async def never(host: str, port: int) -> PeerId:
-        await trio.sleep_forever()
-        raise AssertionError
-
-    dial_back = DialBack(lambda: known, lambda: 0.0, knock=never)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(dial_back.run)
-        await trio.testing.wait_all_tasks_blocked()
-        said = [answered(dial_back(peer, question(4001))) for peer in peers]
-        nursery.cancel_scope.cancel()
-    assert [answer.outcome for answer in said if answer] == [Outcome.TRYING] * AT_ONCE + [Outcome.REFUSED]
 
 
 async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
