@@ -6,7 +6,6 @@ key, 68 bytes. It checks itself: the two halves of a damaged file do not belong 
 
 import functools
 import os
-import stat
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
@@ -77,8 +76,7 @@ class Identity:
     def load(cls, path: Path) -> "Identity":
         """Load the key at `path`. Raises NoKeyFile or KeyFileUnusable."""
         try:
-            # O_NONBLOCK, so that this returns at once where it is a pipe.
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
         except FileNotFoundError:
@@ -89,8 +87,6 @@ class Identity:
             raise KeyFileUnusable(
                 f"cannot read the key file {path}: {error.strerror}; check who owns it and its folder"
             ) from None
-        if not stat.S_ISREG(status.st_mode):
-            raise KeyFileUnusable(f"the key file {path} is not a regular file; put the key itself there")
         if status.st_mode & 0o077:
             raise KeyFileUnusable(
                 f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run"
