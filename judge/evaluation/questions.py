@@ -19,8 +19,6 @@ from swarmd.tasks.own import NoQuestion
 from swarmd.tasks.sandbox.client import VerifierFailed
 from swarmd.types import Task, TaskRef
 
-REMEMBERED_PEERS = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -38,7 +36,7 @@ class WindowQuestions:
     """
 
     def __init__(
-        self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS
+        self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = config.REMEMBERED_PEERS
     ) -> None:
         self._tasks, self._remembered = tasks, remembered
         self.open(window)

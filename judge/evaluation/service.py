@@ -33,7 +33,7 @@ from judge.errors import (
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
-from judge.evaluation.sessions import Sequences, Sessions
+from judge.evaluation.sessions import Sessions, claim
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import (
     LISTED_ANSWERS,
@@ -60,6 +60,7 @@ from judge.verified.benchmarks import Benchmarks
 from judge.verified.evaluator import Evaluator
 from judge.verified.tier import JudgeHandle, VerifiedTier, open_tier
 from p2p.identity import Identity
+from p2p.latest import Latest
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.grading import solution
@@ -156,7 +157,8 @@ class JudgeService:
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_S, config.ASK_BURST, config.REMEMBERED_PEERS)
         rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
-        self._sequences = Sequences()
+        # The highest sequence number of each peer's requests; what is forgotten is in the store.
+        self._sequences: Latest[PeerId, int] = Latest(config.REMEMBERED_PEERS)
         # Set where the judge evaluates uploaded weights.
         self.verified: VerifiedTier | None = None
         self._writer = StoreWriter(store)
@@ -386,11 +388,9 @@ class JudgeService:
             floor = await self.write(self._store.claim, signed.peer, signed.sequence)
         else:
             floor = (
-                -1
-                if self._sequences.knows(signed.peer)
-                else await self.write(self._store.sequence, signed.peer)
+                -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
             )
-        if refusal := self._sequences.claim(signed, floor):
+        if refusal := claim(self._sequences, signed, floor):
             raise Refused(refusal)
         return floor >= 0 or not self.settings.shared
 

@@ -36,7 +36,6 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 
 REMEMBERED_CLOSED = 10_000
-REMEMBERED_SEQUENCES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,30 +165,18 @@ class Sessions:
         self._closed[question.id] = (question.peer, why)
 
 
-class Sequences:
-    """The highest sequence number that each peer has used: those of its signed requests only rise.
+def claim(highest: Latest[PeerId, int], signed: Signed, floor: int) -> Refusal | None:
+    """Use a signed request's sequence number up; a Refusal where it, or a larger one, was used before.
 
-    It is bounded; what is forgotten here is still in the store as `floor`.
+    highest: by peer, as far as it is remembered. floor: the highest that the store remembers.
     """
-
-    def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
-        self._highest: Latest[PeerId, int] = Latest(remembered)
-
-    def knows(self, peer: PeerId) -> bool:
-        return peer in self._highest
-
-    def claim(self, signed: Signed, floor: int) -> Refusal | None:
-        """Use the number up; a Refusal where it, or a larger one, was used before.
-
-        floor: the highest the store remembers.
-        """
-        highest = max(self._highest.get(signed.peer, -1), floor)
-        if signed.sequence <= highest:
-            return Refusal(
-                409,
-                "this sequence number, or a larger one, was used before",
-                "Sign again with a larger one: nobody can send a captured request twice.",
-                extra=(("sequence", highest),),
-            )
-        self._highest[signed.peer] = signed.sequence
-        return None
+    used = max(highest.get(signed.peer, -1), floor)
+    if signed.sequence <= used:
+        return Refusal(
+            409,
+            "this sequence number, or a larger one, was used before",
+            "Sign again with a larger one: nobody can send a captured request twice.",
+            extra=(("sequence", used),),
+        )
+    highest[signed.peer] = signed.sequence
+    return None

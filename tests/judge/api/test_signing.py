@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from judge.api.signing import HEADERS, verify_request
 from judge.errors import Refusal
-from judge.evaluation.sessions import Sequences
+from judge.evaluation.sessions import claim
 from judge.types import Signed
 from p2p.identity import Identity
+from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.daemon.judging.client import JudgeClient
 from tests.judge.peers import ORIGIN, SigningPeer
@@ -128,17 +129,13 @@ def test_a_request_signed_for_another_judge_is_refused() -> None:
 
 def test_sequences_only_rise() -> None:
     alice, bob = PeerId("alice"), PeerId("bob")
-    sequences = Sequences()
-    assert sequences.claim(Signed(alice, 5), -1) is None
+    highest: Latest[PeerId, int] = Latest(2)
+    assert claim(highest, Signed(alice, 5), -1) is None
     for used in (5, 4, 0):
-        refusal = sequences.claim(Signed(alice, used), -1)
+        refusal = claim(highest, Signed(alice, used), -1)
         assert refusal is not None and refusal.extra == (("sequence", 5),)
-    assert sequences.claim(Signed(bob, 1), -1) is sequences.claim(Signed(alice, 6), -1) is None
+    assert claim(highest, Signed(bob, 1), -1) is claim(highest, Signed(alice, 6), -1) is None
 
 
 def test_sequences_forgotten_in_memory_are_in_the_store() -> None:
-    sequences = Sequences(remembered=2)
-    for i in range(10):
-        assert sequences.claim(Signed(PeerId(str(i)), 7), -1) is None
-    assert not sequences.knows(PeerId("0"))
-    assert sequences.claim(Signed(PeerId("0"), 7), 7) is not None  # what the store remembers counts
+    assert claim(Latest(2), Signed(PeerId("0"), 7), 7) is not None
