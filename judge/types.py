@@ -97,10 +97,10 @@ class OpenQuestion:
     asked: float  # monotonic seconds
     deadline: float  # monotonic seconds
     asker: Requester
+    window: QuestionWindow  # the window that the question is of
+    place: int  # its place among the peer's questions there
     attributes: Attributes = UNNAMED
     answers: int = 1  # wanted
-    window: QuestionWindow | None = None  # the window that the question is of
-    place: int = 0  # its place among the peer's questions there
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class GradedEvaluation:
     peer: str
     attributes: Attributes
     ref: TaskRef
-    window: QuestionWindow | None
+    window: QuestionWindow
     place: int
     number: int
     at: float

@@ -174,9 +174,8 @@ async def evaluation(request: Request, id: PathName) -> Response:
         raise Refused(NO_SUCH_ANSWER)
     if not all_shown(found, shown):
         raise Refused(RECEIPT_HIDDEN)
-    window = found.window
     answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
-    known = {"answers": answers, "window": window.document() if window else None}
+    known = {"answers": answers, "window": found.window.document()}
     return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
 
 

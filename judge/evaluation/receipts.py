@@ -24,15 +24,14 @@ def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
     }
     asked = {"evaluation": graded.id, "peer": graded.peer, "number": graded.number, "at": graded.at}
     task = {"curriculum": curriculum, "specialty": graded.ref.specialty, "n": graded.ref.n}
-    if graded.window is not None:
-        task |= {
-            "window": graded.window.number,
-            "place": graded.place,
-            "commitment": graded.window.commitment,
-        }
+    drawn = {
+        "window": graded.window.number,
+        "place": graded.place,
+        "commitment": graded.window.commitment,
+    }
     # Of the answers themselves a receipt has the SHA-256 of each text.
     answers = [sha256(answer.text.encode()).hexdigest() for answer in graded.answers]
-    return {**graded.attributes.said(), **asked, **task, "answers": answers, **found}
+    return {**graded.attributes.said(), **asked, **task, **drawn, "answers": answers, **found}
 
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:

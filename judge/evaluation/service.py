@@ -228,7 +228,6 @@ class JudgeService:
                 "answers": q.answers, "window": q.window.number, "commitment": q.window.commitment,
             }
             for q in self._sessions.of(signed.peer)
-            if q.window is not None
         ]  # fmt: skip
 
     async def _draw(

@@ -101,7 +101,7 @@ class Sessions:
             self._close(displaced, DISPLACED)
         id, ends = f"{self._rng.getrandbits(128):032x}", now + self._deadline
         question = OpenQuestion(
-            id, peer, drawn.task, now, ends, asker, attributes, answers, drawn.window, drawn.place
+            id, peer, drawn.task, now, ends, asker, drawn.window, drawn.place, attributes, answers
         )
         self._open[question.id] = question
         self._of_peer.setdefault(peer, []).append(question.id)

@@ -237,9 +237,7 @@ class Reader:
             ).one_or_none()
             if row is None:
                 return None
-            window = (
-                None if row.window_number is None else windows.read(db, row.window_number + 1, limit=1)[0]
-            )
+            (window,) = windows.read(db, row.window_number + 1, limit=1)
         further = json.loads(row.further or "[]")
         answers = [
             Completion(row.answer, bool(row.ended)),

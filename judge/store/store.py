@@ -268,7 +268,7 @@ class Store:
         said = {name: getattr(question.attributes, name) for name in NAMES}
         of_round = said.pop("round")
         with self._begin() as db:
-            window = question.window.number if question.window else None
+            window = question.window.number
             now = {**said, "window_number": window, "window_asked": question.place + 1}
             now["learnt"] = json.dumps(learnt) if learnt else None
             if (

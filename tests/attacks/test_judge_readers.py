@@ -28,6 +28,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Task, TaskRef
 from tests.attacks.harness import Attack, show
+from tests.judge.databases import WINDOW
 from tests.judge.test_serving import address, client, serving
 
 MIB = 2**20
@@ -39,7 +40,8 @@ def fill(folder: Path, answers: int) -> None:
     with closing(Store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for number in range(answers):
             task = Task(TaskRef("bf", 10**9 + number), "?", {})
-            asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, Requester("", record=True))
+            asker = Requester("", record=True)
+            asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, asker, WINDOW, 0)
             store.asked(asked, sequence=2 * number, at=0.0)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
             store.graded(asked, [answer], [ScoredAnswer.of(0.0)], 0.5, 2 * number + 1, 0.0)

@@ -18,6 +18,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from judge.types import QuestionWindow
+from swarmd.tasks.held_out import Terms
 from swarmd.tasks.sandbox.seccomp import die_with_parent
 from swarmd.testing import TIMEOUT_S, wait_until
 
@@ -25,6 +27,10 @@ USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has wh
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
 # For a test of what a court keeps.
 on_each_database = pytest.mark.parametrize("court_database", KINDS, indirect=True)
+
+
+# The window of questions that a test writes to a database itself.
+WINDOW = QuestionWindow(Terms("0123456789abcdef", 1, 0, 86_400, 1000), bytes(32), 0.0)
 
 
 def find(program: str) -> str | None:

@@ -11,6 +11,7 @@ from judge.types import Attributes, OpenQuestion, Requester
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.types import Completion, Task, TaskRef
+from tests.judge.databases import WINDOW
 from tests.judge.peers import SigningPeer
 
 NODES, ANSWERS = 25, 20  # of each: 500 names and 500 answers
@@ -87,7 +88,7 @@ def fill(database: Path) -> None:
                     version=text[:64],
                 )
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
-                question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, said)
+                question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, said)
                 score = ScoredAnswer.of(float(number % 2))
                 steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number, False, learnt)))
                 steps.append(

@@ -22,7 +22,9 @@ from judge.store.store import Grade, NotOpen, PeerStanding, Store
 from judge.types import Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer
+from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Task, TaskRef
+from tests.judge.databases import WINDOW
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
 ANSWER = Completion("<answer>1</answer>", True)
@@ -41,7 +43,7 @@ def store(database: str) -> Iterator[Store]:
 
 def question(number: int, peer: PeerId = ALICE, model: str = "tiny") -> OpenQuestion:
     task, asker = Task(TaskRef("bf", number), "?", {}), Requester("", record=False)
-    return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, Attributes(number, model))
+    return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, Attributes(number, model))
 
 
 def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> Grade:
@@ -275,7 +277,7 @@ def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> Non
     assert [getattr(outcome, "answered", type(outcome)) for outcome in outcomes] == [2, NotOpen, 3, NotOpen]
     assert store.together([(store.sequence, (ALICE,)), (store.standing, (ALICE,))]) == [
         13,
-        PeerStanding(3, None, 1),
+        PeerStanding(3, 1, 1),
     ]
 
 
@@ -301,6 +303,7 @@ def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
 
 
 def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(store: Store) -> None:
+    store.turn_windows(0.0, 60, TINY_9.digest, lambda: bytes(32))
     for number in range(1, 11):
         asked = replace(question(number), answers=2)
         store.asked(asked, number, 0.0)
