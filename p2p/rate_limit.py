@@ -42,8 +42,8 @@ class TokenBucket:
     def wait(self, now: float, tokens: float = 1.0) -> float:
         """Take the tokens and return 0.0, or take none and return the seconds until there are enough.
 
-        After these seconds rounding may have left a little to wait for. `now` and what is returned are always
-        more than `now`, so who waits and asks again gets on.
+        Rounding may leave a little more to wait for after these seconds. They are never so few that `now`
+        stays the same when they are added, so whoever waits and asks again makes progress.
         """
         if self.refill(now) >= tokens:
             self.spend(tokens)
@@ -86,7 +86,7 @@ def counted(counter: Counter[K], key: K) -> Iterator[None]:
 class Bans:
     """Bans of peers, each twice as long as the one before it within a day.
 
-    At MAX_PEERS the one set least recently is forgotten.
+    At _MAX_PEERS the one set least recently is forgotten.
     """
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 class AdmissionMemory:
     """What one member keeps over restarts: when its last run heard frames.
 
-    folder: None keeps nothing. not_before: seconds since the epoch; frames sent earlier are old. They may
-    have been admitted by the last run: on disk is a promise that it admitted none that was sent later, and
-    that is at most PROMISE_S after the moment it was made, by our clock, whatever times the frames say.
+    folder: None keeps nothing. not_before: seconds since the epoch; frames sent earlier are old, as the last
+    run may have admitted them. The file holds a time after which no admitted frame was sent. It is at most
+    PROMISE_S later than the moment it was written, by our clock, as no frame is admitted from further ahead.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:

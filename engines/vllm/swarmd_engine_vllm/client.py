@@ -40,7 +40,7 @@ class Client:
 
     def base_model(self) -> str:
         """Return the name of the first served model that is no adapter."""
-        models = self._get("/v1/models").get("data", [])
+        models = self._call("GET", "/v1/models").get("data", [])
         bases = [m["id"] for m in models if not m.get("parent")]
         if not bases:
             raise EngineFailed(
@@ -79,7 +79,7 @@ class Client:
             **({} if seed is None else {"seed": seed}),
             **more,
         }
-        choices = self._post("/v1/completions", body).get("choices", [])
+        choices = self._call("POST", "/v1/completions", body).get("choices", [])
         try:
             answers = [
                 (list(c["token_ids"]), list(c["logprobs"]["token_logprobs"]))
@@ -97,7 +97,8 @@ class Client:
 
         Each time it comes from another folder, because of the prefix cache.
         """
-        self._post(
+        self._call(
+            "POST",
             "/v1/load_lora_adapter",
             {"lora_name": name, "lora_path": folder, "load_inplace": True},
             absent=(
@@ -109,10 +110,13 @@ class Client:
     def load_weights(self, folder: str) -> None:
         """Load all weights anew from a folder, in place. Drops what was computed with the old ones."""
         dev = "Start it with VLLM_SERVER_DEV_MODE=1."
-        self._post(
-            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}, absent=dev
+        self._call(
+            "POST",
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": folder}},
+            absent=dev,
         )
-        if not self._post("/reset_prefix_cache", None, absent=dev).get("success"):
+        if not self._call("POST", "/reset_prefix_cache", absent=dev).get("success"):
             raise EngineFailed(
                 f"vLLM at {self._where} keeps what it computed with older weights: others use it too. Give"
                 " swarmd one of its own."
@@ -120,31 +124,23 @@ class Client:
 
     def sleep(self) -> None:
         """Put the server to sleep at level 1: weights to main memory, keys and values dropped."""
-        self._post("/sleep?level=1", None)
+        self._call("POST", "/sleep?level=1")
 
     def wake(self) -> None:
-        self._post("/wake_up", None)
+        self._call("POST", "/wake_up")
 
     def close(self) -> None:
         self._http.close()
 
-    def _get(self, path: str) -> dict[str, Any]:
-        return self._call("GET", path, None, "")
-
-    def _post(self, path: str, body: Mapping[str, Any] | None, absent: str = "") -> dict[str, Any]:
-        return self._call("POST", path, body, absent)
-
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, absent: str) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, absent: str = ""
+    ) -> dict[str, Any]:
         """Return the JSON object that came back; {} where something else did.
 
         absent: what to do where there is no such route.
         """
         try:
-            response = (
-                self._http.request(method, path, json=body)
-                if body is not None
-                else self._http.request(method, path)
-            )
+            response = self._http.request(method, path, json=body)
         except httpx2.TimeoutException as error:
             raise EngineFailed(
                 f"vLLM at {self._where} did not answer {path} in time. Raise generate.engine_start_seconds if"

@@ -111,7 +111,7 @@ class ServerProcess:
         """Wait until the server is ready. Raises EngineFailed where it ends first, or takes longer."""
         until = time.monotonic() + seconds
         while not ready():
-            if not self.alive:
+            if self._process.poll() is not None:
                 raise EngineFailed(
                     f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\nMend what they say"
                     ' (generate.engine_memory, generate.engine_args), or set generate.engine to "own".'
@@ -123,10 +123,6 @@ class ServerProcess:
                     ' "own".'
                 )
             time.sleep(POLL_S)
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
 
     def last_lines(self) -> str:
         try:
