@@ -169,14 +169,13 @@ async def evaluation(request: Request, id: PathName) -> Response:
     """Return one answered question: the signed receipt, the answers, and the window it is of."""
     service = service_of(request)
     found = await service.read(service.reader.evaluation, id)
-    shown = await service.read(service.reader.counted, id)
-    if found is None or shown is None:
+    if found is None or (graded := found[1]) is None:
         raise Refused(NO_SUCH_ANSWER)
-    if not all_shown(found, shown):
+    if not all_shown(graded, found[0]):
         raise Refused(RECEIPT_HIDDEN)
-    answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
-    known = {"answers": answers, "window": found.window.document()}
-    return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
+    answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
+    known = {"answers": answers, "window": graded.window.document()}
+    return JSONResponse({"schema": SCHEMA, **service.receipt(graded), **known})
 
 
 @readable(router, "/healthz", reply=replies.HEALTH)

@@ -186,26 +186,20 @@ async def badge(request: Request, peer: PathName) -> Response:
 @page("/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    found = await service.read(service.reader.counted, id)
+    found = await service.read(service.reader.evaluation, id)
     if found is None:
         raise Refused(NO_SUCH_QUESTION)
-    task, graded = (
-        service.question(found["specialty"], found["n"]),
-        await service.read(service.reader.evaluation, id),
-    )
-    receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, found) else None
-    answers = (
-        []
-        if found["answer"] is None
-        else [(found["answer"], found["ended"], found["reason"], found["reward"])]
-    )
-    answers += [(a["text"], a["ended"], a["reason"], a["reward"]) for a in found.get("further", ())]
+    shown, graded = found
+    task = service.question(shown["specialty"], shown["n"])
+    receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, shown) else None
+    scored = zip(graded.answers, graded.scores, strict=True) if graded else ()
+    answers = [(answer.text, answer.ended, score.reason.value, score.reward) for answer, score in scored]
     return "evaluation.html", {
-        "e": {"reason": None, **found},
+        "e": shown,
         "question": task and task.question,
         "solution": task and service.solution(task),
         "answers": answers,
-        "said": _said(found["model"], found),
+        "said": _said(shown["model"], shown),
         "receipt": receipt,
     }
 

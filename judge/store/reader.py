@@ -120,7 +120,9 @@ _HISTORY = (
     .order_by(_e.number.desc())
     .limit(bindparam("limit"))
 )
-_EVALUATION = _COUNTS.add_columns(_e.peer).where(_e.id == bindparam("id"), _e.number.is_not(None))
+_EVALUATION = _COUNTS.add_columns(_e.peer, _e.window_number, _e.place, _e.answered_at).where(
+    _e.id == bindparam("id"), _e.number.is_not(None)
+)
 _CURVE = (
     select(_e.number, _e.total)
     .where(_e.peer == bindparam("of"), _e.number.in_(bindparam("numbers", expanding=True)))
@@ -225,37 +227,18 @@ class Reader:
         with self._database.begin() as db:
             return windows.read(db, before)
 
-    def evaluation(self, id: str) -> GradedEvaluation | None:
-        """Return an answered evaluation with what its receipt says; None where there is none.
+    def evaluation(self, id: str) -> tuple[Mapping[str, Any], GradedEvaluation | None] | None:
+        """Return an evaluation that counts, as `history` has it with its peer, and what its receipt says.
 
-        None also where it is older than the receipts that can be made again.
+        The latter is None where the question lapsed, and all where there is no such evaluation.
         """
-        c = evaluations.c
-        with self._database.begin() as db:
-            row = db.execute(
-                select(evaluations).where(c.id == id, c.state == "graded", c.answered_at.is_not(None))
-            ).one_or_none()
-            if row is None:
-                return None
-            (window,) = windows.read(db, row.window_number + 1, limit=1)
-        further = json.loads(row.further or "[]")
-        answers = [
-            Completion(row.answer, bool(row.ended)),
-            *(Completion(other["text"], other["ended"]) for other in further),
-        ]
-        found = [(row.reason, row.reward), *((other["reason"], other["reward"]) for other in further)]
-        scores = [ScoredAnswer(GradeReason(reason), reward) for reason, reward in found]
-        attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
-        ref = TaskRef(row.specialty, row.n)
-        return GradedEvaluation(
-            row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at, answers, scores
-        )
-
-    def counted(self, id: str) -> Mapping[str, Any] | None:
-        """Return an evaluation that counts, as `history` has it, and whose it is."""
         with self._database.begin() as db:
             row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
-            return None if row is None else _entry(row, row["peer"] in moderation.hidden(db))
+            if row is None:
+                return None
+            entry = _entry(row, row["peer"] in moderation.hidden(db))
+            (window,) = windows.read(db, row["window_number"] + 1, limit=1)
+        return entry, None if row["answer"] is None else _graded(row, window)
 
     def health(self, now: float) -> SwarmHealth:
         """Return the state of the swarm, as its judge sees it. now: seconds since the epoch."""
@@ -356,6 +339,19 @@ def _whole(
 def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
     wanted = curve_numbers(row.answered + row.unanswered, points)
     return [(number, total) for number, total in db.execute(_CURVE, {"of": row.peer, "numbers": wanted})]
+
+
+def _graded(row: RowMapping, window: QuestionWindow) -> GradedEvaluation:
+    further = json.loads(row["further"] or "[]")
+    answers = [
+        Completion(row["answer"], bool(row["ended"])),
+        *(Completion(other["text"], other["ended"]) for other in further),
+    ]
+    scores = [ScoredAnswer(GradeReason(of["reason"]), of["reward"]) for of in (row, *further)]
+    attributes = Attributes(row["round"], row["model"], **{name: row[name] for name in SAID})
+    ref = TaskRef(row["specialty"], row["n"])
+    asked = (row["evaluation"], row["peer"], attributes, ref, window, row["place"], row["number"])
+    return GradedEvaluation(*asked, row["answered_at"], answers, scores)
 
 
 def _entry(row: RowMapping, hidden: bool) -> dict[str, Any]:

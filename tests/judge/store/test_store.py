@@ -314,8 +314,8 @@ def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(stor
     reader = Reader(store.database)
     alice = the(record_of(reader, ALICE))
     assert (alice.reward, alice.score.right, alice.pass_at[2]) == (1.0, 1.0, (0.0, 10))
-    evaluation = reader.evaluation(f"{3:032x}")
-    assert evaluation is not None and list(evaluation.scores) == [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)]
+    _, graded = reader.evaluation(f"{3:032x}") or ({}, None)
+    assert graded is not None and list(graded.scores) == [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)]
 
 
 def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
