@@ -3,7 +3,7 @@
 They are for the tests of swarmd and of what plugs into it. Everything else in a test can be the real part:
 rounds, inbox, exchange and verifier.
 
-    clock, swarm = Clock(), MemorySwarm(seed=1)
+    clock, swarm = Clock(), MemorySwarm()
     alice, bob = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
     alice.publish("rollouts", b"hello")
     assert [envelope.body for envelope in bob.received()] == [b"hello"]

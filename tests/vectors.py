@@ -325,7 +325,7 @@ def blob_reason(entry: Entry) -> str:
 
 def answering() -> QueuedMember:
     """Return Alice's member, which holds the first good blob, to be asked by Bob from 203.0.113.7."""
-    member = memory_member(MemorySwarm(seed=1), ALICE, lambda: NOW, topic=TOPIC)
+    member = memory_member(MemorySwarm(), ALICE, lambda: NOW, topic=TOPIC)
     for blob in offers.encode([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
         member.hold(blob)
     bob = Peer(BOB.peer_id, "/ip4/203.0.113.7/tcp/50000", "inbound", NOW)

@@ -1,10 +1,8 @@
-"""A swarm inside one process, with seeded loss, duplication and partition.
+"""A swarm inside one process, for tests and the lab.
 
-It is for tests and the lab; one seed gives one history. Nothing here needs an event loop: `publish` delivers
-at once.
+Nothing here needs an event loop: `publish` delivers at once.
 """
 
-import random
 from collections.abc import Collection, Sequence
 
 import trio
@@ -14,14 +12,9 @@ from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unans
 
 
 class MemorySwarm:
-    """Every member hears every other, but for what the swarm loses.
+    """Every member hears every other of its island."""
 
-    loss, duplicate: probability per frame and receiver.
-    """
-
-    def __init__(self, seed: int = 0, *, loss: float = 0.0, duplicate: float = 0.0) -> None:
-        self.loss, self.duplicate = loss, duplicate
-        self._rng = random.Random(seed)
+    def __init__(self) -> None:
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
 
@@ -39,11 +32,8 @@ class MemorySwarm:
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
         """Send raw bytes to all but `sender`, as a hostile peer can."""
         for receiver in list(self._members):
-            if receiver == sender or (sender is not None and not self._connected(sender, receiver)):
-                continue
-            if self._rng.random() >= self.loss:
-                for _ in range(2 if self._rng.random() < self.duplicate else 1):
-                    self._members[receiver].hear(frame, sender)
+            if receiver != sender and (sender is None or self._connected(sender, receiver)):
+                self._members[receiver].hear(frame, sender)
 
     def members(self) -> Sequence[PeerId]:
         return list(self._members)

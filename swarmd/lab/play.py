@@ -86,7 +86,7 @@ class PlayedSwarm:
         self._order = random.Random(f"{seed} order")
         self._reward = reward
         self._memory, self._topic, self._seed = (
-            network or MemorySwarm(seed),
+            network or MemorySwarm(),
             Topic("lab", swarm_digest(self.curriculum)),
             seed,
         )

@@ -43,8 +43,8 @@ class RankNetwork(MemorySwarm):
     It keeps what the node sends, for the other ranks.
     """
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self) -> None:
+        super().__init__()
         self.sent: list[tuple[PeerId | None, bytes]] = []
 
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
@@ -71,7 +71,7 @@ class RankedSwarm(PlayedSwarm):
     """
 
     def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
-        self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
+        self._ranks, self._network, self._cpu = ranks, RankNetwork(), 0.0
         super().__init__(
             setting.model_copy(update={"whole": True}), seed, reward, self._network,
             partial(RankExchange, gather=self._gather_frames), [ranks.rank],

@@ -58,7 +58,7 @@ class Line(MemoryEngine):
 
 def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str, float]:
     """One run over the memory engine: what honest nodes had of others before and under the attack."""
-    swarm, rng, silent = MemorySwarm(seed), random.Random(seed), set[PeerId]()
+    swarm, rng, silent = MemorySwarm(), random.Random(seed), set[PeerId]()
     suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
     got: list[tuple[float, int]] = []
     nodes: list[Node] = []

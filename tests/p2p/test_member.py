@@ -11,6 +11,7 @@ from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
 from swarmd.testing import NOW, TOPIC, Clock, memory_member
+from tests.p2p.lossy import LossySwarm
 
 
 def member(
@@ -89,7 +90,7 @@ def test_kinds_that_we_do_not_know_are_counted_and_passed_on() -> None:
 
 
 def history(seed: int) -> list[list[bytes]]:
-    swarm, rng = MemorySwarm(seed, loss=0.2, duplicate=0.3), random.Random(seed)
+    swarm, rng = LossySwarm(seed, loss=0.2, duplicate=0.3), random.Random(seed)
     members = [member(swarm, n) for n in (1, 2, 3, 4)]
     heard: list[list[bytes]] = []
     for step in range(60):

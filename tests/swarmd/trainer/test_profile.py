@@ -128,7 +128,7 @@ def test_the_papers_profile_plays_algorithm_1() -> None:
     """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of others without
     zero advantages, J).
     """
-    swarm, clock, rng = MemorySwarm(1), Clock(), random.Random(1)
+    swarm, clock, rng = MemorySwarm(), Clock(), random.Random(1)
     policies = [Seen(random.Random(number)) for number in range(4)]
     nodes = []
     reward: Reward = right_or_wrong

@@ -27,6 +27,7 @@ from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import SCORED_PER_ROUND, run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef, UpdateReport, Weigh
+from tests.p2p.lossy import LossySwarm
 from tests.swarmd.trainer.conftest import join, play, swarm_of, watched, weights, without_seconds
 
 
@@ -99,7 +100,7 @@ def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifi
 
 def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> None:
     def history() -> list[RoundReport]:
-        swarm = MemorySwarm(seed=7, loss=0.3, duplicate=0.3)
+        swarm = LossySwarm(seed=7, loss=0.3, duplicate=0.3)
         nodes = [join(swarm, i, verifier, config(local=2, external=2))[0] for i in (1, 2)]
         return [without_seconds(run_round(t, node)) for t in range(1, 4) for node in nodes]
 

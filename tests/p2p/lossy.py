@@ -1,0 +1,27 @@
+"""A swarm in memory that loses a part of the frames and brings others twice."""
+
+import random
+
+from p2p.engines.memory import MemoryEngine, MemorySwarm
+from p2p.types import Handlers, PeerId
+
+
+class LossySwarm(MemorySwarm):
+    """loss, duplicate: probability per frame and receiver. One seed gives one history."""
+
+    def __init__(self, seed: int, loss: float, duplicate: float) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+        self.weights = (loss, (1 - loss) * (1 - duplicate), (1 - loss) * duplicate)
+
+    def join(self, me: PeerId, handlers: Handlers) -> MemoryEngine:
+        return _LossyEngine(self, me, handlers)
+
+
+class _LossyEngine(MemoryEngine):
+    swarm: LossySwarm
+
+    def hear(self, frame: bytes, sender: PeerId | None) -> None:
+        (copies,) = self.swarm.rng.choices((0, 1, 2), self.swarm.weights)
+        for _ in range(copies):
+            super().hear(frame, sender)
