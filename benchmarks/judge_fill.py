@@ -77,7 +77,7 @@ def history(
     """
     swarm, model = number % 8 != 7 if alive else number % 2 == 0, MODELS[number // 2 % len(MODELS)]
     skill, every = rng.lognormvariate(0.0, 0.25), rng.choice((1, 1, 2, 3))
-    peer = Identity.from_seed(number.to_bytes(32, "big")).peer_id
+    peer = Identity(number.to_bytes(32, "big")).peer_id
     said = {
         "name": f"node {number}",
         "sharing": "swarm" if swarm else "solo",

@@ -306,7 +306,7 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
 
 
 def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundParts, LanguagePolicy]:
-    identity = Identity.from_seed(bytes([seed]) * 32)
+    identity = Identity(bytes([seed]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
     member = QueuedMember(
         identity,

@@ -140,7 +140,7 @@ def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
 
 
 def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifier) -> RoundParts:
-    identity = Identity.from_seed(bytes([number]) * 32)
+    identity = Identity(bytes([number]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
     member = QueuedMember(
         identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time

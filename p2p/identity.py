@@ -46,6 +46,7 @@ class Identity:
     """A node's key. Hold one per node, and never copy it to two running nodes."""
 
     def __init__(self, seed: bytes) -> None:
+        """Make the identity of a seed. Raises ValueError unless the seed has 32 bytes."""
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public_key: bytes = self._key.public_key().public_bytes_raw()
         self.peer_id: PeerId = peer_id_of(self.public_key)
@@ -66,11 +67,6 @@ class Identity:
         It is libp2p's PrivateKey message, which go-libp2p reads too.
         """
         return _PRIVATE_HEADER + self.seed + self.public_key
-
-    @classmethod
-    def from_seed(cls, seed: bytes) -> "Identity":
-        """Make the identity of a seed. Raises ValueError unless the seed has 32 bytes."""
-        return cls(seed)
 
     @classmethod
     def load(cls, path: Path) -> "Identity":

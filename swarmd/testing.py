@@ -66,7 +66,7 @@ class PlayedPolicy:
 
 def identity(number: int) -> Identity:
     """Return an identity that is the same for the same number."""
-    return Identity.from_seed(number.to_bytes(32, "big"))
+    return Identity(number.to_bytes(32, "big"))
 
 
 def memory_member(

@@ -30,7 +30,7 @@ from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT
 
 FOLDER = ROOT / "docs" / "vectors"
-ALICE, BOB, CAROL = (Identity.from_seed(seed) for seed in (bytes(range(32)), bytes(32), b"\x01" * 32))
+ALICE, BOB, CAROL = (Identity(seed) for seed in (bytes(range(32)), bytes(32), b"\x01" * 32))
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.25
 SPECIALTIES = ("basic_arithmetic", "bf", "gcd")

@@ -97,7 +97,7 @@ class Swarm:
         self._seconds, self._shared = seconds, Heard() if nodes > OWN_EARS else None
         # Seconds between two looks of a node whether it may send
         self._look = 1.0 if nodes <= OWN_EARS else 5.0
-        self._identity = Identity.from_seed(bytes(32))
+        self._identity = Identity(bytes(32))
         self._empty = len(seal(self._identity, bytes(16), 2**40, 1.7e9, offers.KIND, b""))
         self.now, self._step = 0.0, 0
         self.nodes: list[Node] = []

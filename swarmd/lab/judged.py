@@ -50,7 +50,7 @@ class JudgedSwarm(PlayedSwarm):
         self._judges = []
         for number, config in enumerate(setting.nodes):
             # A key that no other run has.
-            key = Identity.from_seed(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))
+            key = Identity(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))
             said = partial(said_of, config, config.model.device, config.round.wanted)
             self._judges.append(JudgeClient(url, key, self.curriculum.digest, said=said))
 

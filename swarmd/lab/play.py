@@ -109,7 +109,7 @@ class PlayedSwarm:
         self.hostile = [self._hostile(len(configs) + i, i < poisoners, setting.whole) for i in hostile]
 
     def _identity(self, number: int) -> Identity:
-        return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
+        return Identity(random.Random(f"{self._seed} {number} key").randbytes(32))
 
     def _member(self, number: int, kind: type[M], **options: Any) -> M:
         identity = self._identity(number)

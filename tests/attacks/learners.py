@@ -125,7 +125,7 @@ class Swarm:
     batches: Callable[[Sequence[Scored]], None] = lambda batch: None
 
     def member(self, number: int) -> QueuedMember:
-        identity = Identity.from_seed(f"{self.seed} {number}".encode().ljust(32, b"."))
+        identity = Identity(f"{self.seed} {number}".encode().ljust(32, b"."))
         return memory_member(self.memory, identity, self.clock)
 
     def join(self, number: int, config: NodeConfig, start: Path | None = None) -> Learner:

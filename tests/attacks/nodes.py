@@ -56,7 +56,7 @@ def cpu(probe: ProbeProcess) -> float:
 
 
 def key_of(seed: int, number: int) -> Identity:
-    return Identity.from_seed(seed.to_bytes(16, "big") + number.to_bytes(16, "big"))
+    return Identity(seed.to_bytes(16, "big") + number.to_bytes(16, "big"))
 
 
 async def subscribe(host: Any, victim: Any, topic: Topic) -> tuple[Any, Any]:

@@ -94,7 +94,7 @@ class Stalling:
 
 
 async def run(given: argparse.Namespace) -> None:
-    identity = Identity.from_seed(given.seed.to_bytes(32, "big"))
+    identity = Identity(given.seed.to_bytes(32, "big"))
     host = make_host(identity)
     hostile = Stalling(host, [info_from_p2p_addr(multiaddr.Multiaddr(victim)) for victim in given.bootstrap])
     host.set_stream_handler(MESHSUB[0], swallow)

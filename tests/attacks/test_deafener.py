@@ -115,7 +115,7 @@ def deafened(
 ) -> Played:
     """restart: in the middle; "clean" or "kill". clocks: of the honest nodes."""
     rng, numbers, played, victim = random.Random(seed), itertools.count(1), Played(), Victim(folder)
-    attackers = [Unsigned.from_seed(who.seed) for who in crowd(seed, keys)]
+    attackers = [Unsigned(who.seed) for who in crowd(seed, keys)]
     clock, lines = skews(rng), [identity(900 + n).peer_id for n in range(CONNECTIONS)]
     honest = [(identity(n + 1), skew) for n, skew in enumerate(clocks)]
     heard_at, sent = NOW, 0

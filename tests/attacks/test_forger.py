@@ -37,8 +37,8 @@ class World:
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(10)]
-        self.mine, victim = Identity.from_seed(b"m" * 32), Identity.from_seed(b"v" * 32)
+        self.honest = [Identity(self.rng.randbytes(32)) for _ in range(10)]
+        self.mine, victim = Identity(b"m" * 32), Identity(b"v" * 32)
         self.victim = memory_member(MemorySwarm(), victim, self.clock)
 
     def frame(self, author: Identity) -> bytes:

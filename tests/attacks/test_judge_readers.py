@@ -33,7 +33,7 @@ from tests.judge.test_serving import address, client, serving
 
 MIB = 2**20
 PAGES = 40  # that each asks for
-LONG = Identity.from_seed(b"\x4c" * 32).peer_id  # whose page it is
+LONG = Identity(b"\x4c" * 32).peer_id  # whose page it is
 
 
 def fill(folder: Path, answers: int) -> None:

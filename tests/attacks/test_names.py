@@ -30,7 +30,7 @@ from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.harness import Attack, show
 
 NAMES = 14_500
-HONEST = Identity.from_seed(b"h" * 32)
+HONEST = Identity(b"h" * 32)
 
 
 class Crowd:
@@ -54,7 +54,7 @@ class Crowd:
 
     def come(self, names: Sequence[int]) -> None:
         for name in names:
-            self.send(Identity.from_seed(name.to_bytes(32, "big")))
+            self.send(Identity(name.to_bytes(32, "big")))
             if name % 100 == 0:
                 self.send(HONEST)
 

@@ -28,8 +28,7 @@ DURATION = 200.0  # seconds in which they are sent
 def record(victim: Life, rng: random.Random) -> list[bytes]:
     """Return what the attacker heard, all of it let in by the victim when it was new."""
     authors = [
-        (Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0]))
-        for _ in range(AUTHORS)
+        (Identity(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0])) for _ in range(AUTHORS)
     ]
     frames = []
     for n in range(FRAMES):

@@ -55,7 +55,7 @@ def attack(
 ) -> Starved:
     """together: the newcomers come from the network of the first address."""
     rng, result, numbers = random.Random(seed), Starved(newcomers, 0, 0, 0, 0), itertools.count(1)
-    keys = [Unsigned.from_seed(rng.randbytes(32)) for _ in range(KEYS)]
+    keys = [Unsigned(rng.randbytes(32)) for _ in range(KEYS)]
     lines = [PeerId(f"hostile {n}") for n in range(connections)]
     groups = {line: f"{n % addresses}.0" for n, line in enumerate(lines)}
     home = "0.0" if together else "honest"
@@ -68,7 +68,7 @@ def attack(
             inbox.receive(seal(who, TOPIC.swarm_id, next(numbers), now, "offer", b""), now, via), Envelope
         )
 
-    neighbours = [Unsigned.from_seed(rng.randbytes(32)) for _ in range(ESTABLISHED)]
+    neighbours = [Unsigned(rng.randbytes(32)) for _ in range(ESTABLISHED)]
     for who in neighbours:
         hears(who, NEIGHBOUR, NOW)
     sent = come = 0

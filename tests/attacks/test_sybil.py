@@ -83,8 +83,8 @@ class Result(Shares):
 class World:
     def __init__(self, groups: int | str, text: str, rate: int, seed: int) -> None:
         self.rng, self.text, self.rate, self.clock = random.Random(seed), text, rate, Clock()
-        self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(HONEST)]
-        self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(SYBILS)]
+        self.honest = [Identity(self.rng.randbytes(32)) for _ in range(HONEST)]
+        self.sybils = [Identity(self.rng.randbytes(32)) for _ in range(SYBILS)]
         home = "192.168.1.{}" if groups == LAN else "{}.1.1.1"
         where = {peer.peer_id: f"/ip4/{home.format(20 + n)}/tcp/4001" for n, peer in enumerate(self.honest)}
         if groups != HIDDEN:
@@ -93,7 +93,7 @@ class World:
                 peer.peer_id: f"/ip4/{home.format(100 + n % many)}/tcp/4001"
                 for n, peer in enumerate(self.sybils)
             }
-        self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity.from_seed(b"v" * 32)
+        self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity(b"v" * 32)
         self.victim = memory_member(
             self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, [], me.peer_id)
         )

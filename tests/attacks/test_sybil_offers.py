@@ -61,12 +61,12 @@ class World:
     def __init__(self, sybils: int, seed: int) -> None:
         self.rng, self.clock, self.numbers = random.Random(seed), Clock(), itertools.count(1)
         self.swarm = MemorySwarm()
-        self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(HONEST)]
-        self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(sybils)]
+        self.honest = [Identity(self.rng.randbytes(32)) for _ in range(HONEST)]
+        self.sybils = [Identity(self.rng.randbytes(32)) for _ in range(sybils)]
         self.stores = {who.peer_id: BlobStore() for who in [*self.honest, *self.sybils]}
         for name, store in self.stores.items():
             self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, BlobServer(store, self.clock)))
-        me = Identity.from_seed(b"v" * 32)
+        me = Identity(b"v" * 32)
         self.victim = Victim(me, TOPIC, partial(self.swarm.join, me.peer_id), self.clock, self.rng)
         self.victim.authors = self.fetched = []
         for n, who in enumerate(self.honest):

@@ -72,7 +72,7 @@ def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str,
 
     async def play() -> None:
         for _ in range(honest):
-            who = Identity.from_seed(rng.randbytes(32))
+            who = Identity(rng.randbytes(32))
             nodes.append(
                 Node(
                     who, TOPIC, partial(Line, swarm, silent, who.peer_id), clock, random.Random(rng.random())

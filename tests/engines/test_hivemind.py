@@ -75,7 +75,7 @@ def children() -> list[psutil.Process]:
 @with_p2pd
 async def test_running_out_of_streams_ends_nothing(nursery: trio.Nursery) -> None:
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with open_p2pd(Identity.from_seed(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
+    async with open_p2pd(Identity(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
         await nursery.start(serve, p2pd, Responder(lambda _, question: question, lambda _: True))
         async with await trio.open_unix_socket(str(p2pd.folder / "asked")) as first:
             await first.send_eof()
@@ -93,7 +93,7 @@ async def test_running_out_of_streams_ends_nothing(nursery: trio.Nursery) -> Non
 
 @with_p2pd
 async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Path) -> None:
-    identity = Identity.from_seed(bytes([7]) * 32)
+    identity = Identity(bytes([7]) * 32)
     async with open_p2pd(identity, ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
         assert peer_of(identified.id) == identity.peer_id and identified.id == peer_bytes(identity.peer_id)
@@ -112,7 +112,7 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
 @with_p2pd
 async def test_a_child_that_cannot_start_says_why() -> None:
     with pytest.raises((P2pdGone, BaseExceptionGroup)) as caught:
-        async with open_p2pd(Identity.from_seed(bytes(32)), ["-hostAddrs=nonsense"]):
+        async with open_p2pd(Identity(bytes(32)), ["-hostAddrs=nonsense"]):
             raise AssertionError
     assert "exit code 1" in repr(caught.value) and "nonsense" in repr(caught.value)
 
@@ -133,7 +133,7 @@ async def test_p2pd_dies_with_a_parent_killed_during_its_start(tmp_path: Path) -
     program = (
         "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from"
         " p2p.identity import Identity\np2pd.START_TIMEOUT_S = 1\nprocess ="
-        f" p2pd._start(Path({str(tmp_path)!r}), Identity.from_seed(bytes(32)),"
+        f" p2pd._start(Path({str(tmp_path)!r}), Identity(bytes(32)),"
         " ['-hostAddrs=/ip4/127.0.0.1/tcp/0'])\nprint(process.pid, flush=True); os.kill(os.getpid(),"
         " signal.SIGKILL)\n"
     )
@@ -192,7 +192,7 @@ async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.
     from p2p.engines.libp2p.stack import open_stack
 
     key = b"\x12\x20" + sha256(b"swarmd:/swarmd/1/main/0123456789abcdef").digest()
-    identities = [Identity.from_seed(bytes([n]) * 32) for n in (66, 67)]
+    identities = [Identity(bytes([n]) * 32) for n in (66, 67)]
     loopback = "/ip4/127.0.0.1/tcp/0"
     go = member(1)
     (address, *_) = await nursery.start(go.run)
@@ -265,7 +265,7 @@ async def test_a_message_with_too_large_a_length_is_refused(data: bytes) -> None
 
 
 async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
-    peer = Identity.from_seed(bytes([3]) * 32).peer_id
+    peer = Identity(bytes([3]) * 32).peer_id
     assert peer_of(peer_bytes(peer)) == peer
     assert (
         peer_of(b"\x12\x20" + bytes(32)) is None
@@ -284,7 +284,7 @@ async def test_hivemind_is_refused_with_a_remedy_where_it_is_missing(monkeypatch
     monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "hivemind").exists()])
     monkeypatch.delitem(sys.modules, "hivemind", raising=False)
     with pytest.raises(EngineMissing, match=r"pip install --no-deps hivemind==.*swarm\.engine"):
-        hivemind_engine.HivemindEngine(Identity.from_seed(bytes(32)), TOPIC, QUIET, bootstrap=[])
+        hivemind_engine.HivemindEngine(Identity(bytes(32)), TOPIC, QUIET, bootstrap=[])
 
 
 @pytest.mark.parametrize("system, machine", [("linux", "riscv64"), ("darwin", "x86_64"), ("win32", "AMD64")])

@@ -106,7 +106,7 @@ async def js_peer(
 async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
     heard: list[Envelope] = []
     member = Member(
-        Identity.from_seed(bytes([1]) * 32),
+        Identity(bytes([1]) * 32),
         TOPIC,
         lambda handlers: real_engine("libp2p", 1, handlers),
         sequence=itertools.count(int(time.time() * 1000)),

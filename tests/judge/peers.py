@@ -15,7 +15,7 @@ ORIGIN = "http://judge.test"
 
 class SigningPeer:
     def __init__(self, number: int, origin: str = ORIGIN) -> None:
-        self.identity = Identity.from_seed(bytes([number % 256, number // 256]) * 16)
+        self.identity = Identity(bytes([number % 256, number // 256]) * 16)
         self.origin, self.sequence = origin, 0
 
     def headers(self, method: str, target: str, body: bytes, sequence: int | None = None) -> dict[str, str]:

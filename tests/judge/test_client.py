@@ -42,7 +42,7 @@ from tests.judge.test_proxies import certificate
 
 pytestmark = pytest.mark.net
 
-ME = Identity.from_seed(b"\x07" * 32)
+ME = Identity(b"\x07" * 32)
 # For a judge that never answers: any other may take its time on a busy machine
 SHORT_S = 0.8
 ID = "ab" * 16
@@ -55,7 +55,7 @@ QUESTION: Mapping[str, Any] = {
     "window": 3,
     "commitment": COMMITMENT,
 }
-JUDGE = Identity.from_seed(b"\x0a" * 32)
+JUDGE = Identity(b"\x0a" * 32)
 RECEIPT: Mapping[str, Any] = {
     "judge": JUDGE.peer_id,
     "evaluation": ID,

@@ -78,7 +78,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 
 def key(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
+    return Identity(bytes([number]) * 32)
 
 
 def client(url: str, number: int, digest: str = TINY_9.digest) -> JudgeClient:

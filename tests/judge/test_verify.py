@@ -26,7 +26,7 @@ from swarmd.types import Completion
 from tests.loopback import Handler, listening
 
 TASKS = tasks_of("tiny-9")
-JUDGE, PEER = Identity.from_seed(b"\x05" * 32), Identity.from_seed(b"\x06" * 32).peer_id
+JUDGE, PEER = Identity(b"\x05" * 32), Identity(b"\x06" * 32).peer_id
 ID = "ab" * 16
 TERMS = held_out.Terms(TINY_9.digest, 3, 1_800_000_000, 1_800_086_400, 1_000)
 WINDOW = QuestionWindow(TERMS, b"\x09" * 32, 1_799_913_600.0, 1_800_000_000.0, 1_800_086_405.0)

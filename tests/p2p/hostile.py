@@ -22,7 +22,7 @@ async def hostile_peer(address: str, n: int = 66, *, meet: bool = True) -> Async
     n: whose key. meet: wait until both speak pubsub.
     """
     listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
-    identity = Identity.from_seed(bytes([n]) * 32)
+    identity = Identity(bytes([n]) * 32)
     async with open_stack(
         identity, [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time
     ) as stack:

@@ -30,14 +30,14 @@ def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TO
         "clock": time.time,
     }
     return engine(name)(
-        Identity.from_seed(bytes([n]) * 32), topic, handlers, rng=random.Random(n), **settings | options
+        Identity(bytes([n]) * 32), topic, handlers, rng=random.Random(n), **settings | options
     )
 
 
 def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> QueuedMember:
     numbers = itertools.count(int(time.time() * 1000))
     return QueuedMember(
-        Identity.from_seed(bytes([n]) * 32),
+        Identity(bytes([n]) * 32),
         topic,
         lambda handlers: real_engine(name, n, handlers, topic, **options),
         sequence=numbers,

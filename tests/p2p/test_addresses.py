@@ -6,7 +6,7 @@ from p2p.address import EXAMPLE, Endpoint, parse_bootstrap, parse_endpoint, pars
 from p2p.errors import BadAddress
 from p2p.identity import Identity
 
-A = Identity.from_seed(bytes([2]) * 32).peer_id
+A = Identity(bytes([2]) * 32).peer_id
 WHERE = Endpoint("ip4", "203.0.113.7", 4001)
 
 

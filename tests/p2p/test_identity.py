@@ -21,7 +21,7 @@ def test_the_peer_id_is_libp2ps() -> None:
     from libp2p.peer.id import ID
 
     for seed in (SEED, bytes(32), b"\xff" * 32, *(bytes([n]) * 32 for n in range(1, 30))):
-        me = Identity.from_seed(seed)
+        me = Identity(seed)
         assert me.peer_id == str(ID.from_pubkey(Ed25519PublicKey.from_bytes(me.public_key)))
         assert public_key_of(me.peer_id) == me.public_key
 
@@ -108,20 +108,20 @@ def test_a_file_system_without_links_still_never_overwrites(
     me = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and Identity.load(path).peer_id == me.peer_id
     with pytest.raises(KeyFileUnusable):
-        Identity.from_seed(SEED).backup(path)
+        Identity(SEED).backup(path)
 
 
 def test_a_backup_is_a_key_file_and_overwrites_nothing(tmp_path: Path) -> None:
-    me, copy = Identity.from_seed(SEED), tmp_path / "usb" / "key"
+    me, copy = Identity(SEED), tmp_path / "usb" / "key"
     me.backup(copy)
     assert Identity.load(copy).peer_id == me.peer_id
     with pytest.raises(KeyFileUnusable, match="exists"):
-        Identity.from_seed(bytes(32)).backup(copy)
+        Identity(bytes(32)).backup(copy)
     assert Identity.load(copy).peer_id == me.peer_id
 
 
 def test_a_signature_holds_for_its_key_domain_and_message_only() -> None:
-    me, other = Identity.from_seed(SEED), Identity.from_seed(bytes(32))
+    me, other = Identity(SEED), Identity(bytes(32))
     signature = me.sign(b"judge v1", b"hello")
     assert verify(me.peer_id, b"judge v1", b"hello", signature)
     for who, domain, message in (
@@ -161,7 +161,7 @@ def test_malformed_peer_ids_are_refused(text: str) -> None:
 
 
 def test_a_peer_id_has_one_spelling() -> None:
-    me = Identity.from_seed(SEED).peer_id
+    me = Identity(SEED).peer_id
     for i in range(len(me)):
         for letter in "1zAb":
             changed = me[:i] + letter + me[i + 1 :]
@@ -174,17 +174,17 @@ def test_a_peer_id_has_one_spelling() -> None:
 
 
 def test_domains_and_seeds_are_checked() -> None:
-    me = Identity.from_seed(SEED)
+    me = Identity(SEED)
     for domain in (b"", b"x" * 65):
         with pytest.raises(ValueError):
             me.sign(domain, b"")
     with pytest.raises(ValueError):
-        Identity.from_seed(b"short")
+        Identity(b"short")
 
 
 def test_nicknames_stay_and_spread() -> None:
     peers = [peer_id_of(bytes([n]) * 32) for n in range(200)]
-    assert nickname(Identity.from_seed(SEED).peer_id) == "mighty-beaver"
+    assert nickname(Identity(SEED).peer_id) == "mighty-beaver"
     assert len({nickname(peer) for peer in peers}) > 180
 
 

@@ -26,17 +26,17 @@ def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
 
     def build(handlers: Handlers) -> MemoryEngine:
         kept.append(handlers)
-        return MemorySwarm().join(Identity.from_seed(b"b" * 32).peer_id, handlers)
+        return MemorySwarm().join(Identity(b"b" * 32).peer_id, handlers)
 
     helper = QueuedMember(
-        Identity.from_seed(b"b" * 32),
+        Identity(b"b" * 32),
         TOPIC,
         build,
         sequence=itertools.count(),
         clock=lambda: NOW,
         also=[other],
     )
-    author, hostile = Identity.from_seed(b"\1" * 32), Identity.from_seed(b"\2" * 32).peer_id
+    author, hostile = Identity(b"\1" * 32), Identity(b"\2" * 32).peer_id
     frame = seal(author, other.swarm_id, 1, NOW, "rollouts", b"body")
     pass_on, broken = (
         kept[0].also[other],
@@ -81,7 +81,7 @@ def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() ->
 def test_kinds_that_we_do_not_know_are_counted_and_passed_on() -> None:
     clock, swarm, known = Clock(), MemorySwarm(), "offer"
     us, via = memory_member(swarm, 1, clock, knows=known.__eq__), member(swarm, 9).identity.peer_id
-    author = Identity.from_seed(bytes([50]) * 32)
+    author = Identity(bytes([50]) * 32)
     for number, kind in enumerate(("later", known), 1):
         frame = seal(author, TOPIC.swarm_id, number, clock.now, kind, b"")
         assert us.deliver(frame, via) is Verdict.ACCEPT

@@ -79,7 +79,7 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
         changed = bytearray(receipt[name].encode())
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(7)
         assert checked_receipt(receipt | {name: changed.decode("latin-1")}) is None, changed
-    mine = Identity.from_seed(bytes(32))
+    mine = Identity(bytes(32))
     forged = json.loads(signed(mine, {})["receipt"]) | {"judge": document["judge"]}
     assert (
         checked_receipt({"receipt": json.dumps(forged), "signature": signed(mine, forged)["signature"]})
@@ -96,7 +96,7 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
 
 
 def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
-    judge = Identity.from_seed(b"\x05" * 32)
+    judge = Identity(b"\x05" * 32)
     good = [json.dumps(signed(judge, {"number": number})) for number in range(3)]
     file = tmp_path / "receipts.jsonl"
     file.write_text("\n".join(good))

@@ -43,7 +43,7 @@ def test_the_signed_bytes_are_frozen() -> None:
 def test_our_client_signs_as_the_golden_file() -> None:
     client = JudgeClient(
         "http://127.0.0.1:8400/",
-        Identity.from_seed(b"\x01" * 32),
+        Identity(b"\x01" * 32),
         "d",
         nanoseconds=lambda: 1_700_000_000_000_000_000,
     )

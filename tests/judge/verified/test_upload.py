@@ -177,7 +177,7 @@ async def test_an_upload_needs_a_judge(node: Path, capsys: pytest.CaptureFixture
 
 async def test_an_upload_after_the_clock_was_set_back(url: str) -> None:
     """A sequence number that is too low is answered with the highest one known."""
-    identity = Identity.from_seed(b"\x07" * 32)
+    identity = Identity(b"\x07" * 32)
     weights = UploadedWeights(GOOD, "tiny", TINY_9.digest)
     first = await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**6)
     await asyncio.to_thread(wait_until, lambda: weights_upload.outcome(url, first).over)
@@ -199,7 +199,7 @@ async def test_an_upload_may_take_longer_than_other_requests(
             time.sleep(2.0)
 
     id = await asyncio.to_thread(
-        upload, url, Identity.from_seed(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told
+        upload, url, Identity(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told
     )
     assert sent == [len(GOOD) - 4, len(GOOD)] and len(id) == 32
 
@@ -239,7 +239,7 @@ def judge_process(folder: Path) -> Iterator[str]:
 
 @pytest.mark.slow  # two judges
 def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
-    peers = [Identity.from_seed(bytes([number]) * 32) for number in (11, 12, 13)]
+    peers = [Identity(bytes([number]) * 32) for number in (11, 12, 13)]
     uploads = tmp_path / "judge.sqlite3.uploads"
     with judge_process(tmp_path) as url:
         hanging = upload(url, peers[0], UploadedWeights(GOOD, "hangs", TINY_9.digest), lambda _sent: None)

@@ -13,7 +13,7 @@ from p2p.types import Envelope, PeerId, Reason, Verdict
 from swarmd.testing import NOW, TOPIC
 
 SWARM = TOPIC.swarm_id
-ME, A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+ME, A, B = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 
 
 def inbox(not_before: float = 0.0, **limits: float) -> Inbox:
@@ -172,7 +172,7 @@ def test_forged_frames_do_not_use_up_an_authors_quota(
 
 def test_many_authors_do_not_grow_the_memory() -> None:
     box, rng = inbox(authors=50), random.Random(0)
-    strangers = [Identity.from_seed(rng.randbytes(32)) for _ in range(300)]
+    strangers = [Identity(rng.randbytes(32)) for _ in range(300)]
     frames = [frame(stranger, 1, NOW + n) for n, stranger in enumerate(strangers)]
     came = [f for n, f in enumerate(frames) if reason(box.receive(f, NOW + n, strangers[n].peer_id)) is None]
     assert len(came) > 200 and len(box._replays._authors) <= 50
@@ -185,14 +185,14 @@ def test_whoever_is_silent_for_longest_makes_room_for_another() -> None:
     """It is not whoever came first: that one is still heard."""
     box, last = inbox(authors=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
     assert reasons(box, [frame(A, 1), last[0]], NOW + 1) + reasons(box, last[1:], NOW + 60) == [None] * 3
-    newcomer = frame(Identity.from_seed(bytes(32)), 1, NOW + 70)
+    newcomer = frame(Identity(bytes(32)), 1, NOW + 70)
     assert reasons(box, [newcomer, *last], NOW + 70) == [None, Reason.OLD, Reason.DUPLICATE]
 
 
 def test_a_connection_holds_only_as_many_authors_as_are_free() -> None:
     """A known author keeps its place, however long it is silent beside them."""
     box, rng = inbox(authors=64), random.Random(0)
-    crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(900)]
+    crowd = [Identity(rng.randbytes(32)) for _ in range(900)]
     assert reason(box.receive(frame(A, 0), NOW, A.peer_id)) is None
     outcomes = [
         reason(box.receive(frame(c, 0, NOW + n / 2), NOW + n / 2, ME.peer_id))

@@ -14,7 +14,7 @@ from p2p.identity import Identity
 from p2p.types import PeerId, Reason, Verdict
 from swarmd.testing import NOW, TOPIC, Clock, memory_member
 
-ME, A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+ME, A, B = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 
 
 class Life:

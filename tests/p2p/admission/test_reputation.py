@@ -28,7 +28,7 @@ from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verd
 from swarmd.testing import NOW
 from tests.p2p.real import TOPIC, real_engine
 
-A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
+A, B, C = (Identity(bytes([n]) * 32).peer_id for n in (1, 2, 3))
 
 
 def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
@@ -149,7 +149,7 @@ class Life:
     limits: AdmissionLimits | None = None
 
     def __post_init__(self) -> None:
-        me, self.swarm = Identity.from_seed(b"m" * 32), MemorySwarm()
+        me, self.swarm = Identity(b"m" * 32), MemorySwarm()
         build = partial(Placed, self.swarm, self.where, self.told, me.peer_id)
         self.member = QueuedMember(
             me,
@@ -165,7 +165,7 @@ class Life:
         return self.member.deliver(seal(author, TOPIC.swarm_id, number, self.now, "rollouts", b"body"), via)
 
 
-ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+ALICE, BOB = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
 
 
 def test_a_member_names_each_bodys_group_and_shuts_out_an_offender(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_member_names_each_bodys_group_and_shuts_out_an_offender(tmp_path: Pat
 def test_a_connection_leaves_room_for_authors_that_other_groups_bring(tmp_path: Path) -> None:
     where = {A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/11.0.9.9/tcp/1", C: "/ip4/12.0.1.2/tcp/1"}
     life = Life(tmp_path, where=where, limits=AdmissionLimits(authors=8))
-    authors = (Identity.from_seed(bytes([n]) * 32) for n in itertools.count(200))
+    authors = (Identity(bytes([n]) * 32) for n in itertools.count(200))
     life.hear(ALICE, 1)  # and the groups are noted
     came = [sum(life.hear(next(authors), 1, via) is Verdict.ACCEPT for _ in range(8)) for via in (A, B, C)]
     assert came == [4, 0, 2] and life.member.rejected == {Reason.CROWDED: 18}

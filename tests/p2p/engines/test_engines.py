@@ -94,7 +94,7 @@ def real(request: pytest.FixtureRequest) -> Any:
 def member(
     net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC, **options: Any
 ) -> QueuedMember:
-    identity = Identity.from_seed(bytes([n]) * 32)
+    identity = Identity(bytes([n]) * 32)
     numbers = itertools.count(int(time.time() * 1000))
     return QueuedMember(
         identity, topic, net.build(identity, topic, bootstrap, **options), sequence=numbers, clock=time.time
@@ -223,7 +223,7 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
     with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):
         port = endpoint.port
         (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
-        me = Identity.from_seed(bytes([1]) * 32).peer_id
+        me = Identity(bytes([1]) * 32).peer_id
         lone = member(real, 2, [f"/dns4/localhost/tcp/{port}/p2p/{me}"], addressbook=book)
         async with trio.open_nursery() as inner:
             await inner.start(lone.run)
@@ -453,7 +453,7 @@ class Node:
     def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = (), **options: Any) -> None:
         self.heard: list[bytes] = []
         self.asked: list[tuple[PeerId, bytes]] = []
-        identity = Identity.from_seed(bytes([n]) * 32)
+        identity = Identity(bytes([n]) * 32)
         self.engine: P2pEngine = net.build(identity, TOPIC, bootstrap, **options)(
             Handlers(self._deliver, self._answer)
         )
@@ -502,7 +502,7 @@ async def test_members_answer_questions(any_net: Any, nursery: trio.Nursery) -> 
                 with pytest.raises(Unanswered):
                     await request(*refused)
             with pytest.raises(Unanswered):
-                await request(Identity.from_seed(bytes([99]) * 32).peer_id, b"1", 10)
+                await request(Identity(bytes([99]) * 32).peer_id, b"1", 10)
 
 
 async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(

@@ -66,8 +66,7 @@ class Swarm:
     ) -> None:
         self._stack, self._nursery, self._relay = stack, nursery, relay
         self.hosts = {
-            name: make_host(Identity.from_seed(bytes([n + 1]) * 32), limits.get(name))
-            for n, name in enumerate(NAMES)
+            name: make_host(Identity(bytes([n + 1]) * 32), limits.get(name)) for n, name in enumerate(NAMES)
         }
         self._limits = limits
         self.came: dict[str, int] = dict.fromkeys(NAMES, 0)  # bytes at the sinks, by who sent them

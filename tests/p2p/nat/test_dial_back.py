@@ -39,8 +39,8 @@ from p2p.types import Peer, PeerId
 from swarmd.testing import TIMEOUT_S, memory_member
 from tests.p2p.real import real_engine
 
-ASKER = Identity.from_seed(bytes(32)).peer_id
-OTHER = Identity.from_seed(b"\1" * 32).peer_id
+ASKER = Identity(bytes(32)).peer_id
+OTHER = Identity(b"\1" * 32).peer_id
 HOME = "/ip4/11.0.0.2/tcp/40123"
 
 
@@ -110,7 +110,7 @@ async def test_dial_backs_probe_no_third_party(address: str, port: int) -> None:
 
 
 async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nursery) -> None:
-    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 22)]
+    peers = [Identity(bytes([n]) * 32).peer_id for n in range(2, 22)]
     world = World(
         {ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)},
         lambda host, port: NoPeer("no"),
@@ -290,7 +290,7 @@ def field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2, len(data)]) + data
 
 
-ME = Identity.from_seed(b"\5" * 32)
+ME = Identity(b"\5" * 32)
 KEY = field(1, bytes.fromhex("08011220") + ME.public_key)
 
 

@@ -20,7 +20,7 @@ from p2p.topic import Topic
 from p2p.types import PeerId
 from swarmd.testing import until
 
-ME, THEM = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+ME, THEM = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
 TOPIC = Topic("main", "0123456789abcdef")
 TAG = swarm_tag(TOPIC)
 HOUSE = [ipaddress.ip_network("192.168.2.0/24"), ipaddress.ip_network("fd00::/64")]
@@ -123,7 +123,7 @@ async def test_two_nodes_find_each_other_by_mdns_and_leave(caplog: pytest.LogCap
     one, two, stranger = (
         Ear(ME, 4001),
         Ear(THEM, 4002),
-        Ear(Identity.from_seed(b"\3" * 32).peer_id, 4003, Topic("other", "0")),
+        Ear(Identity(b"\3" * 32).peer_id, 4003, Topic("other", "0")),
     )
     async with trio.open_nursery() as nursery:
         for ear in (one, two, stranger):

@@ -2,7 +2,7 @@ from p2p.identity import Identity
 from p2p.peers.outbound import DHT_IDLE_S, IDLE_S, MAX_VISITS, RequestConnections
 from p2p.rate_limit import counted
 
-PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 200)]
+PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 200)]
 
 
 def test_connections_made_to_ask_end_when_they_are_idle_or_too_many() -> None:

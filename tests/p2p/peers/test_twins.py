@@ -27,7 +27,7 @@ from p2p.peers.twins import (
 from p2p.types import Handlers, PeerId, Started
 from swarmd.testing import NOW, Clock, memory_member
 
-KEY = Identity.from_seed(b"k" * 32)
+KEY = Identity(b"k" * 32)
 
 
 def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
@@ -102,7 +102,7 @@ def test_an_old_proof_proves_nothing_later() -> None:
 
 
 def test_nobody_without_the_key_makes_a_twin() -> None:
-    ours, liar = session(1, NOW), session(2, NOW, Identity.from_seed(b"l" * 32))
+    ours, liar = session(1, NOW), session(2, NOW, Identity(b"l" * 32))
     liar.answered(ours.question(NOW)[1:], NOW)  # not even signed by his key, but he knows our nonce
     liar._echo = ours._nonces[0]
     assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
@@ -140,7 +140,7 @@ def test_cards_are_kept_for_a_while_and_bounded() -> None:
 async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the_others_end(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    hub_key = Identity.from_seed(b"h" * 32)
+    hub_key = Identity(b"h" * 32)
 
     def clock() -> float:
         return NOW + trio.current_time()
@@ -202,7 +202,7 @@ async def test_a_return_is_not_cut_off_before_anybody_could_be_asked(
         engines.append(_Slow(swarm, KEY.peer_id, handlers))
         return engines[0]
 
-    hub = memory_member(swarm, Identity.from_seed(b"h" * 32), clock)
+    hub = memory_member(swarm, Identity(b"h" * 32), clock)
     ours, earlier = memory_member(swarm, KEY, clock, engine=slow), session(1, NOW - 100)
     await nursery.start(ours.run)
     while not ours.earlier_twin():

@@ -40,9 +40,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0, "rounds": 3}}
     )
-    start = link.StartTrainer(
-        config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1
-    )
+    start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity(bytes(32)).peer_id, 1)
     steps, nices = list[str](), dict[str, set[int]]()
 
     def threads(pid: int) -> set[int]:

@@ -265,9 +265,7 @@ def test_a_stopped_trainer_is_reported_killed_and_restarted(
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}
     )
-    start = link.StartTrainer(
-        config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1
-    )
+    start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity(bytes(32)).peer_id, 1)
     told: list[Stuck | None] = []
     deaths: list[Death] = []
     for limit, value in {"SILENT_S": 1.0, "SILENT_END_S": 3 * MAX_COUNTED_S, "HANGING_ROUNDS": 0.0}.items():

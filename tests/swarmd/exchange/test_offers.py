@@ -17,8 +17,8 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import OFFER_BYTES, Board, Offered
 from swarmd.types import Completion, Rollout, TaskRef
 
-ME = Identity.from_seed(bytes(32)).peer_id
-OTHER, THIRD = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+ME = Identity(bytes(32)).peer_id
+OTHER, THIRD = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
 SPECIALTIES = ("bf", "gcd")
 
 

@@ -10,7 +10,7 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.pacing import FEW_AUTHORS, FIRST_PACE, TARGET_PER_S, Heard, Outgoing, Pacing
 from swarmd.types import Completion, Rollout, TaskRef
 
-ME = Identity.from_seed(bytes(32)).peer_id
+ME = Identity(bytes(32)).peer_id
 
 
 def offer(*ns: int) -> bytes:

@@ -155,9 +155,7 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], None]] = {
     "more than one checkpoint": lambda files: files.update({"checkpoints/round-00000008/x": b"x"}),
     "it holds no whole key": lambda files: files.update({"identity.key": b"x"}),
     "has no key": lambda files: files.pop("identity.key") and None,
-    "its key is not that": lambda files: files.update(
-        {"identity.key": Identity.from_seed(bytes(32)).private_file}
-    ),
+    "its key is not that": lambda files: files.update({"identity.key": Identity(bytes(32)).private_file}),
     "its checkpoint is not whole": lambda files: files.update({CHECKPOINT + "weights.safetensors": b"other"}),
     "node.json has 100000 bytes": lambda files: files.update({"node.json": bytes(100_000)}),
 }

@@ -66,9 +66,7 @@ def trainer_in(verifier: Verifier) -> TrainerIn:
         ours, theirs = socket.socketpair()
         ours.settimeout(TIMEOUT_S)
         daemon = TrainerLink(theirs, on_eof=lambda: None)
-        start = link.StartTrainer(
-            config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1
-        )
+        start = link.StartTrainer(config.model_dump_json(), str(folder), Identity(bytes(32)).peer_id, 1)
         ours.sendall(link.pack(start))
         try:
             with open_trainer(daemon.open(), daemon, verifier) as trainer:

@@ -25,7 +25,7 @@ from swarmd.policy.parallel.restarts import Death
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
-OTHER = Identity.from_seed(b"o" * 32)
+OTHER = Identity(b"o" * 32)
 
 
 class Played:

@@ -15,7 +15,7 @@ from swarmd.types import Completion, Rollout, Scored, TaskRef
 from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_saving import published
 
-OTHER = Identity.from_seed(b"\1" * 32).peer_id
+OTHER = Identity(b"\1" * 32).peer_id
 
 
 def until(

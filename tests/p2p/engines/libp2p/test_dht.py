@@ -172,7 +172,7 @@ async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> 
 
 
 async def test_a_long_address_that_identify_tells_is_kept_nowhere() -> None:
-    store, (good,) = make_host(Identity.from_seed(bytes(32))).get_peerstore(), addresses(1)
+    store, (good,) = make_host(Identity(bytes(32))).get_peerstore(), addresses(1)
     tracemalloc.start()
     for n in range(20):
         told = Identify(listen_addrs=[b"\x04" + bytes([n]) * 100_000, good.to_bytes()])
@@ -184,7 +184,7 @@ async def test_a_long_address_that_identify_tells_is_kept_nowhere() -> None:
 
 
 async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresses() -> None:
-    host = make_host(Identity.from_seed(bytes(32)))
+    host = make_host(Identity(bytes(32)))
     store, key = host.get_peerstore(), host.get_private_key()
     store.max_peers = 3
     for n in range(5):
@@ -194,7 +194,7 @@ async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresse
 
 
 async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -> None:
-    store = make_host(Identity.from_seed(bytes(32))).get_peerstore()
+    store = make_host(Identity(bytes(32))).get_peerstore()
     store.max_peers = 4
     peers = [ID(bytes([n])) for n in range(5)]
     for peer in peers[:3]:
@@ -208,7 +208,7 @@ async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -
 async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose key was announced last."""
     monkeypatch.setattr(bounds, "MAX_KEYS", 3)
-    providers = bounds.BoundedProviders(host=make_host(Identity.from_seed(bytes(32))))
+    providers = bounds.BoundedProviders(host=make_host(Identity(bytes(32))))
     for n in (1, 2, 3, 1, 4):
         providers.add_provider(bytes([n]), PeerInfo(ID(KEY), addresses(100)))
     assert [*providers.providers] == [b"\x03", b"\x01", b"\x04"]
@@ -216,7 +216,7 @@ async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_provider_that_stopped_makes_room_and_one_that_goes_on_stays() -> None:
-    providers = bounds.BoundedProviders(host=make_host(Identity.from_seed(bytes(32))))
+    providers = bounds.BoundedProviders(host=make_host(Identity(bytes(32))))
     peers = [ID(bytes([n])) for n in range(BUCKET_SIZE + 2)]
     for peer in peers[:-2]:
         providers.add_provider(KEY, PeerInfo(peer, addresses(1)))

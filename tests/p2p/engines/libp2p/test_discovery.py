@@ -15,7 +15,7 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
 TOPIC = Topic("main", "0123456789abcdef")
-PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 20)]
+PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 20)]
 
 
 class Library:

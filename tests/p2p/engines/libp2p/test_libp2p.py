@@ -141,7 +141,7 @@ async def test_a_start_that_is_cut_off_anywhere_gives_its_port_back() -> None:
         trio.lowlevel.add_instrument(cut_off)
         with cut_off.scope:
             async with open_stack(
-                Identity.from_seed(bytes(32)), [TOPIC], lambda *_: Verdict.ACCEPT, [listen], time.time
+                Identity(bytes(32)), [TOPIC], lambda *_: Verdict.ACCEPT, [listen], time.time
             ):
                 whole = True
         trio.lowlevel.remove_instrument(cut_off)
@@ -676,7 +676,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
     for _ in range(2):
         async with open_stack(
-            Identity.from_seed(bytes(32)), [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, now
+            Identity(bytes(32)), [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, now
         ) as stack:
             numbers += [int.from_bytes(stack.pubsub._next_seqno(), "big") for _ in range(1000)]
     assert numbers == sorted(set(numbers))
@@ -703,7 +703,7 @@ async def test_a_dial_that_meets_another_key_is_no_error_of_ours(
     _, _, address = await started(nursery, 1)
     _, b, _ = await started(nursery, 2)
     host, elsewhere = stack_of(b).host, address.partition("/p2p/")[0]
-    target = f"{elsewhere}/p2p/{Identity.from_seed(b'k' * 32).peer_id}"
+    target = f"{elsewhere}/p2p/{Identity(b'k' * 32).peer_id}"
     with pytest.raises(SwarmException):
         await host.connect(info_from_p2p_addr(multiaddr.Multiaddr(target)))
     assert not maybe_consume_signed_record(Message(senderRecord=b"from before its last start"), host)
@@ -742,7 +742,7 @@ async def test_addresses_that_peers_name_in_the_dht_fill_no_log(
 
     monkeypatch.setattr(DNSResolver, "resolve", nowhere)
     _, engine, _ = await started(nursery, 1)
-    host, named = stack_of(engine).host, ID.from_string(Identity.from_seed(b"k" * 32).peer_id)
+    host, named = stack_of(engine).host, ID.from_string(Identity(b"k" * 32).peer_id)
     host.get_peerstore().add_addrs(named, [multiaddr.Multiaddr(where)], 60)
     with pytest.raises(SwarmException):
         await host.get_network().new_stream(named)

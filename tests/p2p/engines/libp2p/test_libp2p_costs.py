@@ -89,9 +89,7 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
             and max(router.back_off[ours].values()) <= time.time() + MAX_BACK_OFF_S
         )
         for n, topics in enumerate(([ours, *others], [ours])):
-            frame = seal(
-                Identity.from_seed(bytes([66]) * 32), TOPIC.swarm_id, n, time.time(), "rollouts", b"x"
-            )
+            frame = seal(Identity(bytes([66]) * 32), TOPIC.swarm_id, n, time.time(), "rollouts", b"x")
             await stack.pubsub.publish(topics, frame)
         await until(a.received)
         assert (
@@ -105,9 +103,7 @@ async def test_a_message_with_a_long_number_is_not_taken(nursery: trio.Nursery) 
         numbers = iter([b"more than eight", bytes(8)])
         stack.pubsub._next_seqno = lambda: next(numbers)
         for n, body in enumerate((b"long", b"fine")):
-            frame = seal(
-                Identity.from_seed(bytes([66]) * 32), TOPIC.swarm_id, n, time.time(), "rollouts", body
-            )
+            frame = seal(Identity(bytes([66]) * 32), TOPIC.swarm_id, n, time.time(), "rollouts", body)
             await stack.pubsub.publish(str(TOPIC), frame)
         received: list[bytes] = []
         await until(lambda: received.extend(one.body for one in a.received()) or received)
@@ -137,7 +133,7 @@ async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
     _, engine, address = await started(nursery, 1)
     router, ours = stack_of(engine).router, str(TOPIC)
     target = info_from_p2p_addr(multiaddr.Multiaddr(address))
-    host = make_host(Identity.from_seed(bytes([66]) * 32))
+    host = make_host(Identity(bytes([66]) * 32))
     they, rpc = host.get_id(), rpc_pb2.RPC()
     rpc.control.graft.add(topicID=ours)
     rpc.control.idontwant.add(messageIDs=[b"x"])

@@ -17,7 +17,7 @@ class Engine(NetworkEngine):
 
     def __init__(self, *ends: Exception) -> None:
         super().__init__(
-            Identity.from_seed(bytes(32)),
+            Identity(bytes(32)),
             TOPIC,
             QUIET,
             message_limits(),

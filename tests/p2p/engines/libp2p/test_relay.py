@@ -87,7 +87,7 @@ class Net:
         return host
 
     async def _run(self) -> Any:
-        host = make_host(Identity.from_seed(bytes([next(self._seeds)]) * 32))
+        host = make_host(Identity(bytes([next(self._seeds)]) * 32))
         await self._stack.enter_async_context(
             host.run(listen_addrs=[multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")])
         )
@@ -505,7 +505,7 @@ async def test_the_librarys_relay_is_still_not_to_be_used() -> None:
         async with background_trio_service(theirs):
             await theirs.event_started.wait()
             for n in (100, 101):
-                await those.reserve(attacker, name=make_host(Identity.from_seed(bytes([n]) * 32)).get_id())
+                await those.reserve(attacker, name=make_host(Identity(bytes([n]) * 32)).get_id())
             assert await those.reserve(home) is FULL, MENDED
 
 

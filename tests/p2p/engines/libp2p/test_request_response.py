@@ -26,7 +26,7 @@ from p2p.engines.libp2p.request_response import (
 from p2p.identity import Identity
 from p2p.types import MAX_QUESTION_BYTES, PeerId, Unanswered
 
-PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(20)]
+PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(20)]
 
 
 class End:
@@ -233,9 +233,7 @@ async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> N
 
     async with trio.open_nursery() as nursery:
         began = trio.current_time()
-        nobody = [
-            Identity.from_seed(bytes([n, 1]) * 16).peer_id for n in range(IDLE_AT_ONCE // IDLE_EACH + 1)
-        ]
+        nobody = [Identity(bytes([n, 1]) * 16).peer_id for n in range(IDLE_AT_ONCE // IDLE_EACH + 1)]
         for peer in nobody:
             for _ in range(IDLE_EACH + (peer == nobody[0])):
                 theirs, ours = pair()
@@ -325,7 +323,7 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     await trio.sleep(KEPT_S + 0.1)
     await ask(PEERS[1], b"?", 1)
     assert world.ends() == [True] + [True] * AT_ONCE + [None]  # what nobody asks any more is let go
-    for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(MAX_KEPT)):
+    for peer in (Identity(bytes([n, 2]) * 16).peer_id for n in range(MAX_KEPT)):
         await ask(peer, b"?", 1)
     assert world.ends()[1 + AT_ONCE :] == [True] + [None] * MAX_KEPT
     await world.asking.end()

@@ -37,7 +37,7 @@ START = 1_700_000_000.0
 
 
 def member(swarm: MemorySwarm, n: int, topic: Topic, also: Sequence[Topic] = ()) -> Member:
-    return memory_member(swarm, Identity.from_seed(bytes([n]) * 32), clock, topic=topic, also=also)
+    return memory_member(swarm, Identity(bytes([n]) * 32), clock, topic=topic, also=also)
 
 
 shift = 0.0  # seconds by which this machine's clock was set
@@ -74,7 +74,7 @@ def test_a_machine_without_a_route_is_offline() -> None:
             [*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True
         )
         assert done.stdout == f"{offline}\n"
-    assert not is_offline([f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.from_seed(bytes(32)).peer_id}"])
+    assert not is_offline([f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity(bytes(32)).peer_id}"])
 
 
 def test_being_alone_is_told_soon_and_silence_late() -> None:
@@ -199,7 +199,7 @@ def test_a_clock_that_is_set_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         left = member(swarm, 2, SAPO).identity.peer_id
-        relayed = Identity.from_seed(b"r" * 32).peer_id  # never connected to us
+        relayed = Identity(b"r" * 32).peer_id  # never connected to us
         for _ in range(3):
             roster.heard(left, clock())
             roster.heard(relayed, clock())
@@ -229,7 +229,7 @@ def test_others_share_only_what_this_node_cannot_use() -> None:
 def test_a_bootstrap_address_that_does_not_answer_is_named_until_it_does() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
-        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{Identity.from_seed(b'b' * 32).peer_id}"
+        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{Identity(b'b' * 32).peer_id}"
         short = address.partition("/p2p/")[0]
         dead = f"bootstrap address {short} does not answer: nothing listens on that port"
 

@@ -23,7 +23,7 @@ from swarmd.state.folder import StateFolder
 from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
-OTHER = Identity.from_seed(b"\1" * 32).peer_id
+OTHER = Identity(b"\1" * 32).peer_id
 SLOW = b'{"operation": "received", "arguments": {"after": 0}}'
 
 

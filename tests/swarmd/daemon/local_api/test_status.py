@@ -14,8 +14,8 @@ from swarmd.daemon.local_api.status_words import status_lines
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.daemon.sharing import Participant
 
-ME = Identity.from_seed(bytes(32)).peer_id
-OTHER = Identity.from_seed(b"\1" * 32).peer_id
+ME = Identity(bytes(32)).peer_id
+OTHER = Identity(b"\1" * 32).peer_id
 
 EXCHANGE = {"on_offer": 12, "fetched": 5, "missed": 1, "bytes_in": 20_480, "bytes_out": 7_000}
 GIVEN = {"rollouts": 12, "used": 31, "by": 4}
