@@ -83,14 +83,6 @@ class NodeReport:
         float,
         Figure("seconds.checkpoint", "what saves took out of the loop since the line before", "seconds"),
     ] = 0.0
-    mu: Annotated[
-        float | None,
-        Figure("mu", "cost of generating a rollout over that of training on one; `null`: unknown"),
-    ] = None
-    gamma: Annotated[
-        float | None,
-        Figure("gamma", "the round's cost over that of one that generates all it trains on; `null`: unknown"),
-    ] = None
     workers: Annotated[
         WorkersReport | None, Figure("workers", "processes beside the trainer; `null` without `[workers]`")
     ] = None

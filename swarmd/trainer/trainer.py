@@ -29,7 +29,6 @@ from swarmd.config.config import CheckpointConfig, NodeConfig
 from swarmd.errors import CannotRecord
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.experience.replay_theory import compute_ratio
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import unused_gpu
 from swarmd.policy.models.progress import Download
@@ -50,7 +49,6 @@ from swarmd.trainer.workers import (
     open_workers,
     sharing,
 )
-from swarmd.types import RoundReport
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +119,6 @@ class Trainer:
                 self.parts.schedule.drift_limit,
                 guard.resting,
             )
-        mu, gamma = reuse_figures(report, self.workers.seconds_per_rollout() if self.workers else None)
         if self.workers:
             # Others generate: a round's own seconds are those that it waited.
             report = replace(report, seconds={**report.seconds, "generate": self.waited})
@@ -132,8 +129,6 @@ class Trainer:
             judge=Score(judged.score, judged.n) if judged else None,
             checkpoint_seconds=self.save_seconds,
             pool_external_share=self.parts.pool.external_share,
-            mu=mu,
-            gamma=gamma,
             workers=self.workers.report(time.monotonic()) if self.workers else None,
         )
         line = metrics_line(report, figures)
@@ -363,19 +358,3 @@ def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
         f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what"
         " came since. Raise checkpoint.gigabytes_a_day to save more often."
     )
-
-
-def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple[float | None, float | None]:
-    """mu and gamma of one round (section 2 of the replay paper; `experience/replay_theory.py`).
-
-    None where the round cannot tell.
-
-    What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they
-    cost nothing, here as there. generating: seconds that a rollout took, where that was beside the round.
-    """
-    trained, train = report.local + report.external, report.seconds["train"]
-    generate = report.seconds["generate"] if generating is None else generating * report.generated
-    if not (report.generated and trained and report.update.tokens and generate > 0 and train > 0):
-        return None, None
-    mu = (generate / report.generated) / (train / trained)
-    return mu, compute_ratio(mu, report.generated, trained)

@@ -148,10 +148,6 @@ class WorkerGroup:
             overtaken=flow.overtaken,
         )
 
-    def seconds_per_rollout(self) -> float | None:
-        """Return the seconds of one generator's computing a rollout; None before the first."""
-        return self.generators.seconds / self.generators.rollouts if self.generators.rollouts else None
-
 
 @contextmanager
 def open_workers(

@@ -3,7 +3,6 @@
 It is started as `python -m swarmd.policy.parallel.generator FD`.
 """
 
-import time
 from pathlib import Path
 
 from swarmd.config.config import NodeConfig
@@ -16,11 +15,9 @@ from swarmd.policy.parallel.worker import WorkerLink, run
 def generate(begin: Begin, inside: WorkerLink) -> None:
     """Answer one question after another until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
-    rested = 0.0
 
     def between() -> int:
-        nonlocal rested
-        rested += inside.rest()
+        inside.rest()
         return pickup()
 
     policy = LanguagePolicy.open(config, begin.seed, begin.sharing, between=between)
@@ -28,13 +25,9 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
     inside.send(WorkerReady())
     while True:
         asked = inside.questions(config.round.local)
-        inside.rest()
-        begun, rested = time.perf_counter(), 0.0
         answers = policy.generate([text for _, text in asked], config.round.completions)
         numbers = [number for number, _ in asked]
-        inside.send(
-            FinishedAnswers(list(zip(numbers, answers, strict=True)), time.perf_counter() - begun - rested)
-        )
+        inside.send(FinishedAnswers(list(zip(numbers, answers, strict=True))))
 
 
 def main() -> None:

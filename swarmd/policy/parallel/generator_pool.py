@@ -49,8 +49,6 @@ class Generators:
         self._resting: set[str] = set()  # why they rest
         self._changed = threading.Condition()
         self._failure: Exception | None = None
-        self.seconds = 0.0  # seconds of computing, of all generators together
-        self.rollouts = 0  # rollouts finished so far
 
     def __enter__(self) -> Self:
         """Start them, without waiting for them."""
@@ -142,9 +140,8 @@ class Generators:
             match message:
                 case WorkerReady():
                     self._working.add(number)
-                case FinishedAnswers(answers, seconds):
+                case FinishedAnswers(answers):
                     self._flow.answered(number, answers)
-                    self.seconds, self.rollouts = self.seconds + seconds, self.rollouts + len(answers)
                     self._changed.notify_all()
                 case Fatal(text, exit_code):
                     raise WorkerFailed(text, exit_code)

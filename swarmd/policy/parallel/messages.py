@@ -71,7 +71,6 @@ class WorkerReady(_Message, frozen=True):
 
 class FinishedAnswers(_Message, frozen=True):
     answers: list[tuple[int, Generation]]  # id and generation; the tokens tell their versions
-    seconds: float  # seconds of computing
 
 
 class Stepped(_Message, frozen=True):

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from swarmd.errors import SwarmdError
@@ -90,13 +89,9 @@ class WorkerLink:
         # If nobody receives it, `_hear` sees the same end and acts on it.
         self._channel.send(message)
 
-    def rest(self) -> float:
-        """Wait here for as long as we are to rest. Returns the seconds that took."""
-        if self._may_work.is_set():
-            return 0.0
-        begun = time.perf_counter()
+    def rest(self) -> None:
+        """Wait here for as long as we are to rest."""
         self._may_work.wait()
-        return time.perf_counter() - begun
 
     def questions(self, most: int) -> list[tuple[int, str]]:
         """Wait for at least one question; return at most `most` of those that are here."""

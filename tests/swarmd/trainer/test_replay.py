@@ -5,15 +5,12 @@ The tiny model, the contained verifier, the memory swarm.
 
 from pathlib import Path
 
-import pytest
-
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.testing import PlayedPolicy
 from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
-from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Tokens
 from tests.swarmd.trainer.conftest import join, swarm_of, weights, without_seconds
 
@@ -39,8 +36,6 @@ def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Ve
     ), "the same four, for the first, second and third time"
     assert last.staleness_mean > 0 and 1 <= last.staleness_max <= 3 and last.replays_mean > 1
     assert last.since_use_mean is not None and last.since_use_mean >= 1
-    mu, gamma = reuse_figures(last)
-    assert mu is not None and gamma is not None and gamma == pytest.approx((mu + 3) / (3 * (1 + mu)))
 
 
 def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifier) -> None:

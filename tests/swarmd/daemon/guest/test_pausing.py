@@ -56,8 +56,7 @@ class PausedTrainer:
         """Return the lines of metrics.jsonl, without what depends on the clock."""
         kept = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return [
-            {key: value for key, value in line.items() if key not in ("time", "seconds", "gamma", "mu")}
-            for line in kept
+            {key: value for key, value in line.items() if key not in ("time", "seconds")} for line in kept
         ]
 
 
