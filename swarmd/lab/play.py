@@ -124,16 +124,15 @@ class PlayedSwarm:
         )
 
     def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, RolloutExchange]:
+        member: QueuedMember | FetchingMember
         if whole:
-            return self.ids[number], self._exchange(
-                self._member(number, QueuedMember), config.model.name, self.curriculum, whole=WHOLE_BYTES
-            )
-        rng = random.Random(f"{self._seed} {number} offers")
-        transport = FetchingMember(
-            partial(self._member, number, Member), config, self.curriculum, lambda: self._now, rng
-        )
-        self._fetching.append(transport)
-        return self.ids[number], self._exchange(transport, config.model.name, self.curriculum, whole=0)
+            member = self._member(number, QueuedMember)
+        else:
+            rng = random.Random(f"{self._seed} {number} offers")
+            member = self._member(number, FetchingMember, config=config, curriculum=self.curriculum, rng=rng)
+            self._fetching.append(member)
+        size = WHOLE_BYTES if whole else 0
+        return self.ids[number], self._exchange(member, config.model.name, self.curriculum, whole=size)
 
     def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
         member = self._member(number, QueuedMember)

@@ -15,6 +15,7 @@ from typing import Self
 
 import trio
 
+from swarmd.daemon import membership
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
 from swarmd.terminal import interruptible
@@ -119,12 +120,7 @@ def play_all(
             for _ in range(min(jobs, len(missing))):
                 nursery.start_soon(work)
 
-    try:
-        trio.run(interruptible, play)
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt from None
-        raise
+    membership.run(partial(interruptible, play))
     progress.require_whole()
 
 

@@ -13,15 +13,15 @@ Churn is pure: one seed gives one history, whatever the setting.
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 import trio
 import trio.testing
 
 from p2p.admission.fair_queue import FairQueue
 from p2p.member import Member
-from p2p.types import Envelope, PeerId, Reason, ReceivedBody
+from p2p.types import Envelope, PeerId, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.membership import run
 from swarmd.exchange.gathering import Gatherer
@@ -33,26 +33,17 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Lead, Rollout, Task
 
 
-class FetchingMember:
-    """A `Transport` that fetches when the round collects.
-
-    join: builds the member; takes `admitted`.
-    """
+class FetchingMember(Member):
+    """A member that is a `Transport`, as `QueuedMember`, and fetches when the round collects."""
 
     def __init__(
-        self,
-        join: Callable[..., Member],
-        config: NodeConfig,
-        curriculum: Curriculum,
-        clock: Callable[[], float],
-        rng: random.Random,
+        self, *args: Any, config: NodeConfig, curriculum: Curriculum, rng: random.Random, **options: Any
     ) -> None:
         self._heard: FairQueue[Envelope] = FairQueue()
-        self._member = join(admitted=self._heard.put)
+        super().__init__(*args, admitted=self._heard.put, **options)
         self._here: list[ReceivedBody] = []
-        hand_on = self._here.append
         self._gatherer = Gatherer(
-            self._member, curriculum, config.round, config.sharing.take, hand_on, clock, rng
+            self, curriculum, config.round, config.sharing.take, self._here.append, self._clock, rng
         )
 
     def received(self) -> Sequence[ReceivedBody]:
@@ -60,7 +51,7 @@ class FetchingMember:
         for envelope in self._heard.drain():
             self._gatherer.on_envelope(envelope)
         whole = len(self._here)
-        run(self._fetch)
+        run(self._gather)
         here = list(self._here)
         self._here.clear()
         return [
@@ -75,25 +66,11 @@ class FetchingMember:
         """
         self._gatherer.next_round(number, lead)
 
-    async def _fetch(self) -> None:
+    async def _gather(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._gatherer.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-
-    # The rest is the member's.
-
-    def publish(self, kind: str, body: bytes) -> None:
-        self._member.publish(kind, body)
-
-    def hold(self, blob: bytes) -> None:
-        self._member.hold(blob)
-
-    def report(self, author: PeerId, reason: Reason) -> None:
-        self._member.report(author, reason)
-
-    def refused(self) -> Mapping[Reason, int]:
-        return self._member.refused()
 
 
 MARK: Final = "evil"  # the poisoners' word
