@@ -1,4 +1,4 @@
-"""Protocols of the plug-in points: task source, reward, policy, sampler, swarm, view."""
+"""Protocols of the plug-in points: reward, policy, sampler, swarm, view."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,20 +17,6 @@ from swarmd.types import (
     UpdateReport,
     Weigh,
 )
-
-
-class TaskSource(Protocol):
-    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Draw `count` tasks: specialties uniform with replacement, one question each (SAPO section 5)."""
-
-    def task(self, ref: TaskRef) -> Task | None:
-        """Return the task that `ref` names, or None if the curriculum has no such task."""
-
-    def trains_on(self, task: Task) -> bool:
-        """Return whether a node may train on it.
-
-        Neither its number nor its text is held out for the judge.
-        """
 
 
 class Reward(Protocol):

@@ -235,7 +235,7 @@ def curriculum(name: str) -> Curriculum:
 
 
 class DrawnTasks(ABC):
-    """Draws tasks of a curriculum: what every `swarmd.protocols.TaskSource` has in common."""
+    """Draws tasks of a curriculum, and makes those that a reference names."""
 
     def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
         """Open a curriculum.

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from traceback import walk_tb
+from typing import Any
 
 import msgspec
 
@@ -39,26 +39,15 @@ _HUB = "datasets--"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
-class TaskPlugin(Protocol):
-    """The interface of a plug-in: a module with these names, or an object.
-
-    Optional: `name` (text), `version` (text), `limits` (a dict of `pipe.TaskLimits`).
-    """
-
-    specialties: Sequence[str]
-
-    def generate(self, specialty: str, seed: int) -> tuple[str, Any]:
-        """Return a question and the facts that `score` needs, the same on every machine.
-
-        Seeds from 1,000,000,000 on are held out.
-        """
-
-    def score(self, facts: Any, answer: str) -> float:
-        """Reward an answer, the text in <answer>…</answer>, from 0 to 1; from 0.999 on it is right."""
-
-
 class LoadedPlugin:
-    """A plug-in with its description, and its calls guarded: whatever it does wrong is a TaskFault."""
+    """A plug-in with its description, and its calls guarded: whatever it does wrong is a TaskFault.
+
+    A plug-in is a module or an object with these names; `name`, `version` and `limits` may be missing:
+
+        specialties, name, version, limits      texts, and a dict of `pipe.TaskLimits`
+        generate(specialty, seed)               a question, and the facts that `score` needs
+        score(facts, answer)                    a reward from 0 to 1; from 0.999 on the answer is right
+    """
 
     def __init__(self, plugin: Any, name: str, digest: str) -> None:
         """Check a plug-in's attributes.
@@ -301,14 +290,13 @@ def _describe(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         return text
-    trace: TracebackType | None = error.__traceback__
-    place = ""
-    while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if not str(file).startswith((sys.base_prefix, "<")) and Path(__file__).parent not in file.parents:
-            place = f" ({file.name}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return printable(text[:200]) + place
+    frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    places = [
+        f" ({file.name}, line {line})"
+        for file, line in frames
+        if not str(file).startswith((sys.base_prefix, "<")) and Path(__file__).parent not in file.parents
+    ]
+    return printable(text[:200]) + (places[-1] if places else "")
 
 
 def _shown(value: object) -> str:

@@ -38,7 +38,7 @@ class _Line(msgspec.Struct):
 
 
 class QuestionFile:
-    """Implements `plugin.TaskPlugin`."""
+    """A plug-in, as `plugin.LoadedPlugin` has it."""
 
     limits = {"longest_question": MAX_OWN_QUESTION_CHARACTERS, "longest_answer": MAX_OWN_ANSWER_CHARACTERS}  # noqa: RUF012
 

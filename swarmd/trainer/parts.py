@@ -11,7 +11,8 @@ from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.strategies import Sharing
-from swarmd.protocols import Answers, Policy, Reward, Swarm, TaskSource
+from swarmd.protocols import Answers, Policy, Reward, Swarm
+from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.types import Scored, Tokens
 
 
@@ -23,7 +24,7 @@ class ReceivingParts:
     """
 
     me: PeerId
-    tasks: TaskSource
+    tasks: DrawnTasks
     reward: Reward
     swarm: Swarm
     pool: Pool

@@ -17,7 +17,8 @@ from swarmd.experience.advantages import unweighed
 from swarmd.experience.replay_theory import PAYS_FROM_MU, Reuse, best_reuse, compute_ratio, cost
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.progress import Download
-from swarmd.protocols import Policy, TaskSource
+from swarmd.protocols import Policy
+from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
@@ -80,7 +81,7 @@ class ReplayPlan:
 
 def measure(
     policy: Policy,
-    tasks: TaskSource,
+    tasks: DrawnTasks,
     questions: int,
     completions: int,
     rounds: int,
@@ -108,7 +109,7 @@ def measure(
 
 def _one_round(
     policy: Policy,
-    tasks: TaskSource,
+    tasks: DrawnTasks,
     questions: int,
     completions: int,
     rng: random.Random,
