@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
 from swarmd.cli import join, judge, lab, machine, peers, service, settings, status, tasks
-from swarmd.cli.options import AsJson, answer, without_flag_types
+from swarmd.cli.options import HELP, AsJson, answer, without_flag_types
 from swarmd.terminal import explained
 
 app = typer.Typer(
     name="swarmd",
     epilog="Example: swarmd join --model tiny. Every command has --help, and most have --json.",
     no_args_is_help=True,
-    # A fault of ours shows an ordinary traceback, without the values of variables.
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP},
 )
 
 
@@ -53,7 +52,9 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return explained("swarmd", lambda: app(arguments, prog_name="swarmd"))
+    command = get_command(app)
+    without_flag_types(command)
+    return explained("swarmd", lambda: command(arguments, prog_name="swarmd"))
 
 
 def demo(
@@ -144,4 +145,3 @@ for panel, commands in COMMANDS.items():
         else:
             function, example = command
             app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(function)
-without_flag_types(app)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperOption
 
 from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
 from swarmd.terminal import tell
 
+HELP = ["-h", "--help"]
 StateDir = Annotated[
     Path | None,
     typer.Option(
@@ -51,32 +52,13 @@ SwarmName = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, with a `schema` number.")]
 
 
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _untyped(super().get_params(ctx))
-
-
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _untyped(super().get_params(ctx))
-
-
-def _untyped(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
+def without_flag_types(command: Any) -> None:
+    """Leave "<bool>" out of the help of flags, of this command and of all below it: they take no value."""
+    for parameter in command.get_params(typer.Context(command, help_option_names=HELP)):
         if isinstance(parameter, TyperOption) and parameter.is_flag:
             parameter.metavar = ""
-    return parameters
-
-
-def without_flag_types(app: typer.Typer) -> None:
-    """Leave "<bool>" out of the help of every flag: a flag takes no value."""
-    app.info.cls = _Group
-    for command in app.registered_commands:
-        command.cls = _Command
-    for group in app.registered_groups:
-        group.cls = _Group
-        if group.typer_instance is not None:
-            without_flag_types(group.typer_instance)
+    for below in getattr(command, "commands", {}).values():
+        without_flag_types(below)
 
 
 def as_state_dir(given: Path | None) -> Path:
