@@ -272,7 +272,7 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
     try:
         with (folder / LOG_FILE).open("ab") as output:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "swarmd.state.tracking", str(folder), peer, name],
+                [sys.executable, "-P", "-m", "swarmd.state.tracking", str(folder), peer, name],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -88,7 +88,7 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
         raise BadExperiment("one judge asks one curriculum, and the settings have several; leave --judge out")
     wanted = nodes[0].swarm.curriculum
     with local_judge(results.folder, curriculum_of(nodes[0]).name if wanted == "auto" else wanted) as url:
-        yield (sys.executable, "-m", "swarmd.lab.judged", url)
+        yield (sys.executable, "-P", "-m", "swarmd.lab.judged", url)
         try:
             durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
         except (OSError, ValueError, httpx2.HTTPError) as error:

@@ -51,7 +51,7 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
 
 
 def main(folder: str, setting: str, seed: str) -> None:
-    command = [sys.executable, "-m", "swarmd.lab.rank", folder, setting, seed]
+    command = [sys.executable, "-P", "-m", "swarmd.lab.rank", folder, setting, seed]
     nodes = len(Results.open(Path(folder)).experiment.setting(setting).nodes)
     with tempfile.TemporaryDirectory(prefix="swarmd-") as private:
         failed = trio.run(_play, command, nodes, str(Path(private) / "meeting"))

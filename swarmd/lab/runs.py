@@ -100,7 +100,7 @@ def play_all(
     results: Results,
     jobs: int,
     told: Callable[[RunsProgress], None],
-    command: Sequence[str] = (sys.executable, "-m", "swarmd.lab.play"),
+    command: Sequence[str] = (sys.executable, "-P", "-m", "swarmd.lab.play"),
 ) -> None:
     """Play what is missing. RunsFailed names each run that failed and what it said; the others go on.
 

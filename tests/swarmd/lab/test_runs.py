@@ -303,6 +303,16 @@ def test_a_runs_output_is_logged_even_where_it_succeeds(
     assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
 
 
+def test_a_file_of_the_working_folder_takes_no_modules_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results.create(tmp_path / "out", of_one(1, 1, "uniform"))
+    monkeypatch.chdir(tmp_path)
+    Path("statistics.py").write_text("raise ImportError")
+    play_all(results, 1, lambda _: None)
+    assert not results.missing
+
+
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(
     tmp_path: Path, by: signal.Signals

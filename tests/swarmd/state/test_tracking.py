@@ -132,7 +132,11 @@ def play_tracker(folder: Path, begin: str) -> None:
 @pytest.mark.net  # it starts a process
 async def test_what_a_tracker_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play_tracker(tmp_path, f"print('x' * {LOG_BYTES}, flush=True)")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    # A file of the working folder takes no module's place.
+    monkeypatch.chdir(tmp_path / "tensorboard")
+    Path("json.py").write_text("raise ImportError")
     log = tmp_path / "tracking.log"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_tracker, "tensorboard", tmp_path, PEER, print)
