@@ -105,15 +105,11 @@ def shown(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "a section"
-    try:
-        text = (
-            repr(list(value) if isinstance(value, tuple) else value)
-            if isinstance(value, str | int | float | list | tuple)
-            else str(value)
-        )
-    except (ValueError, RecursionError):
-        # A number has thousands of digits, or lists are nested a hundred deep.
-        text = "something without measure"
+    text = (
+        repr(list(value) if isinstance(value, tuple) else value)
+        if isinstance(value, str | int | float | list | tuple)
+        else str(value)
+    )
     return printable(
         text if len(text) <= _MAX_QUOTED_CHARACTERS else text[: _MAX_QUOTED_CHARACTERS - 1] + "…"
     )

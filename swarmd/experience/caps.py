@@ -26,8 +26,6 @@ from typing import Generic, TypeVar
 
 from swarmd.types import Author
 
-__all__ = ["UNKNOWN", "Author", "Quota", "choose"]
-
 UNKNOWN = ""  # group of authors that we were never connected to
 
 # The caps, as shares of one choice.

@@ -1,7 +1,6 @@
 """The state folder of a node and its lock: one node at a time owns it. Also its seed, and leaving it."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -180,12 +179,7 @@ def _open_lock(folder: Path) -> int:
     Raises OSError and ConfigError.
     """
     path = folder / LOCK_FILE
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ConfigError(f"{path}: is a symbolic link. Remove it, and start again.") from None
-        raise
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     found = os.fstat(lock)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid():
         os.close(lock)

@@ -12,6 +12,7 @@ from typing import Any
 
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
 from p2p.types import Reason
+from swarmd.daemon.local_api.status_words import many
 from swarmd.terminal import printable
 
 # How far a clock may be behind. Frames older than `replays.WINDOW_S` are refused.
@@ -151,7 +152,7 @@ def _nobody_answers(facts: Facts) -> Blanks:
     if facts.connected or not facts.bootstrap or any(entry["answers"] for entry in facts.bootstrap):
         return None
     first, more = dead_bootstrap(facts.bootstrap[0]), len(facts.bootstrap) - 1
-    dead = f"{first.cause}, and {_count(more, 'other')} neither" if more else first.cause
+    dead = f"{first.cause}, and {many(more, 'other')} neither" if more else first.cause
     return {"dead": dead, "advice": first.remedy}
 
 
@@ -164,7 +165,7 @@ def _known(facts: Facts) -> list[str]:
 
 
 def _others(facts: Facts) -> dict[str, Any]:
-    there = ", ".join(f"{_count(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
+    there = ", ".join(f"{many(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
     ours = f"{facts.curriculum} with {facts.runs}" if facts.runs else facts.curriculum
     return {"name": facts.name, "there": there, "curriculum": facts.curriculum, "ours": ours}
 
@@ -173,7 +174,7 @@ def _all_paused(facts: Facts) -> Blanks:
     doing = [said.doing for said in facts.introduced if said.doing != HELPING]
     if not facts.companions or facts.unknown or not doing or any(what != PAUSED for what in doing):
         return None
-    return {"nodes": _count(len(doing), "node")}
+    return {"nodes": many(len(doing), "node")}
 
 
 def _main_reason(facts: Facts, of: Collection[Reason]) -> Blanks:
@@ -182,15 +183,11 @@ def _main_reason(facts: Facts, of: Collection[Reason]) -> Blanks:
         return None
     reason = max(refused, key=lambda reason: (refused[reason], reason.value))
     return {
-        "members": _count(facts.connected, "member"),
+        "members": many(facts.connected, "member"),
         "count": refused[reason],
         "reason": reason.value,
         "advice": reason.remedy or "swarmd status counts what is refused; docs/admission.md says why",
     }
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}" + ("s" if count != 1 else "")
 
 
 CAUSES = (
@@ -277,7 +274,7 @@ CAUSES = (
         "wait: others are found as they come",
         Stage.SETTLED,
         lambda f: (
-            {"helpers": _count(f.connected, "bootstrap node"), "curriculum": f.curriculum}
+            {"helpers": many(f.connected, "bootstrap node"), "curriculum": f.curriculum}
             if f.helpers >= f.connected and not f.companions
             else None
         ),
@@ -295,7 +292,7 @@ CAUSES = (
         "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who"
         " they are",
         Stage.PATIENT,
-        lambda f: {"members": _count(f.connected, "member")},
+        lambda f: {"members": many(f.connected, "member")},
     ),
 )
 

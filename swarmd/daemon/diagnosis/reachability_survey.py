@@ -30,7 +30,6 @@ from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 from swarmd.terminal import interruptible
 
-# Addresses of the internet that are nobody's (RFC 5737, RFC 3849).
 # When a member for the question alone should have met another.
 COMPANY_S = 15.0
 # Others must see it by then: they answer nobody whom they do not know as connected.

@@ -248,7 +248,7 @@ def given_words(given: Mapping[str, Any]) -> str:
     if not given.get("rollouts"):
         return ""
     used = (
-        f"used {given['used']} times, by {many(given['by'], 'other node')}"
+        f"used {many(given['used'], 'time')}, by {many(given['by'], 'other node')}"
         if given["used"]
         else "nobody has said yet that it used one"
     )

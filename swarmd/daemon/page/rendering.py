@@ -7,10 +7,7 @@ shown.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
-from urllib.parse import quote
 
 from swarmd.daemon.local_api.status_words import (
     NO_FIRST,
@@ -278,37 +275,18 @@ def _code(text: str) -> str:
 
 
 def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:
-    """Render what the node gave since its start and, once others used some of it, in all, with a badge."""
-    words, helped = given_words(given), total.get("helped") or 0
-    if not helped:
-        return _card("Given to others", _paragraph(words)) if words else ""
-    file = f"data:image/svg+xml,{quote(badge(helped))}"
-    return _card("Given to others", _paragraph(words)) + (
-        f"<p>In all others trained {helped:,} times on its answers."
-        f' <a download="swarmd.svg" href="{file}">A badge of it</a></p>'
-    )
-
-
-def badge(helped: int) -> str:
-    """Return a picture (SVG) to show elsewhere: how often others trained on this machine's answers."""
-    text = f"my machine helped others learn {helped:,} times"
-    width = 68 + 6.2 * len(text)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="20" role="img"'
-        f' font-family="Verdana,sans-serif" font-size="11" fill="#fff"><title>swarmd: {text}</title>'
-        f'<rect width="100%" height="20" rx="3" fill="#2563eb"/><rect width="58" height="20" rx="3"'
-        f' fill="#333"/><text x="7" y="14">swarmd</text><text x="65" y="14">{text}</text></svg>'
-    )
+    """Render what the node gave since its start and, once others used some of it, in all."""
+    helped = total.get("helped") or 0
+    in_all = f"In all others trained {helped:,} times on its answers." if helped else ""
+    said = _paragraph(given_words(given)) + _paragraph(in_all)
+    return _card("Given to others", said) if said else ""
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
-    """Render what the node cost in each period; leave out what this machine cannot measure.
-
-    Periods with the same figures share a row: on its first day a node has cost all of it today.
-    """
+    """Render what the node cost in each period; leave out what this machine cannot measure."""
     times = [
         (name, usage[key])
-        for name, key in (("today", "today"), ("this month", "month"), ("in all", "total"))
+        for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total"))
         if usage.get(key)
     ]
     figures = [
@@ -321,8 +299,7 @@ def _cost(usage: Mapping[str, Any]) -> str:
         for _, key, unit, places in figures:
             yield "–" if row.get(key) is None else f"{row[key] / unit:,.{places}f}"
 
-    same = groupby(((name, tuple(cells(row))) for name, row in times), key=itemgetter(1))
-    rows = ((", ".join(name for name, _ in periods).capitalize(), *shown) for shown, periods in same)
+    rows = ((name, *cells(row)) for name, row in times)
     return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows)) if figures else ""
 
 

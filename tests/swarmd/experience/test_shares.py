@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler, by_weight
-from swarmd.experience.caps import Author, Quota, choose
+from swarmd.experience.caps import Quota, choose
 from swarmd.experience.credit import UselessRollouts, useful
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import Sharing, Take, everything
-from swarmd.types import Completion, Lead, Rollout, Scored, TaskRef
+from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
-from swarmd.daemon.local_api.status_words import status_lines
+from swarmd.daemon.local_api.status_words import given_words, status_lines
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.daemon.sharing import Participant
 
@@ -140,6 +140,8 @@ def test_shared_rollouts_are_shown_with_how_often_they_were_used() -> None:
     assert shown[
         "given"
     ] == GIVEN and "given    12 rollouts; used 31 times, by 4 other nodes" in status_lines(shown)
+    once = given_words({"rollouts": 1, "used": 1, "by": 1})
+    assert once == "1 rollout; used 1 time, by 1 other node"
     unused = status_lines(shown | {"given": {"rollouts": 1, "used": 0, "by": 0}})
     assert "given    1 rollout; nobody has said yet that it used one" in unused
     assert not any(
