@@ -14,19 +14,10 @@ MAX_AUTHORS = 4096
 
 
 class UselessRollouts:
-    """Counts each author's rollouts that we scored since the last useful one."""
+    """Counts each author's rollouts that we scored since the last useful one, from each start anew."""
 
     def __init__(self) -> None:
         self._since: Latest[PeerId, int] = Latest(MAX_AUTHORS)  # least recently heard first
-
-    @property
-    def state(self) -> Mapping[PeerId, int]:
-        """The counts, the author heard least recently first."""
-        return dict(self._since)
-
-    @state.setter
-    def state(self, state: Mapping[PeerId, int]) -> None:
-        self._since = Latest(MAX_AUTHORS, state.items())
 
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
         """Return whom to charge for a round's rollouts, once for each USELESS_IN_A_ROW useless ones in a row.

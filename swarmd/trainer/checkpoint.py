@@ -29,7 +29,6 @@ from typing import Any
 import msgspec
 
 from p2p import durable
-from p2p.types import PeerId
 from swarmd.errors import SwarmdError
 from swarmd.experience.outliers import GateState
 from swarmd.experience.replay_schedule import GuardState
@@ -74,7 +73,6 @@ class RunState:
     gate: GateState = field(default_factory=GateState)
     success: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)
-    useless: Mapping[PeerId, int] = field(default_factory=dict)  # `credit.UselessRollouts`
 
 
 _encoder = msgspec.msgpack.Encoder()

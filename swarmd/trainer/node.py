@@ -167,7 +167,6 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         gate=parts.gate.state if parts.gate else GateState(),
         success=parts.sharing.success,
         others=parts.sharing.others,
-        useless=parts.useless.state,
     )
 
 
@@ -205,4 +204,3 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
     if parts.gate is not None:
         parts.gate.state = state.gate
     parts.sharing.success, parts.sharing.others = state.success, state.others
-    parts.useless.state = state.useless

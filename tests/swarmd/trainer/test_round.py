@@ -12,7 +12,7 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.member import QueuedMember
-from p2p.types import PeerId, Reason, ReceivedBody
+from p2p.types import Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -362,7 +362,6 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     if sections:
         node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    node.useless.state = {PeerId("somebody"): 3, **node.useless.state}
     checkpoints.save(run_state(2, 1, node), policy.files())
     reports = play(node, other, (3, 4), prefix)
     assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
@@ -373,7 +372,6 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert play(again, other, (3, 4), prefix) == reports
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
     assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
-    assert again.useless.state == node.useless.state and again.useless.state[PeerId("somebody")] == 3
     assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
     for mine, kept in (
         (again.sharing.success, node.sharing.success),
