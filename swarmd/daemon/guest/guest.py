@@ -31,7 +31,7 @@ from swarmd.daemon.guest.conditions import (
     out_of_budget,
 )
 from swarmd.daemon.guest.limits import CpuShare
-from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
+from swarmd.daemon.guest.meters import ProcessMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes
 from swarmd.errors import SwarmdError
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # How often the conditions are checked.
 CHECK_EVERY_S: Final = 1.0
+# How often the GPUs' power is read.
+ENERGY_EVERY_S: Final = 10.0
 # How often to decide whether to rest for the CPU share.
 SHARE_EVERY_S: Final = 0.25
 # Share of the month's budget: what kill -9 can make the node forget.
@@ -89,7 +91,7 @@ class Guest:
         probes = Probes(config.when, gpus)
         self._measure, self._unknown = measure or probes.measure, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
-        self._energy, self._on_gpu = EnergyMeter(gpus.watts, clock()), on_gpu
+        self._watts, self._on_gpu = gpus.watts, on_gpu
         self._adopt(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
@@ -123,7 +125,7 @@ class Guest:
 
     async def run(self) -> None:
         """Check conditions and meter usage until cancelled."""
-        looked, read = -CHECK_EVERY_S, -READ_EVERY_S
+        looked, read = -CHECK_EVERY_S, trio.current_time()
         try:
             while True:
                 self.count()
@@ -133,16 +135,23 @@ class Guest:
                     time.tzset()
                     ours, self._ours = self._ours, 0.0
                     self.decide(await trio.to_thread.run_sync(partial(self._measure, self._clock(), ours)))
-                if trio.current_time() - read >= READ_EVERY_S:
-                    read = trio.current_time()
-                    taken = await trio.to_thread.run_sync(self._energy.read, self._clock(), self._on_gpu())
-                    self.ledger.add(Usage(energy_wh=taken))
+                if (since := trio.current_time() - read) >= ENERGY_EVERY_S:
+                    read += since
+                    await self.add_energy(since)
                 # In a thread, as the disk may be slow.
                 await trio.to_thread.run_sync(self.save)
                 await trio.sleep(SHARE_EVERY_S if self._share else CHECK_EVERY_S)
         finally:
             self.count()
             self.ledger.save()
+
+    async def add_energy(self, seconds: float) -> None:
+        """Enter into the ledger, while it trains on its GPUs, what these take now, for so long.
+
+        It is the whole of what they take. trio's clock stands still while the machine sleeps.
+        """
+        if self._on_gpu() and (watts := await trio.to_thread.run_sync(self._watts)) is not None:
+            self.ledger.add(Usage(energy_wh=watts * seconds / 3600))
 
     def count(self) -> None:
         """Enter into the ledger what was spent since the last call, and keep to the CPU share."""
@@ -152,7 +161,7 @@ class Guest:
         up, down = self._moved[0] - moved_before[0], self._moved[1] - moved_before[1]
         helped_before, self._helped_before = self._helped_before, self._helped()
         helped = max(0, self._helped_before - helped_before)
-        self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written, helped))
+        self.ledger.add(msgspec.structs.replace(spent, bytes_up=up, bytes_down=down, helped=helped))
         self._ours += spent.cpu_seconds
         if self._share is not None:
             self._resting = self._share.spent(spent.cpu_seconds, now)

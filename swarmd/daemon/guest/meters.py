@@ -1,23 +1,17 @@
-"""Measures what the node costs its machine: CPU time, disk writes, and an estimate of its GPUs' energy.
+"""Measures what the node costs its machine: CPU time and disk writes.
 
-It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd. The energy is the
-whole of its GPUs' while it trains.
+It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Final
 
 import psutil
 
+from swarmd.state.usage import Usage
+
 # How often to search for new processes: a search reads all of the machine's.
 FIND_EVERY_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    cpu_seconds: float
-    bytes_written: int | None  # None: the platform does not tell
 
 
 class ProcessMeter:
@@ -37,12 +31,12 @@ class ProcessMeter:
         """Return the ids of the node's processes, as of the last search."""
         return [process.pid for process in self._processes]
 
-    def read(self, now: float) -> Spent:
+    def read(self, now: float) -> Usage:
         before, self._totals = self._totals, self._read(now)
         written = (
             None if before[1] is None or self._totals[1] is None else max(0, self._totals[1] - before[1])
         )
-        return Spent(max(0.0, self._totals[0] - before[0]), written)
+        return Usage(max(0.0, self._totals[0] - before[0]), bytes_written=written)
 
     def _read(self, now: float) -> tuple[float, int | None]:
         if not 0 <= now - self._found_at < FIND_EVERY_S:
@@ -68,27 +62,3 @@ def _descendants(root: psutil.Process) -> list[psutil.Process]:
         return list(root.children(recursive=True))
     except psutil.Error:
         return []
-
-
-READ_EVERY_S: Final = 10.0
-# After a longer gap between two readings the machine has slept.
-MAX_GAP_S: Final = 2 * READ_EVERY_S
-
-
-class EnergyMeter:
-    """Estimates the energy that the node's GPUs took.
-
-    watts: returns the power that they draw now; None where it cannot be told.
-    """
-
-    def __init__(self, watts: Callable[[], float | None], now: float) -> None:
-        self._watts, self._at = watts, now
-
-    def read(self, now: float, on_gpu: bool) -> float | None:
-        """Return watt-hours used since the last call; None where nothing can be measured.
-
-        on_gpu: whether the node trains on a CUDA device.
-        """
-        since, self._at = min(MAX_GAP_S, max(0.0, now - self._at)), now
-        watts = self._watts() if on_gpu else None
-        return None if watts is None else watts * since / 3600

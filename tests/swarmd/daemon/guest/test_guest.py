@@ -21,9 +21,8 @@ from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import changed
-from swarmd.daemon.guest.meters import Spent
 from swarmd.errors import SwarmdError
-from swarmd.state.usage import SAVE_EVERY_S
+from swarmd.state.usage import SAVE_EVERY_S, Usage
 from swarmd.testing import TIMEOUT_S, Clock, until
 
 
@@ -31,9 +30,9 @@ class Meter:
     def __init__(self) -> None:
         self.spent = 0.0
 
-    def read(self, _now: float) -> Spent:
+    def read(self, _now: float) -> Usage:
         spent, self.spent = self.spent, 0.0
-        return Spent(spent, None)
+        return Usage(spent)
 
     def pids(self) -> list[int]:
         return []
@@ -57,7 +56,7 @@ class Played:
         self.clock, self.meter, self.swarm, self.traffic = clock or Clock(), Meter(), Swarm(), Traffic()
         self.told: list[link.ToTrainer] = []
         self.said: list[str] = []
-        self.helped = 0
+        self.helped, self.on_gpu = 0, False
         config = NodeConfig.model_validate(sections)
         meter: Any = self.meter
         self.guest = Guest(
@@ -70,6 +69,7 @@ class Played:
             self.clock,
             meter,
             lambda *_: MachineFacts(),
+            on_gpu=lambda: self.on_gpu,
             helped=lambda: self.helped,
         )
         self.guest.begin()
@@ -110,6 +110,18 @@ async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Pat
     node.clock.now = until
     assert again.see() == [] and again.told[-1] == link.Resume()
     assert Played(tmp_path, node.clock).see() == []
+
+
+async def test_energy_is_that_of_the_whole_device_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, watts = Played(tmp_path), [300.0, None]
+    monkeypatch.setattr(node.guest, "_watts", lambda: watts.pop(0))
+    for node.on_gpu in (False, True, True):
+        await node.guest.add_energy(12.0)
+    assert (
+        node.guest.document()["usage"]["total"]["energy_wh"] == pytest.approx(300 * 12 / 3600) and not watts
+    )
 
 
 async def test_a_pause_of_weeks_names_its_last_day(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, shortest, terminals
-from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
@@ -153,12 +152,3 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
         "when.metered",
         "when.temperature",
     ]
-
-
-def test_energy_is_that_of_the_whole_device_while_it_trains() -> None:
-    """A device draws 300 W when asked. A night in which the machine slept took none."""
-    meter = EnergyMeter(lambda: 300.0, 0.0)
-    assert meter.read(12.0, True) == pytest.approx(300 * 12 / 3600)
-    assert meter.read(20.0, False) is None
-    assert meter.read(8 * 3600.0, True) == pytest.approx(300 * 2 * READ_EVERY_S / 3600)
-    assert EnergyMeter(NO_GPUS.watts, 0.0).read(10.0, True) is None
