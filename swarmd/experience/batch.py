@@ -136,15 +136,19 @@ class OfferChoice(Generic[C]):
 
     def __init__(self, take: str, n: int, author_of: Callable[[C], Author], *, varied: bool = True) -> None:
         self._take, self._lead = TAKES[take], Lead(elsewhere=MIN_WEIGHT)
-        self._quota = caps.Quota[C](n, author_of, (lambda item: item.ref.specialty) if varied else None)
+        self._n, self._author_of = n, author_of
+        self._kind_of: caps.KindOf[C] | None = (lambda item: item.ref.specialty) if varied else None
+        self._had: list[C] = []  # chosen so far in this round
 
     def begin(self, lead: Lead) -> None:
         """Begin another round. lead: as the trainer found it in the one before."""
-        self._lead = lead
-        self._quota.begin()
+        self._lead, self._had = lead, []
 
     def __call__(self, offered: Sequence[C], count: int, rng: random.Random) -> Sequence[C]:
-        return self._quota(*by_weight(offered, self._take, self._lead, rng), count)
+        weighed = by_weight(offered, self._take, self._lead, rng)
+        chosen = caps.choose(*weighed, count, self._author_of, self._kind_of, in_all=self._n, had=self._had)
+        self._had += chosen
+        return chosen
 
 
 QUESTION_TOO_LONG = "the question fills our context"

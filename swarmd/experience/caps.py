@@ -22,7 +22,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from statistics import median_low
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from swarmd.types import Author
 
@@ -58,7 +58,7 @@ def choose(
     """Return the first of the candidates by `order` that the caps allow, at most `n`.
 
     author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
-    in_all, had: for a choice in several calls (`Quota`), how many it is of in all, and what was chosen
+    in_all, had: for a choice in several calls, how many it is of in all, and what was chosen
     before.
     """
     if n <= 0:
@@ -80,24 +80,6 @@ def choose(
             (chosen if len(chosen) < n and room.reserve(authors[i]) else waiting).append(i)
         visited, room.raised = waiting, 1 + min(room.over(authors[i]) for i in waiting)
     return [candidates[i] for i in chosen]
-
-
-class Quota(Generic[T]):
-    """A choice of `n` made in several calls, as candidates come in; each cap applies to all together."""
-
-    def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:
-        self._n, self._author_of, self._kind_of = n, author_of, kind_of
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin another choice."""
-        self._had: list[T] = []  # chosen so far
-
-    def __call__(self, candidates: Sequence[T], order: Order[T], n: int) -> list[T]:
-        """Return at most `n` more."""
-        chosen = choose(candidates, order, n, self._author_of, self._kind_of, in_all=self._n, had=self._had)
-        self._had += chosen
-        return chosen
 
 
 def _varied(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler, by_weight
-from swarmd.experience.caps import Quota, choose
+from swarmd.experience.caps import Order, choose
 from swarmd.experience.credit import UselessRollouts, useful
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import Sharing, Take, everything
@@ -43,6 +43,20 @@ def chosen_of(
     return choose(items, lambda _: rng.random(), n, author_of, kind_of)
 
 
+def in_calls(
+    n: int, kind_of: Callable[[Item], Hashable] | None = None
+) -> Callable[[list[Item], Order[Item], int], list[Item]]:
+    """Return what makes a choice of `n` in several calls, as `OfferChoice` does."""
+    had: list[Item] = []
+
+    def more(items: list[Item], order: Order[Item], count: int) -> list[Item]:
+        chosen = choose(items, order, count, author_of, kind_of, in_all=n, had=had)
+        had.extend(chosen)
+        return chosen
+
+    return more
+
+
 def nth(item: Item) -> float:
     return ord(item.author.id)
 
@@ -50,7 +64,7 @@ def nth(item: Item) -> float:
 def test_where_no_cap_binds_it_is_the_first_that_come() -> None:
     items = crowd("a b c d e f g h i j k l", LOCAL, each=1)
     for n in (1, 4, 8):
-        assert choose(items[::-1], nth, n, author_of) == items[:n] == Quota(n, author_of)(items, nth, n)
+        assert choose(items[::-1], nth, n, author_of) == items[:n] == in_calls(n)(items, nth, n)
     assert choose(items, nth, 12, author_of) == choose(items, nth, 40, author_of) == items
     loud = crowd("a", LOCAL, each=7) + crowd("l", LOCAL, each=1)
     assert choose(loud, nth, 8, author_of) == loud, "all of them, however loud"
@@ -152,14 +166,14 @@ def test_of_what_is_beyond_the_middle_each_is_as_likely() -> None:
 def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> None:
     """What is fetched for nothing is replaced, one at a time: of one, half is one."""
     rng = random.Random(0)
-    ration: Quota[Item] = Quota(4, author_of)
+    ration = in_calls(4)
     loud, quiet = crowd("a", "11.0", each=400), crowd("b c d e", "home *", each=4)
     for _ in range(50):
         taken = Counter(
             item.author.id for _ in range(4) for item in ration(loud + quiet, lambda _: rng.random(), 1)
         )
         assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
-        ration.begin()
+        ration = in_calls(4)
     # Where nobody else has any, it is not kept out
     assert [len(ration(loud, lambda _: rng.random(), 1)) for _ in range(50)] == [1] * 50
 
@@ -168,10 +182,9 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
 def test_the_caps_of_a_choice_in_many_goes_are_shares_of_all_of_it(
     kind_of: Callable[[Item], str] | None, most: int
 ) -> None:
-    rng, ration = random.Random(0), Quota[Item](8, author_of, kind_of)
-    taken = []
+    rng, taken = random.Random(0), []
     for _ in range(50):
-        ration.begin()
+        ration = in_calls(8, kind_of)
         taken.append(
             Counter(
                 i.author.id
