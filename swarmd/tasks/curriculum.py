@@ -227,13 +227,6 @@ TINY_9_STRICT = replace(TINY_9, name="tiny-9-strict", strict=True)
 CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9, SAPO_9_STRICT, TINY_9_STRICT)}
 
 
-def curriculum(name: str) -> Curriculum:
-    try:
-        return CURRICULA[name]
-    except KeyError:
-        raise ConfigError(f"no curriculum is called {name!r}; there are {', '.join(CURRICULA)}") from None
-
-
 class DrawnTasks(ABC):
     """Draws tasks of a curriculum, and makes those that a reference names."""
 

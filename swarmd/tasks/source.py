@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from swarmd.tasks.curriculum import Curriculum, DrawnTasks, curriculum
+from swarmd.tasks.curriculum import CURRICULA, Curriculum, DrawnTasks
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.own import OwnCurriculum, OwnTasks
 from swarmd.tasks.sandbox.client import Verifier
@@ -82,11 +82,8 @@ def open_tasks(
 
 @lru_cache(maxsize=4)
 def tasks_of(curriculum_name: str) -> CurriculumTasks:
-    """Return the tasks of the curriculum with this name.
-
-    Raises ConfigError where there is none.
-    """
-    return CurriculumTasks(curriculum(curriculum_name))
+    """Return the tasks of swarmd's curriculum with this name."""
+    return CurriculumTasks(CURRICULA[curriculum_name])
 
 
 _GENERATING = threading.Lock()

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +25,7 @@ import msgspec
 
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
-from swarmd.tasks.curriculum import Curriculum, curriculum
+from swarmd.tasks.curriculum import CURRICULA, Curriculum
 from swarmd.tasks.sandbox import pipe
 from swarmd.tasks.sandbox.pipe import (
     Judgements,
@@ -94,12 +93,12 @@ class Verifier:
     """
 
     def __init__(self, of: Curriculum | str, command: Sequence[str] | None = None) -> None:
-        self._curriculum = curriculum(of) if isinstance(of, str) else of
+        self._curriculum = CURRICULA[of] if isinstance(of, str) else of
         self._command = command or (sys.executable, "-m", *self._curriculum.command)
         self._child: _Child | None = None
         self._lock = threading.Lock()
         self.restarts = 0  # processes that had to be replaced
-        self.faults = Counter[str]()  # how often each fault of a plug-in occurred
+        self.faults: list[str] = []  # kinds of a plug-in's faults so far
 
     def __enter__(self) -> Self:
         """Start the process, without waiting for it."""
@@ -171,20 +170,16 @@ class Verifier:
         return made
 
     def _note(self, ref: TaskRef, fault: str) -> None:
-        """Log what a plug-in did wrong: of each kind the first time, the tenth, the hundredth."""
+        """Log what a plug-in did wrong: each kind once, MAX_FAULT_KINDS of them."""
         kind = ref.specialty + " " + re.sub("[0-9]+", "#", ":".join(fault.split(":")[:2]))[:80]
-        if len(self.faults) >= MAX_FAULT_KINDS and kind not in self.faults:
-            kind = "others"
-        self.faults[kind] += 1
-        if str(self.faults[kind]).strip("0") == "1":
-            times = f", {self.faults[kind]} times by now" if self.faults[kind] > 1 else ""
+        if kind not in self.faults and len(self.faults) < MAX_FAULT_KINDS:
+            self.faults.append(kind)
             log.warning(
-                "the tasks %s: %s n = %d: %s%s",
+                "the tasks %s: %s n = %d: %s",
                 self._curriculum.name,
                 ref.specialty,
                 ref.n,
                 printable(fault),
-                times,
             )
 
     def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, ScoredAnswer]]:

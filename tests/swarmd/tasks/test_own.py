@@ -73,7 +73,7 @@ def test_the_example_asks_and_scores() -> None:
         reasons = [[score.reason for score in row] for row in judged]
         right, wrong = GradeReason.CORRECT, GradeReason.WRONG
         assert reasons == [[right, right, wrong, wrong, GradeReason.NO_ANSWER], [GradeReason.NO_TASK]]
-        assert (verifier.restarts, verifier.faults) == (0, {})
+        assert (verifier.restarts, verifier.faults) == (0, [])
     with pytest.raises(
         ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"
     ):
@@ -177,7 +177,7 @@ def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
     with Verifier(find_curriculum(plugin(tmp_path, text))) as verifier:
         assert verifier.score([(TaskRef("a", 1), said("0", "0.4", "60", "0"))]) == [(1.0, 1.0, 0.0, 1.0)]
         assert verifier.score([(TaskRef("a", 2), said("burns", "0"))]) == [(0.0, 1.0)]
-        assert sum(verifier.faults.values()) == 2 and verifier.restarts == 0
+        assert len(verifier.faults) == 1 and verifier.restarts == 0
 
 
 def word(*fields: object) -> bytes:
@@ -229,7 +229,7 @@ def test_a_question_that_fails_is_skipped(
     assert unruly.make(TaskRef("fine", 10)).question.startswith("fine 10 of ") and unruly.restarts == 0
 
 
-def test_a_plugins_faults_are_logged_rarely_with_their_place(
+def test_each_kind_of_a_plugins_faults_is_logged_once_with_its_place(
     unruly: Verifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     unruly.faults.clear()
@@ -239,9 +239,8 @@ def test_a_plugins_faults_are_logged_rarely_with_their_place(
     )
     with caplog.at_level(logging.WARNING):
         unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(1, 26)])
-    first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
-    assert "times" not in first and tenth.endswith("(unruly.py, line 52), 10 times by now")
-    assert unruly.faults["raises score: ValueError"] == 25
+    (once,) = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
+    assert once.endswith("(unruly.py, line 52)") and "raises score: ValueError" in unruly.faults
 
 
 def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:

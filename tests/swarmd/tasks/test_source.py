@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from swarmd.errors import ConfigError
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
 from swarmd.testing import TIMEOUT_S
@@ -187,13 +187,13 @@ def _has(name: str) -> bool:
 
 
 def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
-    tasks = CurriculumTasks(curriculum("tiny-9"), ["bf", "arc_1d"])
+    tasks = CurriculumTasks(CURRICULA["tiny-9"], ["bf", "arc_1d"])
     assert {task.ref.specialty for task in tasks.draw(40, random.Random(1))} == {"bf", "arc_1d"}
     assert tasks.task(TaskRef("binary_matrix", 1)) is not None
     # The judge's are of the whole curriculum
     assert len({task.ref.specialty for task in tasks.draw_held_out(40, random.Random(1))}) > 2
     with pytest.raises(ConfigError, match="bff is not in tiny-9, which has arc_1d"):
-        CurriculumTasks(curriculum("tiny-9"), ["bff"])
+        CurriculumTasks(CURRICULA["tiny-9"], ["bff"])
 
 
 def test_drawing_is_uniform_over_specialties() -> None:
@@ -214,11 +214,6 @@ def test_a_draw_passes_over_what_names_no_task() -> None:
     numbers = iter([COSTLY.n, 7])
     rng = SimpleNamespace(choice=lambda _: COSTLY.specialty, randrange=lambda *_: next(numbers))
     assert tasks_of("sapo-9").draw(1, rng)[0].ref == TaskRef(COSTLY.specialty, 7)
-
-
-def test_an_unknown_curriculum_names_the_known() -> None:
-    with pytest.raises(ConfigError, match="sapo-9, tiny-9"):
-        curriculum("nope")
 
 
 def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None:

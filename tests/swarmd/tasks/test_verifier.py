@@ -15,7 +15,6 @@ import msgspec
 import psutil
 import pytest
 
-from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.tasks.grading import solution
@@ -427,5 +426,3 @@ def test_an_unused_or_closed_verifier_is_no_process() -> None:
         with idle as again:
             assert again.pid == pid
     assert idle.pid is None and not psutil.pid_exists(pid)
-    with pytest.raises(ConfigError):
-        Verifier("no such")
