@@ -141,10 +141,8 @@ def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], extern
 def _marked(evaluation: Mapping[str, Any]) -> float | None:
     if "marked" not in evaluation:
         return None
-    said: float = sum(evaluation["marked"]) / max(
-        1, evaluation["answers"] * sum(map(len, evaluation["right"]))
-    )
-    return said
+    answers: int = evaluation["answers"] * sum(map(len, evaluation["right"]))
+    return float(sum(evaluation["marked"]) / max(1, answers))
 
 
 def _mean_there(rewards: Sequence[float | None]) -> float:

@@ -55,12 +55,7 @@ def idle_probe(
             sources = [lambda _: mutter(run), Interrupts()]
         elif environment.get("DISPLAY"):
             sources += [ScreenSaver()]
-    return lambda now: shortest(sources, now)
-
-
-def shortest(sources: Iterable[Source], now: float) -> float | None:
-    """Return the shortest idle time that any source tells."""
-    return min((idle for source in sources if (idle := source(now)) is not None), default=None)
+    return lambda now: min((idle for source in sources if (idle := source(now)) is not None), default=None)
 
 
 def mutter(run: Callable[[Sequence[str]], str]) -> float | None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from swarmd.config.config import WhenConfig
+from swarmd.daemon.guest import idle
 from swarmd.daemon.guest.conditions import MachineFacts
-from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, shortest, terminals
+from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
@@ -77,11 +78,14 @@ def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
     assert probe(9.0) is None
 
 
-def test_the_shortest_of_all_answers_counts_and_none_is_none() -> None:
-    assert shortest([lambda _: 61.5, lambda _: None, lambda now: now], 2.5) == 2.5
+def test_the_shortest_of_all_answers_counts_and_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert idle_probe(missing, "win32", {})(0.0) is None
     # Terminals would say that nobody is there
     assert idle_probe(missing, "linux", {"XDG_SESSION_TYPE": "wayland"})(0.0) is None
+    monkeypatch.setattr(idle, "terminals", lambda _: 61.5)
+    monkeypatch.setattr(idle, "Interrupts", lambda: lambda _: None)
+    monkeypatch.setattr(idle, "ScreenSaver", lambda: lambda now: now)
+    assert idle_probe(missing, "linux", {"DISPLAY": ":0"})(2.5) == 2.5
 
 
 def test_the_battery_is_read() -> None:
