@@ -55,8 +55,6 @@ from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
 from swarmd.lab import EXPERIMENTS
 
-MAX_FILE_BYTES = 1024 * 1024
-MAX_SETTINGS = 256
 # What means nothing where nothing but rounds is played.
 _UNHEEDED = {"seed", "profile", "workers", "checkpoint", "judge", "limits", "when", "metrics", "notify"}
 _UNHEEDED_KEYS = {"round.rounds", "round.pace"} | {
@@ -101,7 +99,7 @@ class _File(_Head):
     # How a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole.
     sets: _Sets = "offered"
     base: dict[str, Any] = {}
-    setting: Annotated[list[dict[str, Any]], Field(max_length=MAX_SETTINGS)] = []
+    setting: list[dict[str, Any]] = []
     # Sections of a node, keys, and the values that each takes.
     sweep: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = {}
 
@@ -189,8 +187,6 @@ def read_experiment(path: Path) -> Experiment:
             f"{path}: {error.strerror or error}{meant}. `swarmd lab list` names the experiments that come"
             " with swarmd."
         ) from error
-    if len(content) > MAX_FILE_BYTES:
-        raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE_BYTES}")
     try:
         document = tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -207,12 +203,9 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
         parsed = _File.model_validate(document)
     except ValidationError as error:
         raise BadExperiment(_mistakes(source, "", error, _File)) from None
-    tables = list(itertools.islice(_swept(parsed), MAX_SETTINGS + 1))
-    if not 0 < len(tables) <= MAX_SETTINGS:
-        raise BadExperiment(
-            f"{source}: it has no [[setting]] and no [sweep], or more than {MAX_SETTINGS} settings with"
-            " those of its [sweep]"
-        )
+    tables = list(_swept(parsed))
+    if not tables:
+        raise BadExperiment(f"{source}: it has no [[setting]] and no [sweep]")
     settings = [_setting(parsed, number, table, source) for number, table in enumerate(tables, 1)]
     _check_names(settings, source)
     return Experiment(settings=tuple(settings), **{key: getattr(parsed, key) for key in _Head.model_fields})

@@ -30,7 +30,6 @@ from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFau
 from swarmd.tasks.taskset import PREFIX, open_harness_task, open_taskset
 from swarmd.terminal import printable
 
-MAX_SOURCE_BYTES = 64 * 2**20
 MAX_SPECIALTIES = 256
 # Answers that are scored at the start: rewards below 0 for wrong ones are common elsewhere.
 SAMPLES = ("", "0")
@@ -247,13 +246,9 @@ def _files(module: Path, *, inside: bool) -> Sequence[bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_SOURCE_BYTES + 1)
+        return path.read_bytes()
     except OSError as error:
         raise PluginRefused(error.strerror or str(error)) from None
-    if len(content) > MAX_SOURCE_BYTES:
-        raise PluginRefused(f"{path.name} has more than {MAX_SOURCE_BYTES} bytes")
-    return content
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -30,9 +30,9 @@ from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 from swarmd.terminal import interruptible
 
-# When a member for the question alone should have met another.
+# How long a member that was started for the survey alone waits to meet another.
 COMPANY_S = 15.0
-# Others must see it by then: they answer nobody whom they do not know as connected.
+# And until the others see it: they answer nobody whom they do not know as connected.
 SEEN_S = 5.0
 
 

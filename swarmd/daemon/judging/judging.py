@@ -1,7 +1,4 @@
-"""The node's judge: hands on its questions and keeps its grades.
-
-At most one question at a time, from the judge to the trainer and back; its receipts are kept.
-"""
+"""The node's judge: hands on its questions, keeps its grades and receipts."""
 
 import json
 import logging

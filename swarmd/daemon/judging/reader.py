@@ -46,13 +46,11 @@ class JudgedPeer(msgspec.Struct, frozen=True):
     score: Share
     low: Share
     high: Share
-    n: _Count
     said: dict[str, Any] = {}
 
 
 class JudgedCurriculum(msgspec.Struct, frozen=True):
     name: str
-    digest: str
 
 
 class JudgedBoard(msgspec.Struct, frozen=True):

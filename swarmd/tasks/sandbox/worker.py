@@ -73,9 +73,9 @@ class TaskFault(Exception):
     """A plug-in raised, or returned something else than was asked for. The text says what."""
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
-        """Report that a worker failed.
+        """Say what a plug-in did wrong.
 
-        fatal: whether the worker is of no further use (it ran out of memory).
+        fatal: whether its worker is of no further use (it ran out of memory).
         """
         super().__init__(what[: pipe.MAX_FAULT_CHARACTERS])
         self.fatal = fatal

@@ -88,7 +88,6 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
     [
         ({"rouns": 3}, "rouns: .*did you mean rounds"),
         ({"setting": []}, r"no \[\[setting\]\] and no \[sweep\]"),
-        ({"sweep": {"round": {"local": list(range(200)), "external": [1, 2]}}}, "more than 256"),
         ({"sweep": {"round": {"local": []}}}, "sweep.round.local: "),
         ({"sweep": {"rond": {"local": [1]}}}, r"setting 1 \(8/0, local 1\): rond is no section"),
         (

@@ -341,8 +341,8 @@ ASKED: Sequence[tuple[dict[str, Any], str]] = [
         {"state": "1 GB"},
         "limits.state cannot be changed while the node runs; these can: cpu, month, up, down",
     ),
-    ({"cpu": 25}, "limits.cpu: expected a short text"),
-    ({"cpu": "9" * 99}, "expected a short text"),
+    ({"cpu": 25}, "limits.cpu: expected a text"),
+    ({"cpu": "9" * 99}, "a number and its unit"),
 ]
 
 
