@@ -17,7 +17,6 @@ from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
 from swarmd.terminal import ended_by_signals, printable, tell
 
 if TYPE_CHECKING:
-    from swarmd.config.config import NodeConfig
     from swarmd.daemon.library.joined_swarm import JoinedSwarm, Judged
     from swarmd.types import Task
 
@@ -139,8 +138,12 @@ def answer_by_hand(
     share = "right" if resolved.origins["sharing.share"] == "default" else resolved.config.sharing.share
     with StateFolder.open(state_dir or default_state_dir().with_name("answer")) as state:
         set_up_logging(state.path / LOG_FILE, stderr=False)
-        asked = _asked(resolved.config, specialty)
-        member = JoinedSwarm(asked, state, "a person", share=share, talk=_talk, stopped=_end)
+        node_config = resolved.config
+        if specialty:
+            # Opening the tasks checks the names.
+            tasks = node_config.tasks.model_copy(update={"specialties": tuple(specialty)})
+            node_config = node_config.model_copy(update={"tasks": tasks})
+        member = JoinedSwarm(node_config, state, "a person", share=share, talk=_talk, stopped=_end)
         dialogue = Dialogue(member, tries)
         try:
             # The swarm is left, and what was given is told.
@@ -253,12 +256,3 @@ def _result_words(shared: bool, present: int) -> str:
 
 def _talk(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
-
-
-def _asked(config: "NodeConfig", specialties: list[str] | None) -> "NodeConfig":
-    """Return `config` with the specialties that flags name; opening the tasks checks the names."""
-    if not specialties:
-        return config
-    return config.model_copy(
-        update={"tasks": config.tasks.model_copy(update={"specialties": tuple(specialties)})}
-    )

@@ -110,7 +110,9 @@ class BootstrapNode:
                 "topics": [*map(str, self.member.topics)],
             },
             "engine": self._config.swarm.engine,
-            "relay": relays(self._config.swarm.engine),
+            # What it relays for nodes that accept no connections.
+            "relay": "at most 64 MiB for each pair of nodes"
+            + ", and 1 MiB a second for all" * (self._config.swarm.engine == "libp2p"),
             "addresses": addresses,
             "pid": os.getpid(),
             "state_dir": str(self._folder),
@@ -174,12 +176,6 @@ def run_bootstrap(
     node = BootstrapNode(config, state.path, announce)
     run(node.run)
     return node.exit_code
-
-
-def relays(engine: str) -> str:
-    """Describe what a bootstrap node with this engine relays for nodes that accept no connections."""
-    each = "at most 64 MiB for each pair of nodes"
-    return f"{each}, and 1 MiB a second for all" if engine == "libp2p" else each
 
 
 def announcement(document: Mapping[str, Any]) -> list[str]:

@@ -17,11 +17,9 @@ from p2p.member import Member
 from p2p.peers.introduction import Introducer
 from p2p.peers.mdns import Mdns
 from p2p.peers.outbound import TARGET_MEMBERS
-from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Envelope, Handlers, P2pEngine, PeerId, PeerRequest
+from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
 from swarmd.config.config import SwarmConfig
-from swarmd.exchange import wire
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
@@ -72,30 +70,6 @@ def engine_builder(
         )
 
     return build
-
-
-def sharing_member(
-    identity: Identity,
-    topic: Topic,
-    config: SwarmConfig,
-    folder: Path,
-    admitted: Callable[[Envelope], None],
-    traffic: Traffic | None = None,
-) -> Member:
-    """Build a member that shares rollouts of its own.
-
-    admitted: called with each admitted envelope. folder: the state folder.
-    """
-    return Member(
-        identity,
-        topic,
-        engine_builder(identity, topic, config, folder, traffic=traffic),
-        sequence=SequenceFile(folder / "sequence", time.time),
-        clock=time.time,
-        admitted=admitted,
-        folder=folder,
-        knows={wire.KIND, wire.OFFER_KIND}.__contains__,
-    )
 
 
 def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) -> str:

@@ -13,12 +13,14 @@ from p2p.engines.traffic import Traffic
 from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
+from p2p.sequence import SequenceFile
 from p2p.types import Envelope, PeerId, PeerRequest, ReceivedBody, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import peers_document
-from swarmd.daemon.membership import introduce, nearby, sharing_member, topic_of
+from swarmd.daemon.membership import engine_builder, introduce, nearby, topic_of
+from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
@@ -61,8 +63,15 @@ class Participant:
             Identity.load_or_create(folder / IDENTITY_FILE),
             topic_of(config.swarm, curriculum),
         )
-        self.member = sharing_member(
-            self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic
+        self.member = Member(
+            self.identity,
+            self.topic,
+            engine_builder(self.identity, self.topic, config.swarm, folder, traffic=traffic),
+            sequence=SequenceFile(folder / "sequence", time.time),
+            clock=time.time,
+            admitted=self._on_envelope,
+            folder=folder,
+            knows={wire.KIND, wire.OFFER_KIND}.__contains__,
         )
         self._heard, self.roster, rng = Heard(), Roster(), random.Random(secrets.randbits(64))
         self.pacing = Pacing(self._heard, rng, curriculum.offers_a_second)

@@ -25,25 +25,22 @@ MAX_DRAWS = 4
 C = TypeVar("C", bound=Candidate)
 
 
-def weights_of(candidates: Sequence[Candidate], take: Take, lead: Lead) -> Sequence[float]:
-    """Return the weight of each in the draw: by `take`, times the square of its author's `Lead.pass_rates`.
-
-    Without the square four poisoners of ten peers still taught their word in one seed of three
-    (docs/experiments.md).
-    """
-    weights = take.weights(candidates, lead)
-    return [w * lead.pass_rates.get(c.author, 1.0) ** 2 for c, w in zip(candidates, weights, strict=True)]
-
-
 def by_weight(
     candidates: Sequence[C], take: Take, lead: Lead, rng: random.Random
 ) -> tuple[Sequence[C], caps.Order[C]]:
     """Return the candidates that have a weight, and a random order of them, by their weights.
 
+    A weight is what `take` gives, times the square of the author's `Lead.pass_rates`. Without the square four
+    poisoners of ten peers still taught their word in one seed of three (docs/experiments.md).
+
     The first n in it are a draw without replacement: the least of exponential variables of rate w (Efraimidis
     and Spirakis, 2006, whose u^(1/w) is 0 for many a small w). Of equal weights it is uniform.
     """
-    weights = {id(c): w for c, w in zip(candidates, weights_of(candidates, take, lead), strict=True) if w > 0}
+    weights = {
+        id(c): weight
+        for c, w in zip(candidates, take.weights(candidates, lead), strict=True)
+        if (weight := w * lead.pass_rates.get(c.author, 1.0) ** 2) > 0
+    }
     return [c for c in candidates if id(c) in weights], lambda c: rng.expovariate(weights[id(c)])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.daemon.bootstrap import announcement, relays
+from swarmd.daemon.bootstrap import announcement
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
@@ -168,7 +168,7 @@ def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where:
         "peer_id": "x",
         "swarm": {"name": "main", "curricula": ["tiny-9", "sapo-9"]},
         "engine": "libp2p",
-        "relay": relays("libp2p"),
+        "relay": "at most 64 MiB for each pair of nodes",
         "addresses": [{"address": address, "from": where}],
         "state_dir": "/tmp/boot",
     }
