@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from p2p import durable
 from swarmd.config.config import NodeConfig
-from swarmd.errors import ConfigError, SwarmdError, Unreachable
+from swarmd.errors import CannotRecord, ConfigError, SwarmdError, Unreachable
 from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
@@ -233,10 +233,6 @@ def _percent(value: float | None) -> str:
 FILES: Final = ("policy.json", "weights.safetensors")
 
 
-class CannotExport(SwarmdError):
-    """The model cannot be written. Choose another folder, or free some space."""
-
-
 @dataclass(frozen=True, slots=True)
 class Exported:
     folder: Path
@@ -278,7 +274,7 @@ def export(
         ConfigError: it cannot be done as asked.
         NoModel, Unreachable: the base model is not to be had.
         CheckpointUnfit: the base model is another one.
-        CannotExport: the disk will not take it.
+        CannotRecord: the disk will not take it.
     """
     identity = policy_files.described(files["policy.json"])
     if adapter_only and identity.lora_rank is None:
@@ -325,7 +321,7 @@ def export(
         durable.name_folder(partial, out)
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        raise CannotExport(
+        raise CannotRecord(
             f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder, or"
             " free some space."
         ) from error

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from p2p import durable
-from swarmd.errors import SwarmdError
+from swarmd.errors import CannotRecord, SwarmdError
 from swarmd.experience.outliers import GateState
 from swarmd.experience.replay_schedule import GuardState
 from swarmd.experience.strategies import Success
@@ -40,14 +40,6 @@ Content = bytes | memoryview  # the content of a file
 SCHEMA = 1
 KEPT_CHECKPOINTS = 2
 DAY_S = 86_400.0
-
-
-class DiskFull(SwarmdError):
-    """The disk is full. Free some space; a checkpoint that was saved before is whole."""
-
-
-class CheckpointRefused(SwarmdError):
-    """The checkpoint cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +98,8 @@ class Checkpoints:
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         """Write a checkpoint durably, and remove all but the two newest.
 
-        files: name and content of each that the policy saves; held one at a time. Raises DiskFull where there
-        is no room, CheckpointRefused where the state folder may not hold more: nothing is lost then.
+        files: name and content of each that the policy saves; held one at a time. Raises CannotRecord, also
+        where the state folder may not hold more: nothing is lost then.
         """
         final = self.folder / folder_name(state.round)
         partial = self.folder / f"partial-{os.getpid()}"
@@ -167,14 +159,14 @@ class Checkpoints:
     def _make_room(self, size: int) -> None:
         """Keep the newest checkpoint alone where the state folder would become too large.
 
-        Raises CheckpointRefused where that is not enough.
+        Raises CannotRecord where that is not enough.
         """
         if self._most is None or folder_bytes(self.folder.parent) + size <= self._most:
             return
         for old in saved_in(self.folder)[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         if (wanted := folder_bytes(self.folder.parent) + size) > self._most:
-            raise CheckpointRefused(
+            raise CannotRecord(
                 f"the state folder {self.folder.parent} would have {wanted / 1e9:.3g} GB, over limits.state,"
                 f" {self._most / 1e9:g} GB: two checkpoints have to fit. Raise limits.state and join again,"
                 " or move old logs and metrics.jsonl away"
@@ -329,13 +321,13 @@ def _what_is_saved(folder: Path) -> str:
     )
 
 
-def _explained(error: OSError, folder: Path) -> SwarmdError:
+def _explained(error: OSError, folder: Path) -> CannotRecord:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
+        return CannotRecord(
             f"no room for a checkpoint in {folder}: {error.strerror}. Free some space;"
             f" {_what_is_saved(folder)}."
         )
-    return CheckpointRefused(
+    return CannotRecord(
         f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and"
         " mode."
     )

@@ -37,7 +37,7 @@ from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Timetable
+from swarmd.trainer.checkpoint import Checkpoints, Timetable
 from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
@@ -243,7 +243,7 @@ class Trainer:
         while True:
             try:
                 write()
-            except (DiskFull, CheckpointRefused, CannotRecord) as error:
+            except CannotRecord as error:
                 if self.link.stopping:
                     raise
                 # Once: the state below goes on saying it.

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import platform
 import re
@@ -17,7 +18,7 @@ import torch
 
 from swarmd.config.amounts import percent
 from swarmd.config.config import ModelConfig, NodeConfig
-from swarmd.errors import NoModel
+from swarmd.errors import NoModel, command_for
 from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.preflight import CGROUPS, OWN_CGROUP, cgroups, cores, driver_there, no_device
 
@@ -130,6 +131,17 @@ def choose_dtype(
     if probe(device):
         return torch.bfloat16
     return torch.float16 if adapter and narrow else torch.float32
+
+
+def require_bitsandbytes(wanted: str, device: torch.device, instead: str) -> None:
+    """Raise NoModel where this library, which `wanted` needs, does not run or is missing; import nothing."""
+    if device.type == "mps":
+        raise NoModel(f"{wanted} does not run on Apple's MPS: {instead}.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise NoModel(
+            f"{wanted} needs the library bitsandbytes, which is not installed here. Run"
+            f" `{command_for('bitsandbytes')}`, or {instead}."
+        )
 
 
 def _cuda_has_bf16() -> bool:

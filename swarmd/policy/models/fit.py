@@ -26,11 +26,11 @@ from swarmd.policy.models.device import (
     choose_dtype,
     dtype_name,
     free_memory,
+    require_bitsandbytes,
 )
 from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.policy.training import optimizer
 from swarmd.tasks.curriculum import CURRICULA, SAPO_9
 
 # What generate.max_new_tokens = 0 stands for.
@@ -187,7 +187,7 @@ def work_of(config: NodeConfig) -> Workload:
 def fit(
     config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory
 ) -> FittedModel:
-    """Decide device, dtype, adapter and budgets. Raises NoModel, Unreachable, NoOptimizer.
+    """Decide device, dtype, adapter and budgets. Raises NoModel, Unreachable.
 
     At most configuration and tokenizer are downloaded. free: bytes free on a device.
     """
@@ -196,7 +196,8 @@ def fit(
     from swarmd.policy.models.tokenizer import load_tokenizer
 
     device = choose_device(config.device)
-    optimizer.require(work.optimizer, device)
+    if work.optimizer == "adamw8bit":
+        require_bitsandbytes("train.optimizer = 'adamw8bit'", device, "set train.optimizer = 'adamw'")
     place = hub.locate(config.name, config.revision)
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)

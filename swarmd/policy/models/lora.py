@@ -10,7 +10,6 @@ their scales in 8 bits. Each layer's weights are made bfloat16 again when it is 
 changes in the model is there from the start, and is the same for all.
 """
 
-import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmd.errors import NoModel, command_for
-from swarmd.policy.models.device import gives_float32
+from swarmd.errors import NoModel
+from swarmd.policy.models.device import gives_float32, require_bitsandbytes
 
 if TYPE_CHECKING:
     from bitsandbytes.functional import QuantState
@@ -143,13 +142,7 @@ def require_nf4(device: torch.device, *, adapter: bool) -> None:
     """Raise NoModel where a base cannot be kept in 4 bits; import nothing."""
     if not adapter:
         raise NoModel("model.dtype 'nf4' is for a model under an adapter. Set model.lora to 'on'.")
-    if device.type == "mps":
-        raise NoModel("model.dtype 'nf4' does not run on Apple's MPS. Set model.dtype to 'auto'.")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise NoModel(
-            "model.dtype 'nf4' needs the library bitsandbytes, which is not installed here. Run"
-            f" `{command_for('bitsandbytes')}`, or set model.dtype to 'auto'."
-        )
+    require_bitsandbytes("model.dtype = 'nf4'", device, "set model.dtype to 'auto'")
 
 
 class FourBitLinear(nn.Module):

@@ -150,7 +150,7 @@ class Learner:
         device: torch.device,
         rest: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare to train a network. Raises NoOptimizer.
+        """Prepare to train a network. Raises NoModel.
 
         network: as training begins with it; what a checkpoint holds is loaded later.
         """

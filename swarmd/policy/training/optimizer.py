@@ -9,41 +9,23 @@ Adam as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` keeps i
 blocks (Dettmers et al., arXiv 2110.02861), by bitsandbytes; tensors of fewer than 4,096 numbers keep 32.
 """
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from swarmd.errors import SwarmdError, command_for
+from swarmd.errors import NoModel
 
 # Of float32 copies, in the names of tensors.
 MASTER: Final = "master"
-
-
-class NoOptimizer(SwarmdError):
-    """The optimizer that was asked for cannot be had. Set train.optimizer = 'adamw', or install it."""
-
-
-def require(kind: str, device: torch.device) -> None:
-    """Raise NoOptimizer where an optimizer does not run, or its library is missing; import nothing."""
-    if kind == "adamw8bit" and device.type == "mps":
-        raise NoOptimizer(
-            "train.optimizer 'adamw8bit' does not run on Apple's MPS. Set train.optimizer = 'adamw'."
-        )
-    if kind == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
-        raise NoOptimizer(
-            "train.optimizer = 'adamw8bit' needs the library bitsandbytes, which is not installed here. "
-            f"Run `{command_for('bitsandbytes')}`, or set train.optimizer = 'adamw'."
-        )
 
 
 class Optimizer:
     """Steps `weights` along their gradients. kind: "adamw" or "adamw8bit"."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter], kind: str = "adamw") -> None:
-        """Prepare to step the weights. Raises NoOptimizer."""
+        """Prepare to step the weights. Raises NoModel."""
         self.kind, self._weights = kind, weights
         # Empty until the first step: a process that never trains holds no copies.
         self._masters = {
@@ -119,7 +101,6 @@ class Optimizer:
 
 
 def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
-    require(kind, weights[0].device)
     if kind == "adamw":
         return torch.optim.AdamW(weights, weight_decay=0.0, fused=True)
     try:
@@ -127,7 +108,7 @@ def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
         from bitsandbytes.optim import AdamW8bit
     except (ImportError, OSError, RuntimeError) as error:
         # Its binary does not match this machine's driver.
-        raise NoOptimizer(
+        raise NoModel(
             f"bitsandbytes, which train.optimizer = 'adamw8bit' needs, does not work here ({error}). "
             "Install a build of it for this machine, or set train.optimizer = 'adamw'."
         ) from error

@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from swarmd.errors import CannotRecord, ConfigError, NoModel, Unreachable
 from swarmd.policy.export import (
-    CannotExport,
     NotUploaded,
     Origin,
     base_of,
@@ -209,7 +208,7 @@ def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_pat
 
 def test_an_unwritable_folder_is_reported(files: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CannotExport, match=r"cannot be written: [^[]*Choose another folder"):
+    with pytest.raises(CannotRecord, match=r"cannot be written: [^[]*Choose another folder"):
         export(files, [], "sapo-9", tmp_path / "file" / "out")
 
 

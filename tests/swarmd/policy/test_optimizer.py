@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from swarmd.errors import NoModel
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import Workload
-from swarmd.policy.training.optimizer import NoOptimizer, Optimizer
+from swarmd.policy.training.optimizer import Optimizer
 from tests.swarmd.policy.conftest import BITSANDBYTES, config_of, open_policy
 
 KINDS = ["adamw", pytest.param("adamw8bit", marks=BITSANDBYTES)]
@@ -163,10 +164,10 @@ def test_a_missing_optimizer_library_is_reported_before_loading(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(
-        NoOptimizer, match=r"bitsandbytes.*pip install 'swarmd\[bitsandbytes\]'.*train\.optimizer = 'adamw'"
+        NoModel, match=r"bitsandbytes.*pip install 'swarmd\[bitsandbytes\]'.*train\.optimizer = 'adamw'"
     ):
         load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))
-    with pytest.raises(NoOptimizer):
+    with pytest.raises(NoModel):
         open_policy(folders["qwen2"], train={"optimizer": "adamw8bit"})
 
 
@@ -174,5 +175,5 @@ def test_moments_of_eight_bits_are_refused_on_mps_before_loading(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("mps"))
-    with pytest.raises(NoOptimizer, match=r"does not run on Apple's MPS.*train\.optimizer = 'adamw'"):
+    with pytest.raises(NoModel, match=r"does not run on Apple's MPS.*train\.optimizer = 'adamw'"):
         load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))

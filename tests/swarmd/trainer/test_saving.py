@@ -16,11 +16,12 @@ import pytest
 
 from swarmd import link
 from swarmd.config.config import CheckpointConfig
+from swarmd.errors import CannotRecord
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
-from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState
+from swarmd.trainer.checkpoint import Checkpoints, Content, RunState
 from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_checkpoint import written
 
@@ -243,7 +244,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(
         daemon.sendall(link.pack(link.Stop()))
         while not trainer.link.stopping:
             trainer.link.wait(TIMEOUT_S)
-        with pytest.raises(DiskFull, match="Free some space"):
+        with pytest.raises(CannotRecord, match="Free some space"):
             trainer.run()
     with trainer_in(tmp_path, 0) as (trainer, _):
         assert trainer.round == 1 and len(figures(tmp_path)) == 1
