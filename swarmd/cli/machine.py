@@ -134,15 +134,17 @@ def export(
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     _say_loading()
     from swarmd.exchange.swarm_id import curriculum_of
-    from swarmd.policy.export import FILES, base_of, loss_of, upload
+    from swarmd.policy.export import FILES, loss_of, upload
     from swarmd.policy.export import export as write
     from swarmd.policy.inference.modelfile import COMMANDS
     from swarmd.policy.models.tiny import WEIGHTS as TINY
-    from swarmd.trainer.snapshot import metrics_behind, read_snapshot
+    from swarmd.policy.training.policy_files import described
+    from swarmd.state.metrics import each_round
+    from swarmd.trainer.snapshot import read_snapshot
 
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, FILES)
-    node = joined(config, folder, {"model": base_of(run.files)})
+    node = joined(config, folder, {"model": described(run.files["policy.json"]).source})
     try:
         curriculum = curriculum_of(node).name
     except ConfigError:
@@ -150,7 +152,7 @@ def export(
         curriculum = Path(node.swarm.curriculum).stem
     made = write(
         run.files,
-        metrics_behind(folder, run),
+        each_round(folder / METRICS_FILE, run.round),
         curriculum,
         to.expanduser().absolute(),
         adapter_only=adapter,

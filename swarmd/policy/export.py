@@ -243,14 +243,6 @@ class Exported:
         return {"folder": str(self.folder), "model": asdict(self.origin), "run": asdict(self.figures)}
 
 
-def base_of(files: Mapping[str, bytes]) -> str:
-    """Return the model that a checkpoint was trained from.
-
-    Raises CheckpointUnfit.
-    """
-    return policy_files.described(files["policy.json"]).source
-
-
 def export(
     files: Mapping[str, bytes],
     metrics: Iterable[Mapping[str, Any]],

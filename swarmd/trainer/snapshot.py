@@ -6,14 +6,12 @@ newest is looked for again.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from swarmd.errors import SwarmdError
-from swarmd.state.folder import METRICS_FILE
-from swarmd.state.metrics import each_round
 from swarmd.trainer.checkpoint import manifest_of, saved_in
 
 Result = TypeVar("Result")
@@ -45,11 +43,6 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
         return Snapshot(int(folder.name.removeprefix("round-")), files)
 
     return newest_of(state_dir, read)
-
-
-def metrics_behind(state_dir: Path, snapshot: Snapshot) -> Iterator[Mapping[str, Any]]:
-    """Yield the lines of the rounds behind a snapshot; all those of weeks would fill gigabytes of memory."""
-    return each_round(state_dir / METRICS_FILE, snapshot.round)
 
 
 def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:

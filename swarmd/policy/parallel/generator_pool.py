@@ -40,9 +40,10 @@ class Generators:
     ) -> None:
         """Prepare `count` generators.
 
-        start: starts the generator of a number, from 0. most: rollouts that a round takes now; None for all.
+        start: starts the generator of a number, from 0. flow: also holds figures for the round's report.
+        most: rollouts that a round takes now; None for all.
         """
-        self._count, self._start, self._flow, self._most = count, start, flow, most
+        self._count, self._start, self.flow, self._most = count, start, flow, most
         self._children: list[WorkerProcess] = []
         self._threads: list[threading.Thread] = []
         self._working: set[int] = set()  # generators that have loaded their model
@@ -52,15 +53,10 @@ class Generators:
 
     def __enter__(self) -> Self:
         """Start them, without waiting for them."""
-        with self._changed:
-            for number in range(self._count):
-                child = self._start(number)
-                if self._resting:
-                    child.send(Rest(True))
-                self._children.append(child)
-                self._threads.append(threading.Thread(target=self._listen, args=(number, child), daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self._children = [self._start(number) for number in range(self._count)]
+        for number, child in enumerate(self._children):
+            self._threads.append(threading.Thread(target=self._listen, args=(number, child), daemon=True))
+            self._threads[-1].start()
         return self
 
     def __exit__(
@@ -75,7 +71,7 @@ class Generators:
     def collect(self) -> Sequence[tuple[Task, Generation]]:
         """Return the finished rollouts, at most as many as a round takes, without waiting."""
         with self._changed:
-            taken = self._flow.collect(self._most())
+            taken = self.flow.collect(self._most())
             for number in self._working:
                 self._top_up(number)
             return taken
@@ -86,7 +82,7 @@ class Generators:
         Raises GeneratorLost where one died, WorkerFailed where it said why.
         """
         with self._changed:
-            there = self._changed.wait_for(lambda: self._flow.finished >= rollouts or self._failure, seconds)
+            there = self._changed.wait_for(lambda: self.flow.finished >= rollouts or self._failure, seconds)
             if self._failure is not None:
                 raise self._failure
             return bool(there)
@@ -102,11 +98,6 @@ class Generators:
             if bool(self._resting) != before:
                 for child in self._children:
                     child.send(Rest(resting))
-
-    @property
-    def flow(self) -> QuestionQueue:
-        """The question queue, which holds the figures for the round's report."""
-        return self._flow
 
     @property
     def alive(self) -> int:
@@ -141,12 +132,12 @@ class Generators:
                 case WorkerReady():
                     self._working.add(number)
                 case FinishedAnswers(answers):
-                    self._flow.answered(number, answers)
+                    self.flow.answered(number, answers)
                     self._changed.notify_all()
                 case Fatal(text, exit_code):
                     raise WorkerFailed(text, exit_code)
             self._top_up(number)
 
     def _top_up(self, number: int) -> None:
-        if questions := self._flow.hand_out(number):
+        if questions := self.flow.hand_out(number):
             self._children[number].send(Ask(questions))

@@ -97,15 +97,11 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._incoming, self._sending = sock, sock.makefile("rb"), threading.Lock()
 
-    def send(self, message: Message) -> bool:
-        """Send a message; return False if the other end is closed."""
+    def send(self, message: Message) -> None:
+        """Send a message. Where the other end is closed, `receive` tells."""
         payload = _encoder.encode(message)
-        try:
-            with self._sending:
-                self._socket.sendall(_HEADER.pack(len(payload)) + payload)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError), self._sending:
+            self._socket.sendall(_HEADER.pack(len(payload)) + payload)
 
     def receive(self) -> Message | None:
         """Receive the next message; return None at the end of the stream, whoever ended it."""

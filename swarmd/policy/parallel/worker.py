@@ -42,9 +42,8 @@ class WorkerProcess:
         self.pid = self._process.pid
         self._channel.send(begin)
 
-    def send(self, message: Message) -> bool:
-        """Send a message; return False if the worker has ended."""
-        return self._channel.send(message)
+    def send(self, message: Message) -> None:
+        self._channel.send(message)
 
     def receive(self) -> Message | None:
         """Receive the worker's next message; return None once it has ended."""

@@ -21,7 +21,6 @@ from swarmd.errors import CannotRecord, ConfigError, NoModel, Unreachable
 from swarmd.policy.export import (
     NotUploaded,
     Origin,
-    base_of,
     card,
     export,
     figures_of,
@@ -30,7 +29,7 @@ from swarmd.policy.export import (
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit
-from swarmd.trainer.snapshot import Snapshot, metrics_behind
+from swarmd.state.metrics import each_round
 from tests.loopback import Handler, listening
 from tests.swarmd.policy.conftest import answered, edit_json, files_of, make_model, open_policy
 
@@ -280,7 +279,6 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
         assert words in text
     assert "pass@1 of 90 answers | 0.500 |" in text
     assert ModelCard(text).data.library_name == "transformers"
-    assert base_of(files) == str(folders["qwen2"].resolve())
 
 
 def test_the_rounds_of_weeks_are_read_one_by_one(tmp_path: Path) -> None:
@@ -290,16 +288,16 @@ def test_the_rounds_of_weeks_are_read_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join([*written, '{"round":']))
     tracemalloc.start()
     try:
-        found = figures_of(metrics_behind(tmp_path, Snapshot(2999, {})))
+        found = figures_of(each_round(tmp_path / "metrics.jsonl", 2999))
         assert tracemalloc.get_traced_memory()[1] < len(rounds) * 100
     finally:
         tracemalloc.stop()
     assert found == figures_of(rounds[:-1])
     (tmp_path / "metrics.jsonl").unlink()
-    assert figures_of(metrics_behind(tmp_path, Snapshot(2999, {}))) == figures_of([])
+    assert figures_of(each_round(tmp_path / "metrics.jsonl", 2999)) == figures_of([])
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(CannotRecord, match="cannot be read"):
-        figures_of(metrics_behind(tmp_path, Snapshot(2999, {})))
+        figures_of(each_round(tmp_path / "metrics.jsonl", 2999))
 
 
 def test_figures_of_runs_with_gaps() -> None:

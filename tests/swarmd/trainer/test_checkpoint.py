@@ -17,6 +17,7 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.errors import CannotRecord, SwarmdError
+from swarmd.state.metrics import each_round
 from swarmd.trainer.checkpoint import (
     DAY_S,
     Checkpoints,
@@ -25,7 +26,7 @@ from swarmd.trainer.checkpoint import (
     folder_bytes,
     saved_in,
 )
-from swarmd.trainer.snapshot import metrics_behind, read_snapshot
+from swarmd.trainer.snapshot import read_snapshot
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 from tests.processes import killed_after
 
@@ -336,7 +337,7 @@ def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> 
     (tmp_path / "metrics.jsonl").rmdir()
     (tmp_path / "metrics.jsonl").write_text('{"round":1}\n{"round":2}\n{"round":3}\n')
     assert (run.round, run.files["policy.bin"]) == (2, b"of 2")
-    assert [line["round"] for line in metrics_behind(tmp_path, run)] == [1, 2]
+    assert [line["round"] for line in each_round(tmp_path / "metrics.jsonl", run.round)] == [1, 2]
 
 
 def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:

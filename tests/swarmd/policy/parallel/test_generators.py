@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,12 +14,12 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.parallel.generator_pool import GeneratorLost, Generators, WorkerFailed
-from swarmd.policy.parallel.messages import Begin, Message, Rest
+from swarmd.policy.parallel.messages import Begin
 from swarmd.policy.parallel.question_queue import MAX_PASSED_OVER, QuestionQueue
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens
 from tests import ROOT
@@ -137,39 +136,6 @@ def test_errors_while_drawing_questions_are_raised_in_the_loop(
         pytest.raises(ZeroDivisionError),
     ):
         working.wait(1, TIMEOUT_S)
-
-
-def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue) -> None:
-    """The rest ends just as it is told to rest; the other way round it would rest for ever."""
-    said: list[Message] = []
-    ending: list[threading.Thread] = []
-
-    class Worker:
-        pid = 1
-
-        def __init__(self) -> None:
-            self.over = threading.Event()
-
-        def send(self, message: Message) -> bool:
-            if message == Rest(True):
-                ending.append(threading.Thread(target=working.rest, args=(False,)))
-                ending[0].start()
-                ending[0].join(0.05)  # it gets as far as it can
-            said.append(message)
-            return True
-
-        def receive(self) -> None:
-            self.over.wait()
-
-        def end(self) -> str:
-            self.over.set()
-            return "exit 0"
-
-    working = Generators(1, lambda _: Worker(), flow, lambda: None)  # type: ignore[arg-type,return-value]
-    working.rest(True)
-    with working:
-        wait_until(lambda: len(said) == 2)
-    assert said == [Rest(True), Rest(False)]
 
 
 def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
