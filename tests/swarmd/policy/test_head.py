@@ -1,0 +1,77 @@
+"""The head gives float32 logits where the device has such products."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from swarmd.policy import head
+from swarmd.policy.head import Float32Head, give_float32_logits
+from swarmd.policy.language_policy import LanguagePolicy
+from tests.swarmd.policy.conftest import answered, config_of, make_model
+from tests.swarmd.policy.test_on_device import CUDA, QUESTIONS
+
+
+@pytest.fixture(params=["as CUDA does", CUDA])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a device that gives products of 16-bit matrices in float32: a CPU that is taught to, or CUDA."""
+    if request.param == "cuda":
+        return "cuda"
+    plain = torch.mm
+
+    def product(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        return plain(a.to(out_dtype), b.to(out_dtype)) if out_dtype else plain(a, b)
+
+    monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(head, "gives_float32", lambda device, dtype: True)
+    return "cpu"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_keep_their_digits_and_gradients_are_those_of_the_layer(device: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    plain: Any = nn.Module()
+    plain.head = nn.Linear(64, 96, bias=bias, dtype=torch.bfloat16, device=device)
+    plain.get_output_embeddings = lambda: plain.head
+    states = torch.randn(2, 5, 64, dtype=torch.bfloat16, device=device)
+    found = []
+    for exact in (False, True):
+        if exact:
+            give_float32_logits(plain)
+            assert type(plain.head) is Float32Head
+        plain.zero_grad()
+        seen = states.clone().requires_grad_()
+        logits = plain.head(seen)
+        logits.backward(torch.ones_like(logits))
+        assert seen.grad is not None
+        found.append((logits, seen.grad, *(p.grad for p in plain.parameters())))
+    (rounded, *before), (logits, *after) = found
+    assert rounded.dtype == torch.bfloat16 and logits.dtype == torch.float32
+    exactly = nn.functional.linear(
+        states.double(), plain.head.weight.double(), plain.head.bias.double() if bias else None
+    )
+    torch.testing.assert_close(logits.double(), exactly, atol=1e-4, rtol=0)
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
+def test_a_policy_answers_and_learns_by_float32_logits(
+    device: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed or in padded batches, and with what a model does behind its head."""
+    given, forward = list[torch.dtype](), Float32Head.forward
+    monkeypatch.setattr(Float32Head, "forward", lambda self, x: (given.append(x.dtype), forward(self, x))[1])
+    make_model(tmp_path, family)
+    policy = LanguagePolicy.open(config_of(tmp_path, device=device, dtype="bfloat16"), 0)
+
+    def by_float32(used: Any) -> Any:
+        assert set(given) == {torch.bfloat16}
+        given.clear()
+        return used
+
+    batch = by_float32(answered(policy, QUESTIONS))
+    by_float32(policy.logprobs(batch))
+    assert by_float32(policy.update(batch)).grad_norm > 0
