@@ -361,7 +361,8 @@ def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> T
     elif query.dtype != torch.float32 and gives_float32(query.device, query.dtype):
         scores = torch.bmm(query, keys, out_dtype=torch.float32) * rules.scale
     else:
-        scores = torch.bmm(query.float() * rules.scale, keys.float())
+        query, keys = query.float() * rules.scale, keys.float()
+        return torch.bmm(query, keys) if mask is None else torch.baddbmm(mask, query, keys)
     return scores if mask is None else scores + mask
 
 
