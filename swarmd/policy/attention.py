@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from swarmd.policy.models.device import to_device
 from swarmd.policy.recurrent import RECURRENT, State, Step, read_streams
 
 T = TypeVar("T")
@@ -229,9 +230,9 @@ class PackedLayout:
                 place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
             before += len(tile.spans) * tile.queries
         # [T]: the place of each token's output in the tiles' outputs, laid end to end.
-        self._place = place.to(device)
+        self._place = to_device(place, device)
         self._queries, self._keys = (
-            (list(map(len, places)), torch.cat(places).to(device))
+            (list(map(len, places)), to_device(torch.cat(places), device))
             for places in ([t.query_places for t in self._tiles], [t.key_places for t in self._tiles])
         )
 
@@ -282,9 +283,9 @@ class PackedLayout:
             row = {span.start: i for i, span in enumerate(spans)}
             laid += len(spans) * longest
             levels.append(
-                tuple(x.to(self._device) for x in (places.flatten(), length[:, 0], torch.tensor(parents)))
+                tuple(to_device(x, self._device) for x in (places.flatten(), length[:, 0], parents))
             )
-        return levels, place.to(self._device)  # type: ignore[return-value]
+        return levels, to_device(place, self._device)  # type: ignore[return-value]
 
 
 def _depth(span: Span) -> int:
@@ -308,7 +309,7 @@ class _Tile:
             )
         self.key_places = places.flatten()
         # A query that is padding stands for the last one: it must see something, or its row would be nan.
-        self._positions = (before + q.minimum(length - 1)).to(device)
+        self._positions = to_device(before + q.minimum(length - 1), device)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:

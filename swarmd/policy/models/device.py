@@ -301,12 +301,12 @@ def keep_freed_memory(device: torch.device) -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, 2**26) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
+def to_device(values: Sequence[float] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return these numbers as a tensor on the device; CUDA's work is not waited for.
 
     MPS would read them when they are gone (pytorch/pytorch#189690).
     """
-    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=device.type == "cuda")
+    return torch.as_tensor(values).to(device, non_blocking=device.type == "cuda")
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:

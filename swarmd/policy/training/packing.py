@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swarmd.policy.attention import Span, common_length, grouped, shared_prefix
 from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.device import to_device
 from swarmd.types import Scored
 
 # From so many padded tokens on a micro-batch is rather ended than padded: smaller ones cost more in calls.
@@ -171,10 +172,10 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
         places = _lay([row.completion[:-1] for row in members], (*head, rest), add)
         sources += [place for each in places for place in (rest.start + rest.length - 1, *each)]
     return Packed(
-        torch.tensor(ids, device=device),
-        torch.tensor(positions, device=device),
+        to_device(ids, device),
+        to_device(positions, device),
         tuple(spans),
-        torch.tensor(sources, device=device),
+        to_device(sources, device),
         _scores(rows, device),
     )
 
@@ -227,14 +228,14 @@ def pad(rows: Sequence[Row], device: torch.device) -> Padded:
     predicts = torch.zeros(len(rows), width, dtype=torch.bool)
     for place, row in zip(predicts, rows, strict=True):
         place[len(row.prompt) - 1 : len(row) - 1] = True
-    return Padded(torch.tensor(ids, device=device), predicts.to(device), _scores(rows, device))
+    return Padded(to_device(torch.tensor(ids), device), to_device(predicts, device), _scores(rows, device))
 
 
 def _scores(rows: Sequence[Row], device: torch.device) -> Scores:
     nan = float("nan")
     return Scores(
-        torch.tensor([t for row in rows for t in row.completion], device=device),
-        torch.tensor([row.advantage for row in rows for _ in row.completion], device=device),
-        torch.tensor([p for row in rows for p in (row.old or [nan] * len(row.completion))], device=device),
-        torch.tensor([row.weight for row in rows for _ in row.completion], device=device),
+        to_device([t for row in rows for t in row.completion], device),
+        to_device([row.advantage for row in rows for _ in row.completion], device),
+        to_device([p for row in rows for p in (row.old or [nan] * len(row.completion))], device),
+        to_device([row.weight for row in rows for _ in row.completion], device),
     )

@@ -283,6 +283,22 @@ def test_the_driver_waits_once_a_token(family: str, tmp_path: Path) -> None:
     assert {after - before for before, after in pairwise(counts[1:])} == {1}
 
 
+@NO_CUDA
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5"])
+def test_an_update_waits_for_its_figures_and_its_norm(family: str, tmp_path: Path) -> None:
+    policy = opened(tmp_path, "cuda", family)
+    batch, _ = one_round(policy)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            policy.update(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchroniz" in str(w.message) for w in found) == 2
+
+
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2", "qwen3_5"])
 def test_steps_of_fixed_shapes_give_what_growing_ones_do(
