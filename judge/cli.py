@@ -407,7 +407,7 @@ def _verify_receipts(file: Path) -> None:
             else:
                 judges[fields["judge"]] += 1
     for judge, many in judges.items():
-        print(f"{many:,} receipts of the judge {judge}")
+        print(f"{many:,} receipts, signed by the judge {judge}")
     if forged:
         raise typer.Exit(DIFFERS)
 

@@ -101,7 +101,7 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
     file = tmp_path / "receipts.jsonl"
     file.write_text("\n".join(good))
     done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
-    assert (done.exit_code, done.output) == (0, f"3 receipts of the judge {judge.peer_id}\n")
+    assert (done.exit_code, done.output) == (0, f"3 receipts, signed by the judge {judge.peer_id}\n")
     file.write_text(
         "\n".join([good[0].replace('\\"number\\":0', '\\"number\\":9'), good[1], "no JSON", "\udcff"]),
         errors="surrogateescape",
