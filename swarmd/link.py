@@ -107,8 +107,6 @@ class TrainerState(_Message, frozen=True):
     state: str
     cause: str = ""
     remedy: str = ""
-    # The model's download while it runs (`Download.document`).
-    download: dict[str, Any] | None = None
 
 
 class Alive(_Message, frozen=True):

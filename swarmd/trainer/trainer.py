@@ -312,7 +312,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
         else:
             remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
-            daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
+            daemon.tell(link.TrainerState("starting", download.words, remedy))
 
     policy = _open_policy(config, start.seed, report, daemon.rest)
     with closing(policy):

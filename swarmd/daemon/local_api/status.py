@@ -39,7 +39,6 @@ class StatusBoard:
         self.round = 0
         self.saved = 0  # rounds in a checkpoint; kill -9 loses later ones
         self.verifier_pid: int | None = None
-        self.download: Mapping[str, Any] | None = None  # the model's download, while it runs
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last measured KL, and its round
         self.rewards: deque[float | None] = deque(maxlen=KEPT_REWARDS)
@@ -61,7 +60,6 @@ class StatusBoard:
 
     def trainer_says(self, said: link.TrainerState) -> None:
         self.say(said.state, said.cause, said.remedy)
-        self.download = said.download
 
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take up the rounds of earlier runs, from metrics.jsonl."""
@@ -110,7 +108,6 @@ class StatusBoard:
             "round": self.round,
             "rounds": self.config.round.rounds or None,
             "saved": self.saved,
-            "download": self.download,
             "last": self.last,
             "rewards": list(self.rewards),
             "external": list(self.external),

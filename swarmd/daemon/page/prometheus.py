@@ -32,9 +32,8 @@ def exposition(document: Mapping[str, Any]) -> str:
 
 
 def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sample]]]:
-    last, exchange, judge, trainer, model, given, download = (
-        document.get(part) or {}
-        for part in ("last", "exchange", "judge", "trainer", "model", "given", "download")
+    last, exchange, judge, trainer, model, given = (
+        document.get(part) or {} for part in ("last", "exchange", "judge", "trainer", "model", "given")
     )
     state = document.get("state")
 
@@ -102,11 +101,6 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
             "pauses",
             "1 for each cause of a pause that holds",
             [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()],
-        ),
-        (
-            "download_bytes",
-            "the model's download",
-            [({"part": part}, download.get(part)) for part in ("done", "total")],
         ),
         single("judge_score", "the judge's last score", judge.get("score")),
         single(

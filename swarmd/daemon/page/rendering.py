@@ -165,20 +165,9 @@ def _state(document: Document) -> str:
             if (helped := helped_words(document.get("given") or {}))
             else ""
         )
-        + _download(document.get("download") or {})
         + "".join(_paragraph(pause_words(pause)) for pause in list(document.get("pauses") or ())[1:])
         + "".join(_paragraph(away_words(away)) for away in document.get("away") or ())
         + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
-    )
-
-
-def _download(download: Mapping[str, Any]) -> str:
-    """Render a download's progress bar; the state's cause gives bytes and time."""
-    if not download.get("total"):
-        return ""
-    return (
-        f'<progress aria-label="Download" value="{_text(download.get("done") or 0)}"'
-        f' max="{_text(download["total"])}"></progress>'
     )
 
 

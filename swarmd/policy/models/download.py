@@ -123,7 +123,7 @@ def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Pro
         size = out.seek(0, os.SEEK_END)
         if found.size is not None and size > found.size:
             size = out.truncate(0)
-        progress.found(file.filename, size)
+        progress.found(size)
         http_get(url, out, resume_size=size, headers=build_hf_headers(), expected_size=found.size)
         if size and not _is(out, found.etag):
             out.truncate(0)

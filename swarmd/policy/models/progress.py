@@ -1,9 +1,9 @@
-"""The progress of a download: bytes, rate and seconds left, as words and as a document."""
+"""The progress of a download, in words."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 REPORT_EVERY_S: Final = 5.0
 
@@ -11,7 +11,6 @@ REPORT_EVERY_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class Download:
     source: str  # what is downloaded, in words
-    file: str  # the file being downloaded
     done: int  # bytes that are here, of all files
     total: int
     rate: float  # bytes a second; 0: not known yet
@@ -33,17 +32,6 @@ class Download:
             return words
         return words + (f", {left / 60:.0f} min left" if left >= 90 else f", {left:.0f} s left")
 
-    def document(self) -> dict[str, Any]:
-        """Return the progress for `swarmd status --json`: bytes, bytes a second, seconds."""
-        left = self.seconds_left
-        return {
-            "file": self.file,
-            "done": self.done,
-            "total": self.total,
-            "rate": round(self.rate),
-            "seconds_left": round(left) if left is not None else None,
-        }
-
 
 class Progress:
     """Reports how far a download is: when a file begins, every few seconds, and when all is here."""
@@ -60,14 +48,12 @@ class Progress:
         source: what is downloaded, in words. total: bytes of all files.
         """
         self._source, self._total, self._report, self._clock = source, total, report, clock
-        self._file = ""
         # Bytes on the disk, and those of them that came since we began.
         self._there = self._got = 0
         self._begun = self._said = clock()
 
-    def found(self, file: str, size: int) -> None:
+    def found(self, size: int) -> None:
         """Begin a file of which an earlier run left `size` bytes."""
-        self._file = file
         self._there += size
         self._say()
 
@@ -83,4 +69,4 @@ class Progress:
     def _say(self) -> None:
         self._said = self._clock()
         rate = self._got / max(1e-9, self._said - self._begun)
-        self._report(Download(self._source, self._file, self._there, self._total, rate))
+        self._report(Download(self._source, self._there, self._total, rate))

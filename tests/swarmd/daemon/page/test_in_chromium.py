@@ -72,7 +72,6 @@ async def in_browser(node: Node, tab: Tab, look: Callable[[Tab], None]) -> list[
 def full() -> Node:
     trouble, external = {"cause": "c", "remedy": "r"}, [0] * 60 + [4] * 60
     more = {
-        "download": {"done": 3, "total": 9},
         "pauses": [PAUSE] * 2,
         "away": [PAUSE],
         "limits": {"limits.cpu": "25 %"},

@@ -87,12 +87,6 @@ _OURS = {
     *PAUSE,
     "pauses",
     "away",
-    "download",
-    "file",
-    "done",
-    "total",
-    "rate",
-    "seconds_left",
 }
 
 
@@ -106,7 +100,6 @@ def test_foreign_texts_are_escaped() -> None:
     full = document(
         pauses=[PAUSE] * 2,
         away=[PAUSE],
-        download={"file": "f", "done": 3, "total": 9, "rate": 1, "seconds_left": 6},
         advice={"bad signature": "x"},
         usage=USAGE,
         given=GIVEN,
