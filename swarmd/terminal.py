@@ -109,7 +109,7 @@ def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[Non
         os.write(2, f"stopped; {printable(stays)}\n".encode())
         os._exit(130)
 
-    # Else Ctrl-C is ignored, as in the background of a script.
+    # Where Ctrl-C is ignored, as in the background of a script, it stays ignored.
     asked = [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     with _handled_by(leave, signal.SIGTERM, *hang_up(), *asked):
         yield

@@ -77,9 +77,8 @@ class Gatherer:
         load_take(take)
         self._member, self._specialties = member, curriculum.specialties
         self._hand_on, self._clock, self._rng, self._tried = hand_on, clock, rng, tried
-        self._wanted = self._wanting = (
-            round.wanted
-        )  # rollouts of a round, and those that this one still lacks
+        self._wanted = round.wanted  # rollouts of a round
+        self._wanting = round.wanted  # those that this round still lacks
         self._board = Board(curriculum.trains_on, kept_rounds=round.max_age)
         self.choice = OfferChoice[Offered](
             take,

@@ -15,7 +15,8 @@ from swarmd.state.folder import METRICS_FILE
 LOGS: Final = ("swarmd.log", "trainer.log")
 # The end of each log, and of the figures.
 _LAST_BYTES: Final = 256 * 1024
-# A name and what stands before its value; "tokens" are counted, and "an unlikely token" too.
+# Names of secrets, and what stands between a name and its value. "tokens" and "an unlikely token" name
+# figures.
 _WORDS: Final = r"(?:passwd|password|secret|(?:api|access|private)[_-]?key|credential)(?:s|[_-][a-z_-]+)?"
 _NAMED: Final = rf"""(?i)((?:(?<!unlikely )token|{_WORDS})(?:\\?["'])?\s*[=:]\s*"""
 # What looks like a secret, wherever it stands. The key is never read.

@@ -33,11 +33,11 @@ LOG_FILE = "swarmd.log"
 RESTORING = "restoring"  # what a restore unpacks; gone once all of it is in its place
 # Free on the disk when a node starts: two checkpoints of the model tiny have 20 MB.
 MIN_FREE_BYTES = 24_000_000
-# `in_use` holds the lock for an instant, and is no owner.
+# How long to wait for the lock. `in_use` holds it for an instant, and is no owner.
 _LOCK_WAIT_S = 0.2
-# The wait on a busy machine while the lock names no living process.
+# The same while it names a process that is gone: a new owner writes its own pid soon.
 _NO_OWNER_WAIT_S = 5.0
-# The wait while it names none at all: for a command that ends by itself.
+# The same while it names none: a command has it that ends by itself (`briefly`).
 _BRIEF_WAIT_S = 60.0
 
 

@@ -42,11 +42,9 @@ log = logging.getLogger(__name__)
 
 
 class IsolationWatch:
-    """Watches whether the node hears other peers, and tells the operator why not.
+    """Watches whether the node hears other peers; `trouble` says why not, None where all is well.
 
-    Args:
-        trouble: gets what to tell the operator, None where all is well.
-        clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
+    clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
     """
 
     def __init__(

@@ -252,7 +252,7 @@ class JoinedSwarm:
     def network(self) -> Network | NodeNetwork | None:
         """The member of the swarm; None where this process is none: another rank, a forked child, closed."""
         network = self._network
-        # Of a forked child no thread lives
+        # No thread lives in a forked child.
         return network if network is not None and network.lives and not self._closed else None
 
     @property

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def taken(waiting: deque[T]) -> Iterator[list[T]]:
-    """Take what waits to be handed over; it waits on where the node does not answer now."""
+    """Take what waits to be handed over, and put it back where the node does not answer."""
     found = [waiting.popleft() for _ in range(len(waiting))]
     try:
         yield found
@@ -208,7 +208,7 @@ class Network(ProgramNetwork):
     async def _send(self) -> None:
         """Send what waits together, when somebody is there to receive it and the pace allows it.
 
-        Who leaves does not wait for the pace.
+        A program that leaves does not wait for the pace.
         """
         while True:
             now = time.monotonic()

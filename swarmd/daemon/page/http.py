@@ -159,7 +159,7 @@ async def _stream(
 
 
 async def _while_there(stream: trio.SocketStream, work: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Return what `work` does; None where its client leaves first."""
+    """Return what `work` returns; None where its client leaves first."""
     found: Result | None = None
     async with trio.open_nursery() as nursery:
 

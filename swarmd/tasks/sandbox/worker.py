@@ -268,7 +268,7 @@ class Marker:
             self._replace()
 
     def _replace(self) -> None:
-        # The old one ends last, and so once: where no other starts, `serve` ends it.
+        # The new one is started first: where that fails, the old one is still here for `serve` to end.
         old, self.worker = self.worker, self._started()
         old.end()
 
