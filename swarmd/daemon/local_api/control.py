@@ -11,7 +11,6 @@ and not every file system has sockets. `<state-dir>/run.json` says where it is.
 """
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -42,7 +41,6 @@ _MAX_SOCKET_PATH_BYTES = 100
 _MAX_CONNECTIONS = 16
 # How long a connection may say nothing.
 _IDLE_S = 10.0
-_FOLDER_PREFIX = "swarmd-"
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +51,9 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
     Started (`nursery.start`) with the socket's path, once `run.json` is written.
 
     A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes
-    the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this:
-    what a killed predecessor left is removed.
+    the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this.
+    A node that is killed leaves a folder with a dead socket in the temporary directory.
     """
-    _clear_away(state_dir)
     path, record = _socket_folder() / "control", state_dir / RUN_FILE
     try:
         with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as listener:
@@ -231,27 +228,10 @@ def _socket_folder() -> Path:
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
         if len(os.fsencode(parent)) < _MAX_SOCKET_PATH_BYTES - len("/swarmd-xxxxxxxx/control"):
             with contextlib.suppress(OSError):
-                return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+                return Path(tempfile.mkdtemp(prefix="swarmd-", dir=parent))
     raise SwarmdError(
         "No folder for the control socket can be made. Set TMPDIR to a short path that you can write to."
     )
-
-
-def _clear_away(state_dir: Path) -> None:
-    """Remove the socket a killed predecessor left behind. Only a socket in a folder of ours is touched.
-
-    One that takes connections is of a running node, whose folder this one was copied from.
-    """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        left = Path(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
-        if left.name == "control" and left.parent.name.startswith(_FOLDER_PREFIX) and left.is_socket():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-                # One that takes no more connections for now is alive, too.
-                caller.setblocking(False)
-                if caller.connect_ex(str(left)) != errno.ECONNREFUSED:
-                    return
-            left.unlink()
-            left.parent.rmdir()
 
 
 Converse = Callable[[trio.SocketStream], Awaitable[None]]
