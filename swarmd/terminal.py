@@ -36,6 +36,7 @@ def ago(seconds: float) -> str:
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
     """Print a message for people, on standard error unless told otherwise, and flush it.
 
+    Each of its lines is made `printable`: it may be a stranger's, such as a question of a data set.
     On a terminal its lines are broken between words, and not within one: an address stays whole to be copied.
     What follows a break begins with `indent`.
     """
@@ -45,7 +46,7 @@ def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
     except (OSError, ValueError):
         # This is no terminal: programs and files get whole lines.
         columns = 0
-    for line in text.split("\n"):
+    for line in map(printable, text.split("\n")):
         pieces = (
             textwrap.wrap(
                 line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -123,9 +124,8 @@ def explained(name: str, command: Callable[[], object]) -> int:
     try:
         command()
     except OperatorError as error:
-        # It may quote a stranger, in every line.
-        lines = [printable(line) for line in str(error).split("\n")]
-        tell("\n".join(lines) if len(lines) > 1 else f"{name}: {lines[0]}")
+        text = str(error)
+        tell(text if "\n" in text else f"{name}: {text}")
         return error.exit_code
     except OSError as error:
         if error.filename is None or error.errno not in _UNUSABLE:

@@ -253,6 +253,13 @@ def test_the_identity_is_shown_and_backed_up_once(run: Run, tmp_path: Path) -> N
     )
 
 
+def test_a_question_of_somebodys_file_controls_no_terminal(run: Run, tmp_path: Path) -> None:
+    rows = [{"question": f"{n}\x1b[2J\nline", "answer": "1"} for n in range(2)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = run("task", "show", "questions", "0", "--curriculum", tmp_path / "own.jsonl")
+    assert re.fullmatch(r"[01]\\x1b\[2J\nline\n", said.out), said
+
+
 def test_tasks_are_listed_and_shown(run: Run) -> None:
     listed = json.loads(run("task", "list", "--json").out)
     assert [one["name"] for one in listed["curricula"]] == [
