@@ -46,7 +46,7 @@ EXPERIMENT = parse_experiment(
 def kill_rank_1() -> None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended since
-            if (line := process.cmdline())[1:3] == ["-m", "swarmd.lab.rank"] and line[-2] == "1":
+            if (line := process.cmdline())[1:4] == ["-P", "-m", "swarmd.lab.rank"] and line[-2] == "1":
                 process.kill()
 
 
