@@ -75,7 +75,8 @@ class LanguagePolicy:
         Args:
             loss: the advantages it gives a rollout's completions.
             rows: what an update trains on, of a batch and its advantages.
-            engine: what answers; closed with the policy.
+            driver: of the engine that answers; closed with the policy.
+            versions: whether each token tells the version of the weights that drew it.
         """
         self._loaded, self._chat, self._learner, self._sampling, self._generator = (
             loaded,

@@ -144,8 +144,7 @@ class TrainerLink:
             self._closing = True
             self._written.notify()
         self._writer.join(seconds)
-        with contextlib.suppress(OSError):
-            # The daemon's end is gone already.
+        with contextlib.suppress(OSError):  # the daemon's end is gone already
             # This wakes the reading thread; close alone would not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -100,10 +100,10 @@ class Driver:
     ) -> list[list[Sample]]:
         """Generate answers; see `InferenceEngine.generate`.
 
-        Args:
-            version: updates behind the network's weights.
-            between: see `decode`. An engine that cannot take new weights between tokens takes them between
-                calls, and its tokens say so.
+        Where weights come from outside (`between`), a foreign engine takes them before the call, and all
+        its tokens are of that version.
+
+        version: updates behind the network's weights.
 
         Raises NoModel where no answer begins with a probability: then nothing would ever be learnt.
         """
