@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import torch
@@ -286,8 +287,8 @@ class Learner:
         found: dict[Row, tuple[float, ...]] = {}
         for group in groups:
             self.rest()
-            parts = torch.split(self._logprobs(group), [len(row.completion) for row in group])
-            found |= {row: tuple(part.tolist()) for row, part in zip(group, parts, strict=True)}
+            each = iter(self._logprobs(group).tolist())
+            found |= {row: tuple(islice(each, len(row.completion))) for row in group}
         return found
 
     @torch.no_grad()

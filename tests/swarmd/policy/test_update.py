@@ -434,6 +434,9 @@ def test_few_logits_are_held_at_once(
     assert learner.step(ragged).tokens * VOCABULARY == sum(held)
     assert most / 2 < max(held) <= most
     assert len(waits) == 1 < len(held)
+    waits.clear()
+    assert sum(map(len, learner.logprobs(ragged).values())) > 20
+    assert len(waits) == len(list(learner._micro_batches(ragged))) < len(ragged)
 
 
 def test_layers_are_computed_twice_in_an_update_alone(ragged: list[Row], folders: dict[str, Path]) -> None:
