@@ -322,11 +322,13 @@ class _Tile:
 
         Position i sees position j where i - window < j <= i. All layers get one and the same, as attention
         keeps its mask for the backward pass. Rows are a multiple of 8 apart, or CUDA's kernel would keep a
-        copy for each layer.
+        copy for each layer; not on MPS, whose kernels have misread masks of other layouts
+        (pytorch/pytorch#184180).
         """
         if (window, shared) not in self._masks:
             i = self._positions.repeat(1, shared)[:, :, None]
-            j = torch.arange(-(-self._keys // 8) * 8, device=i.device)
+            apart = 1 if i.device.type == "mps" else 8
+            j = torch.arange(-(-self._keys // apart) * apart, device=i.device)
             hidden = j > i
             if window is not None:
                 hidden = hidden | (j <= i - window)
