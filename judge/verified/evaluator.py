@@ -23,7 +23,7 @@ from judge.verified.messages import (
 )
 from swarmd.types import Completion
 
-COMMAND = (sys.executable, "-W", "ignore", "-m", "judge.verified.worker")
+COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "judge.verified.worker")
 # torch takes three seconds on an idle machine.
 START_S = 300.0
 MAX_REPLY_BYTES = 32 * 2**20

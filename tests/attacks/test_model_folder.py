@@ -196,7 +196,12 @@ def test_a_template_has_limited_time_and_memory(template: str, why: str) -> None
 
 
 @pytest.mark.net
-def test_a_contained_template_is_rendered_like_our_own() -> None:
+def test_a_contained_template_is_rendered_like_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the working folder takes no module's place."""
+    monkeypatch.chdir(tmp_path)
+    Path("json.py").write_text("raise ImportError")
     template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}{{ enable_thinking }}"
     for thinking in (False, True):
         ours = render(template, {"eos_token": "<e>"}, "", thinking)

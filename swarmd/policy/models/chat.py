@@ -142,7 +142,7 @@ def render_contained(
     request = json.dumps([template, dict(special_tokens), system, thinking])
     # This time zone needs no file: a template may ask for the date.
     environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "swarmd.policy.models.chat"]
+    command = [sys.executable, "-P", "-m", "swarmd.policy.models.chat"]
     try:
         done = subprocess.run(
             command,

@@ -54,7 +54,10 @@ def test_the_worker_ends_without_output(given: Given) -> None:
     assert given.said == ""
 
 
-def test_the_worker_answers_with_the_given_weights(given: Given) -> None:
+def test_the_worker_answers_with_the_given_weights(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the judge's working folder takes no module's place."""
+    monkeypatch.chdir(given.folder)
+    Path("json.py").write_text("raise ImportError")
     tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
     WeightsCheck(len(tiny), sha256(tiny).hexdigest(), given.model.shapes(None)).feed(tiny)
     answers = given.answers(tiny, count=3)
