@@ -331,6 +331,14 @@ def count_devices() -> int:
     return torch.cuda.device_count()
 
 
+def devices_alike(count: int) -> bool:
+    """Return whether the first `count` CUDA devices are of one kind, so that they round alike.
+
+    torch sums over as many blocks as a device has room for.
+    """
+    return len({torch.cuda.get_device_name(i) for i in range(min(count, count_devices()))}) < 2
+
+
 def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
     """Return the environment in which a child process sees only the device of its place.
 

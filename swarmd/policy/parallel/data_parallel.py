@@ -26,6 +26,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import devices_alike
 from swarmd.policy.parallel.generator_pool import WorkerFailed
 from swarmd.policy.parallel.messages import Fatal, Join, Message, Share, Stepped
 from swarmd.policy.parallel.worker import WorkerProcess
@@ -33,7 +34,7 @@ from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, by_prompt, packed_tokens
 from swarmd.types import UpdateReport
 
-# How often all weights are compared.
+# How often all weights are compared, on devices of one kind.
 CHECK_EVERY_UPDATES: Final = 100
 # For all ranks to join, once each has its weights.
 JOIN_TIMEOUT: Final = timedelta(minutes=2)
@@ -152,7 +153,8 @@ class Trainers:
         start: starts the process of a rank. folder: private, for what the ranks read.
         """
         self._size, self._policy, self._start, self._folder = size, policy, start, folder
-        self._check_every = check_every
+        # Of GPUs of two kinds the norms of a gradient differ by rounding, and so do weights.
+        self._checks, self._check_every = devices_alike(size), check_every
         self._children: list[WorkerProcess] = []
         self._met = False
         # What every other rank must answer for the last step.
@@ -203,7 +205,7 @@ class Trainers:
 
     def _shared(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
         own, *others = deal(rows, self._size)
-        check = (learner.updates + 1) % self._check_every == 0
+        check = self._checks and (learner.updates + 1) % self._check_every == 0
         for child, share in zip(self._children, others, strict=True):
             child.send(Share(msgspec.msgpack.encode(share), check))
         report = learner.step(own, partial(combine, alive=self._all_alive))

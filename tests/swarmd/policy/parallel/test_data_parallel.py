@@ -5,6 +5,8 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import environment
 from swarmd.policy.parallel import data_parallel
 from swarmd.policy.parallel.data_parallel import RankLost, Trainers, combine, deal
-from swarmd.policy.parallel.messages import Begin
+from swarmd.policy.parallel.messages import Begin, Share
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
@@ -76,6 +78,19 @@ def test_no_gradient_waits_for_another_ones_sum(monkeypatch: pytest.MonkeyPatch)
     combine(weights, sums)
     assert done == ["begin"] * 4 + ["wait"] * 4 and sums == Sums(1.0, tokens=14)
     assert [w.grad.tolist() for w in weights if w.grad is not None] == [[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("other", "alike"), [("RTX 3060", True), ("RTX 4090", False)])
+def test_weights_are_compared_on_gpus_of_one_kind(
+    other: str, alike: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Share] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["RTX 3060", other].__getitem__)
+    learner: Any = SimpleNamespace(updates=0, weights={}, step=lambda *_: UpdateReport())
+    trainers = Trainers(2, learner, lambda _: SimpleNamespace(send=said.append), tmp_path, check_every=1)  # type: ignore[arg-type,return-value]
+    trainers.__enter__()._shared(learner, [row(1, 3), row(2, 3)])
+    assert [share.check for share in said] == [alike]
 
 
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
