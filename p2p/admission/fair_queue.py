@@ -1,12 +1,12 @@
-"""A bounded, fair queue of admitted items. Pure.
+"""Bounded stores that are shared fairly: where one is full, whoever has most in it loses the oldest. Pure.
 
-Where it is full, it drops the oldest item of whoever has most waiting. The rest leave in the
-order in which they came.
+FairQueue and what waits for a neighbour (`p2p.engines.libp2p.rpcs`) count bytes, by `Turns`. The board of
+offers and the pool count entries, by `Holders`.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import Generic, TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
 
 from p2p.types import Envelope, PeerId, ReceivedBody
 
@@ -81,6 +81,49 @@ class Holders(Generic[K]):
         return next(iter(self._entries[(group, self._authors[group].most())]))
 
 
+class Turns:
+    """Items in a tree of who they came by, such as network group, connection and author.
+
+    At each level all are served in turn, and whoever has most bytes loses the oldest. All paths have the same
+    length.
+    """
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # the next one's turn comes first
+        self._waiting: deque[tuple[Any, int]] = deque()  # those of one author with their bytes, oldest first
+        self.frames = self.bytes = 0
+
+    def put(self, by: Sequence[Hashable], item: Any, size: int) -> None:
+        self.frames += 1
+        self.bytes += size
+        if by:
+            self._parts.setdefault(by[0], Turns()).put(by[1:], item, size)
+        else:
+            self._waiting.append((item, size))
+
+    def pop(self) -> tuple[Any, int]:
+        """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
+        return self._remove(None if self._waiting else next(iter(self._parts)), Turns.pop)
+
+    def drop(self) -> tuple[Any, int]:
+        """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""
+        key = max(self._parts, key=lambda part: self._parts[part].bytes) if not self._waiting else None
+        return self._remove(key, Turns.drop)
+
+    def _remove(self, key: Hashable, how: Callable[["Turns"], tuple[Any, int]]) -> tuple[Any, int]:
+        item, size = self._waiting.popleft() if self._waiting else how(self._parts[key])
+        if not self._waiting and key in self._parts:
+            if self._parts[key].frames:
+                self._parts.move_to_end(key)
+            else:
+                del self._parts[key]
+        self.frames -= 1
+        self.bytes -= size
+        return item, size
+
+
+# What waits at once. Each item counts with no less than an equal part of the bytes, so that neither many
+# small ones nor a few large ones push out those of others.
 MAX_FRAMES = 1024
 MAX_BYTES = 32 * 1024 * 1024
 
@@ -89,29 +132,20 @@ W = TypeVar("W", bound=Envelope | ReceivedBody)
 
 class FairQueue(Generic[W]):
     def __init__(self, frames: int = MAX_FRAMES, bytes_: int = MAX_BYTES) -> None:
-        self._frames, self._limit = frames, bytes_
-        self._holders: Holders[int] = Holders()
-        self._waiting: OrderedDict[int, W] = OrderedDict()  # by number, oldest first
-        self._number = 0
-        self.bytes = 0
+        self._least, self._limit = bytes_ // frames, bytes_
+        self._waiting, self._number = Turns(), 0
 
     def put(self, item: W) -> None:
         self._number += 1
-        self._waiting[self._number] = item
-        self._holders.add(self._number, item.author, item.group)
-        self.bytes += len(item.body)
-        while self._waiting and (len(self._waiting) > self._frames or self.bytes > self._limit):
-            number = self._holders.excess()
-            self._holders.remove(number)
-            self.bytes -= len(self._waiting.pop(number).body)
+        by = (item.group or item.author, item.author)
+        self._waiting.put(by, (self._number, item), max(len(item.body), self._least))
+        while self._waiting.bytes > self._limit:
+            self._waiting.drop()
 
     def drain(self) -> Sequence[W]:
         """Take all items, oldest first."""
-        items = list(self._waiting.values())
-        self._waiting.clear()
-        self._holders = Holders()
-        self.bytes = 0
-        return items
+        items = dict(self._waiting.pop()[0] for _ in range(len(self)))
+        return [items[number] for number in sorted(items)]
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._waiting.frames

@@ -16,6 +16,7 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 from libp2p.pubsub.utils import safe_bytes_from_hex
 
+from p2p.admission.fair_queue import Turns
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.metering import BROKEN, ENTRY_COST, MESSAGES, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
@@ -26,7 +27,6 @@ from p2p.engines.libp2p.rpcs import (
     Ingress,
     Queues,
     RpcStream,
-    Turns,
     ingress,
 )
 from p2p.latest import Latest

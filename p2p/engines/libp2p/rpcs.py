@@ -12,8 +12,8 @@ us for all that we pass on, so it goes at a pace that is less than a connection 
 """
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
+from p2p.admission.fair_queue import Turns
 from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.rate_limit import TokenBucket
@@ -107,7 +108,8 @@ def _size(data: bytearray) -> int | None:
     return size if len(data) >= size else None
 
 
-# Others' frames that wait for one neighbour.
+# Others' frames that wait for one neighbour. Each counts with no less than an equal part of the bytes, so
+# that neither many small ones nor a few large ones push out those of others.
 MAX_FRAMES, MAX_BYTES = 256, 512 * 1024
 # Others' frames go in one RPC up to so many bytes, and the last.
 JOINED_BYTES = 16 * 1024
@@ -125,46 +127,6 @@ Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and it
 ASKED: Ingress = ("asked for", "")
 ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
 """Of the message that this task passes on."""
-
-
-class Turns:
-    """RPCs in a tree of who they came by: network group, connection, author.
-
-    At each level all are served in turn. All paths have the same length. Pure.
-    """
-
-    def __init__(self) -> None:
-        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # the next one's turn comes first
-        self._waiting: deque[tuple[Any, int]] = deque()  # RPCs of one author with their bytes, oldest first
-        self.frames = self.bytes = 0
-
-    def put(self, by: Sequence[Hashable], rpc: Any, size: int) -> None:
-        self.frames += 1
-        self.bytes += size
-        if by:
-            self._parts.setdefault(by[0], Turns()).put(by[1:], rpc, size)
-        else:
-            self._waiting.append((rpc, size))
-
-    def pop(self) -> tuple[Any, int]:
-        """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
-        return self._remove(None if self._waiting else next(iter(self._parts)), Turns.pop)
-
-    def drop(self) -> tuple[Any, int]:
-        """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""
-        key = max(self._parts, key=lambda part: self._parts[part].bytes) if not self._waiting else None
-        return self._remove(key, Turns.drop)
-
-    def _remove(self, key: Hashable, how: Callable[["Turns"], tuple[Any, int]]) -> tuple[Any, int]:
-        rpc, size = self._waiting.popleft() if self._waiting else how(self._parts[key])
-        if not self._waiting and key in self._parts:
-            if self._parts[key].frames:
-                self._parts.move_to_end(key)
-            else:
-                del self._parts[key]
-        self.frames -= 1
-        self.bytes -= size
-        return rpc, size
 
 
 @dataclass(eq=False, slots=True)
@@ -250,8 +212,9 @@ class ForwardQueue:
         elif any(message.from_id == self._me for message in rpc.publish):
             self._own.append(rpc)
         else:
-            self._others.put((*ingress.get(), rpc.publish[0].from_id), rpc, rpc.ByteSize())
-            while self._others.frames > MAX_FRAMES or self._others.bytes > MAX_BYTES:
+            by = (*ingress.get(), rpc.publish[0].from_id)
+            self._others.put(by, rpc, max(rpc.ByteSize(), MAX_BYTES // MAX_FRAMES))
+            while self._others.bytes > MAX_BYTES:
                 self._others.drop()
         return True
 
@@ -263,11 +226,9 @@ class ForwardQueue:
             return self._control.popleft()
         if not self._others.frames:
             return None
-        rpc, size = self._others.pop()
-        while self._others.frames and size < JOINED_BYTES:
-            more, added = self._others.pop()
-            rpc.publish.extend(more.publish)
-            size += added
+        rpc, _ = self._others.pop()
+        while self._others.frames and rpc.ByteSize() < JOINED_BYTES:
+            rpc.publish.extend(self._others.pop()[0].publish)
         return rpc
 
     def __len__(self) -> int:

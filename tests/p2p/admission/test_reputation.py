@@ -261,7 +261,7 @@ def test_a_crowd_in_one_group_pushes_out_its_own() -> None:
             queue.put(envelope(f"sybil {n} {k}", k, "rack"))
     waiting = queue.drain()
     assert sum(e.group == "rack" for e in waiting) == 20 and len(waiting) == 100
-    assert queue.bytes == len(queue) == 0
+    assert len(queue) == 0
 
 
 def test_the_loudest_loses_most() -> None:
@@ -273,3 +273,13 @@ def test_the_loudest_loses_most() -> None:
     waiting = queue.drain()
     assert [e.sequence for e in waiting if e.author == "quiet"] == list(range(50))
     assert [e.sequence for e in waiting if e.author == "loud"] == list(range(950, 1000))
+
+
+def test_large_frames_of_many_names_push_out_no_small_ones() -> None:
+    """Each hostile name holds one frame, and each honest author three: the bytes are what there is not."""
+    queue = FairQueue(frames=1024, bytes_=1024 * 1024)
+    for n in range(100):
+        for k in range(3):
+            queue.put(envelope(f"honest {n}", k, size=100))
+        queue.put(envelope(f"hostile {n}", n, size=200_000))
+    assert sum(e.author.startswith("honest") for e in queue.drain()) == 300

@@ -54,6 +54,16 @@ def test_a_crowd_drops_its_own_in_frames_and_in_bytes() -> None:
         assert sum(size for name in found if name.startswith("author")) <= MAX_BYTES
 
 
+def test_small_frames_of_many_groups_drop_no_larger_one() -> None:
+    """Here the frames are too many, not the bytes: one of 10 KiB is no more than another."""
+    queue = ForwardQueue(ME)
+    put(queue, "honest", "h", "h1", 10_000)
+    for n in range(3000):
+        put(queue, f"group {n % 40}", f"c{n % 40}", f"author {n}", 10)
+    found = order(queue)
+    assert "h1" in found and len(found) <= MAX_FRAMES
+
+
 def test_our_frames_and_control_go_first_and_are_never_crowded_out() -> None:
     queue = ForwardQueue(ME)
     for n in range(MAX_OWN_FRAMES):
