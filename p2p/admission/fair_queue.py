@@ -1,84 +1,16 @@
-"""Bounded stores that are shared fairly: where one is full, whoever has most in it loses the oldest. Pure.
+"""Fair shares of what is full: whoever has most in it loses the oldest. Pure.
 
-FairQueue and what waits for a neighbour (`p2p.engines.libp2p.rpcs`) count bytes, by `Turns`. The board of
-offers and the pool count entries, by `Holders`.
+Network groups have equal shares, and authors in each. So a flood, or a crowd of names on few addresses,
+pushes out its own entries. An author whose group is not known counts as a group of its own.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from p2p.types import Envelope, PeerId, ReceivedBody
 
-H = TypeVar("H", bound=Hashable)
-K = TypeVar("K", bound=Hashable)
-
-
-class _Tally(Generic[H]):
-    """Counts by holder. Finds the largest at once, however many there are."""
-
-    def __init__(self) -> None:
-        self._counts: dict[H, int] = {}
-        self._by_count: dict[int, OrderedDict[H, None]] = {}
-        self._most = 0
-
-    def add(self, holder: H, change: int) -> None:
-        """Change a holder's count by 1 or -1."""
-        count = self._counts.pop(holder, 0)
-        if count:
-            self._by_count[count].pop(holder)
-        if count + change:
-            self._counts[holder] = count + change
-            self._by_count.setdefault(count + change, OrderedDict())[holder] = None
-        self._most = max(self._most, count + change)
-        while self._most and not self._by_count.get(self._most):
-            self._by_count.pop(self._most, None)
-            self._most -= 1
-
-    def most(self) -> H:
-        return next(iter(self._by_count[self._most]))
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-
-class Holders(Generic[K]):
-    """The entries of a store by key, oldest first, and the holder of each; chooses what to drop.
-
-    Dropped is the oldest entry of the author that holds most, in the network group that holds most. So a
-    flood, or a crowd of names on few addresses, pushes out its own entries, and whoever holds little loses
-    nothing. An author whose group is not known counts as a group of its own.
-    """
-
-    def __init__(self) -> None:
-        self._owners: dict[K, tuple[str, PeerId]] = {}
-        self._groups: _Tally[str] = _Tally()
-        self._authors: dict[str, _Tally[PeerId]] = {}
-        self._entries: dict[tuple[str, PeerId], OrderedDict[K, None]] = {}
-
-    def add(self, key: K, author: PeerId, group: str) -> None:
-        """Add an entry as the newest. group: "" where it is not known."""
-        owner = (group or author, author)
-        self._owners[key] = owner
-        self._groups.add(owner[0], 1)
-        self._authors.setdefault(owner[0], _Tally()).add(author, 1)
-        self._entries.setdefault(owner, OrderedDict())[key] = None
-
-    def remove(self, key: K) -> None:
-        """Remove an entry. Raises KeyError where there is none."""
-        owner = self._owners.pop(key)
-        self._groups.add(owner[0], -1)
-        self._authors[owner[0]].add(owner[1], -1)
-        if not len(self._authors[owner[0]]):
-            del self._authors[owner[0]]
-        del self._entries[owner][key]
-        if not self._entries[owner]:
-            del self._entries[owner]
-
-    def excess(self) -> K:
-        """Return the key of the entry to drop first. Raises KeyError where there is none."""
-        group = self._groups.most()
-        return next(iter(self._entries[(group, self._authors[group].most())]))
+K = TypeVar("K")
 
 
 class Turns:
@@ -120,6 +52,28 @@ class Turns:
         self.frames -= 1
         self.bytes -= size
         return item, size
+
+
+Item = tuple[K, str, PeerId]  # with its network group, "" where that is not known, and its author
+
+
+def fair_share(items: Iterable[Item[K]], count: int) -> set[K]:
+    """Choose `count` of these to keep, the newest of each author. items: the oldest first."""
+    newest = [*items][::-1]
+    by_author = _in_turn(newest, lambda item: item[2])
+    by_group = _in_turn(by_author, lambda item: item[1] or item[2])
+    return {item for item, *_ in by_group[:count]}
+
+
+def _in_turn(items: Iterable[Item[K]], owner: Callable[[Item[K]], str]) -> list[Item[K]]:
+    """Sort so that each owner's first comes before anybody's second, and otherwise as it was."""
+    had = Counter[str]()
+
+    def turn(item: Item[K]) -> int:
+        had[owner(item)] += 1
+        return had[owner(item)]
+
+    return sorted(items, key=turn)
 
 
 # What waits at once. Each item counts with no less than an equal part of the bytes, so that neither many

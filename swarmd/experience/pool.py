@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from p2p.admission.fair_queue import Holders
+from p2p.admission.fair_queue import fair_share
 from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.types import Author, Scored, TaskRef, Tokens
@@ -197,13 +197,9 @@ class Pool:
         """Drop what is over the capacity, from whoever holds most."""
         if len(self._kept) <= self.capacity:
             return
-        holders: Holders[Key] = Holders()
-        for key in self._kept:
-            holders.add(key, key[0], self._author_of(key[0]).group)
-        while len(self._kept) > self.capacity:
-            excess = holders.excess()
-            holders.remove(excess)
-            del self._kept[excess]
+        kept = fair_share(((key, self._author_of(key[0]).group, key[0]) for key in self._kept), self.capacity)
+        for key in [key for key in self._kept if key not in kept]:
+            del self._kept[key]
 
     def __contains__(self, key: Key) -> bool:
         """Return whether the rollout is here, or was trained on and is gone."""
