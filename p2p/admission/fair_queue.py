@@ -60,16 +60,16 @@ Item = tuple[K, str, PeerId]  # with its network group, "" where that is not kno
 def fair_share(items: Iterable[Item[K]], count: int) -> set[K]:
     """Choose `count` of these to keep, the newest of each author. items: the oldest first."""
     newest = [*items][::-1]
-    by_author = _in_turn(newest, lambda item: item[2])
-    by_group = _in_turn(by_author, lambda item: item[1] or item[2])
+    by_author = in_turn(newest, lambda item: item[2])
+    by_group = in_turn(by_author, lambda item: item[1] or item[2])
     return {item for item, *_ in by_group[:count]}
 
 
-def _in_turn(items: Iterable[Item[K]], owner: Callable[[Item[K]], str]) -> list[Item[K]]:
+def in_turn(items: Iterable[K], owner: Callable[[K], Hashable]) -> list[K]:
     """Sort so that each owner's first comes before anybody's second, and otherwise as it was."""
-    had = Counter[str]()
+    had = Counter[Hashable]()
 
-    def turn(item: Item[K]) -> int:
+    def turn(item: K) -> int:
         had[owner(item)] += 1
         return had[owner(item)]
 

@@ -16,7 +16,7 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 from libp2p.pubsub.utils import safe_bytes_from_hex
 
-from p2p.admission.fair_queue import Turns
+from p2p.admission.fair_queue import Turns, in_turn
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.metering import BROKEN, ENTRY_COST, MESSAGES, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
@@ -330,11 +330,9 @@ class Router(GossipSub):  # type: ignore[misc]
         for topic, mesh in self.mesh.items():
             others = list(self.pubsub.peer_topics.get(topic, set()) - mesh)
             if new := self.mcache.window(topic):
-                turns = Turns()
-                for peer in random.sample(others, len(others)):
-                    turns.put((self.group_of(peer),), peer, 1)
-                for _ in range(min(turns.frames, max(GOSSIP_PEERS, turns.frames // 4))):
-                    gossip[turns.pop()[0]][topic] = list(new)
+                turns = in_turn(random.sample(others, len(others)), self.group_of)
+                for peer in turns[: max(GOSSIP_PEERS, len(others) // 4)]:
+                    gossip[peer][topic] = list(new)
         return gossip
 
     def group_of(self, peer: Any) -> Hashable:
