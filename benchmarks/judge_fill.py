@@ -37,6 +37,7 @@ from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import LAPSED, Store
 from judge.store.tables import arm_bins, arm_values, evaluations, peers, progress
+from judge.store.windows import turn
 from p2p.identity import Identity, nickname
 from swarmd.tasks.curriculum import TINY_9
 
@@ -117,6 +118,8 @@ def history(
             "answer": None if lapsed else f"I add the numbers. <answer>{rng.randrange(1000)}</answer>",
             "ended": None if lapsed else 1,
             "correct": None if lapsed else int(reward),
+            "window_number": 1,
+            "place": place - 1,
             **said,
         }
         rows.append(row)
@@ -234,6 +237,7 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
     begun = time.process_time()
     Store(database, f"tiny-9 {TINY_9.digest}").close()
     with closing(Database(database)) as opened, opened.begin() as db:
+        turn(db, EPOCH, 86_400, TINY_9.digest, lambda: bytes(32), alone=True)
         waiting: list[dict[str, Any]] = []
         for peer, rows in histories(many, of, seed, alive):
             db.execute(insert(peers), peer)
