@@ -142,6 +142,7 @@ class Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.verified = VerificationRecords(database.begin)
+        self._hours: dict[int, int] = {}  # questions in past hours, by the hour's beginning
 
     def close(self) -> None:
         self._database.close()
@@ -260,19 +261,25 @@ class Reader:
                     .order_by(count.desc(), peers.c[name])
                 )
                 groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
-            hours = _asked(db, now)
+            hours = self._asked(db, now)
             nodes, before, lately = db.execute(_PROGRESS).one()
         progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
         return SwarmHealth(
             many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups, progress
         )
 
-
-def _asked(db: Connection, now: float) -> list[tuple[int, int]]:
-    """Return the questions in each hour of the last day."""
-    end = int(now // HOUR + 1) * HOUR
-    hours = range(end - DAY, end, HOUR)
-    return [(at, db.execute(_ASKED, {"at": at, "end": at + HOUR}).scalar_one()) for at in hours]
+    def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
+        """Return the questions in each hour of the last day. Those of a past hour are counted once."""
+        this = int(now // HOUR) * HOUR
+        self._hours = {begin: many for begin, many in self._hours.items() if this - DAY < begin < this}
+        hours = range(this - DAY + HOUR, this + HOUR, HOUR)
+        counts = [(begin, self._hours.get(begin, -1)) for begin in hours]
+        counts = [
+            (b, db.execute(_ASKED, {"at": b, "end": b + HOUR}).scalar_one() if many < 0 else many)
+            for b, many in counts
+        ]
+        self._hours = {begin: many for begin, many in counts if begin < this}
+        return counts
 
 
 def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
