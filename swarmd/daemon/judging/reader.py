@@ -217,11 +217,7 @@ def _drawn(
 ) -> list[EvidenceCheck]:
     """Check whether the judge could have chosen the question."""
     if window is None or "commitment" not in fields:
-        return [
-            EvidenceCheck(
-                "commitment", None, "the question is from before the judge committed to its questions"
-            )
-        ]
+        return [EvidenceCheck("commitment", False, "the judge names no questions that it committed to")]
     if window.seed is None:
         closes = strftime("%Y-%m-%d %H:%M UTC", gmtime(window.closes))
         return [
