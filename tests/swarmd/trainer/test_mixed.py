@@ -138,7 +138,7 @@ def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
         node, _ = joined(swarm, 1, verifier, model, new_tokens=room)
         report = heard(node, swarm, *long, *short)
         assert (report.unfit, report.external, report.zero_advantage_dropped) == (unfit, 2 - len(unfit), 0)
-        line = metrics_line(report, NodeReport(0.0, 1, None, 0.0, 0.0, None, None, None))
+        line = metrics_line(report, NodeReport(0.0, 1, None, 0.0, 0.0))
         assert line["unfit"] == unfit
         assert (f"not for our model: 1 {ANSWER_TOO_LONG}" in round_sentence(line)) == bool(unfit)
 
