@@ -27,8 +27,8 @@ HEDGE_S = 0.5
 HEDGE_MISSING_S = 0.05
 # The time for one holder to answer.
 HOLDER_TIMEOUT_S = 10.0
-# The time left to all others once the likeliest holder has said that it does not have the blob.
-OTHERS_TIMEOUT_S = 1.0
+# When a holder that could not be asked is asked once more: it may be the only one.
+ASK_AGAIN_S = 1.0
 # Peers whose use of our upload is counted.
 _COUNTED_PEERS = 4096
 
@@ -95,7 +95,8 @@ class Fetcher:
         """Fetch a blob from the first holder that has it; None where none does. Cancel it at your deadline.
 
         A slow holder is still waited for when the next is asked: the first answer wins, and the other
-        requests are cancelled. replies: filled with the reply of each holder so far.
+        requests are cancelled. A holder that could not be asked is asked once more. replies: filled with the
+        reply of each holder so far.
         """
         found = self._store.get(want.id)
         if found is not None:
@@ -106,13 +107,14 @@ class Fetcher:
             async def ask(holder: PeerId, settled: trio.Event) -> None:
                 nonlocal found
                 try:
-                    blob = await self._ask_one(holder, want, told)
+                    blob = await self._ask_up_to_twice(holder, want, settled, told)
                     if blob is not None and found is None:
                         found = blob
                         self._store.put(blob)
                         nursery.cancel_scope.cancel()
                     elif holder == holders[0] and told.get(holder) is HolderReply.NO:
-                        nursery.cancel_scope.deadline = trio.current_time() + OTHERS_TIMEOUT_S
+                        # One deadline for all other holders together.
+                        nursery.cancel_scope.deadline = trio.current_time() + ASK_AGAIN_S
                 finally:
                     settled.set()
 
@@ -125,8 +127,28 @@ class Fetcher:
                     await settled.wait()
         return found
 
+    async def _ask_up_to_twice(
+        self, holder: PeerId, want: Want, settled: trio.Event, replies: HolderReplies
+    ) -> bytes | None:
+        """Ask a holder, and once more where it could not be asked.
+
+        settled: set where the first request failed, so that nobody waits for the second.
+        """
+        try:
+            return await self._ask_one(holder, want, replies)
+        except Unanswered:
+            settled.set()
+        await trio.sleep(ASK_AGAIN_S)
+        try:
+            return await self._ask_one(holder, want, replies)
+        except Unanswered:
+            return None
+
     async def _ask_one(self, holder: PeerId, want: Want, replies: HolderReplies) -> bytes | None:
-        """Ask a holder for a blob. Returns None where it does not give it in time."""
+        """Ask a holder for a blob. No answer in time counts as one without the blob.
+
+        Raises Unanswered where the holder could not be asked.
+        """
         async with self._at_once:
             replies[holder] = HolderReply.NOTHING
             try:
@@ -143,4 +165,5 @@ class Fetcher:
             except Unanswered as error:
                 log.debug("a blob was not fetched from %s: %s", holder, error)
                 replies[holder] = HolderReply.FAILED
+                raise
         return None

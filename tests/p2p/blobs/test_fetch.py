@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
 from p2p.blobs.fetch import (
+    ASK_AGAIN_S,
     HOLDER_TIMEOUT_S,
     MAX_HOLDERS,
     MISSING,
-    OTHERS_TIMEOUT_S,
     BlobServer,
     Fetcher,
     HolderReply,
@@ -119,7 +119,23 @@ async def test_a_holder_that_answers_with_something_else_is_blamed(
 async def test_a_fetch_ends_where_nobody_has_the_blob(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=gone, **{str(n): lambda: b"" for n in range(40)})
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
-    assert len(peers.asked) == MAX_HOLDERS and trio.current_time() <= HOLDER_TIMEOUT_S + 1
+    assert (
+        len(peers.asked) == MAX_HOLDERS + 1
+        and peers.asked.count(B) == 2
+        and trio.current_time() <= HOLDER_TIMEOUT_S + 1
+    )
+
+
+async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tries = iter([gone, has])
+    peers = Peers(a=lambda: next(tries)(), b=lambda: MISSING)
+    assert await peers.fetch([A, B]) == BLOB and peers.asked == [A, B, A]
+    assert ASK_AGAIN_S <= trio.current_time() < ASK_AGAIN_S + 0.1
+    for last, often in ((gone, 2), (lambda: MISSING, 1)):
+        peers = Peers(a=last)
+        assert await peers.fetch([A]) is None and peers.asked == often * [A]
 
 
 async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_offered(
@@ -146,7 +162,7 @@ async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_of
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetch, large, 10)
         nursery.start_soon(fetch, small, len(small))
-    assert found == {large: None, small: small} and sorted(limits) == [5, 10]
+    assert found == {large: None, small: small} and sorted(limits) == [5, 10, 10]
 
 
 async def test_a_refusal_of_the_likeliest_shortens_the_wait_for_others(
@@ -173,7 +189,7 @@ async def test_a_late_refusal_of_the_likeliest_shortens_the_wait_too(
 
     peers = Peers(a=late, b=silent)
     start = trio.current_time()
-    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + OTHERS_TIMEOUT_S + 0.1
+    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + ASK_AGAIN_S + 0.1
 
 
 async def test_a_likeliest_holder_that_is_gone_leaves_the_others_their_time(

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from p2p.blobs.blobs import MAX_BLOB_BYTES, pack
+from p2p.blobs.fetch import ASK_AGAIN_S
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import public_key_of
 from p2p.member import Member
@@ -161,7 +162,7 @@ async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
     a.share(*range(8))
     engine_of(a).leave()
     async with running(c):
-        await settled(1)  # three at a time
+        await settled(3 * (ASK_AGAIN_S + 0.1))  # three at a time
         assert not c.got and c.gatherer.missed == 8
         shared = b.share(*range(20, 24))
         await settled(1)
