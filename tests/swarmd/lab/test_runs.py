@@ -276,7 +276,12 @@ def test_two_processes_do_not_play_one_run(tmp_path: Path) -> None:
     assert said == [] and results.path(run).read_text() == '{"round":1}\n'
 
 
-def test_missing_runs_are_played_and_a_death_is_reported(tmp_path: Path) -> None:
+def test_missing_runs_are_played_and_a_death_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the working folder takes no module's place in them."""
+    monkeypatch.chdir(tmp_path)
+    Path("statistics.py").write_text("raise ImportError")
     results = Results.create(tmp_path / "out", experiment(seeds=2))
     for run in results.runs[1:]:
         with results.writing(run) as append:
@@ -301,16 +306,6 @@ def test_a_runs_output_is_logged_even_where_it_succeeds(
     said = "import sys; print('the task plug-in sums: score: oh', file=sys.stderr)"
     play_all(Results.create(tmp_path / "out", experiment()), 1, lambda _: None, [sys.executable, "-c", said])
     assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
-
-
-def test_a_file_of_the_working_folder_takes_no_modules_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = Results.create(tmp_path / "out", of_one(1, 1, "uniform"))
-    monkeypatch.chdir(tmp_path)
-    Path("statistics.py").write_text("raise ImportError")
-    play_all(results, 1, lambda _: None)
-    assert not results.missing
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
