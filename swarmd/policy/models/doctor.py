@@ -244,9 +244,9 @@ def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Return the shortest time of the runs that fit into MEASURE_S seconds, but for the first.
+    """Return the shortest time of the runs that fit into MEASURE_S seconds after a first one.
 
-    In that one libraries make what they need, for which cuBLAS alone may take longer.
+    In the first one libraries make what they need, for which cuBLAS alone may take longer.
     """
 
     def once() -> float:
@@ -255,7 +255,6 @@ def _seconds(work: Callable[[], torch.Tensor]) -> float:
         work().reshape(-1)[0].item()
         return time.perf_counter() - start
 
-    once()
     best, begun = once(), time.perf_counter()
     while time.perf_counter() - begun < MEASURE_S:
         best = min(best, once())

@@ -24,7 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from swarmd.cli.app import main
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
+from swarmd.policy import language_policy
 from swarmd.policy.export import export
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import (
     cgroup_rooms,
     choose_device,
@@ -48,6 +50,7 @@ from swarmd.testing import TIMEOUT_S
 from tests.swarmd.policy.conftest import (
     CHAT,
     SPECIALS,
+    config_of,
     edit_json,
     external,
     files_of,
@@ -368,7 +371,7 @@ def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.M
 
 
 def test_a_worker_with_a_gpu_of_its_own_has_all_that_the_limit_allows(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all GPUs it sees its own alone, so it cannot count who shares it."""
     shares: list[float] = []
@@ -380,6 +383,11 @@ def test_a_worker_with_a_gpu_of_its_own_has_all_that_the_limit_allows(
     for sharing in (1, 2):
         limit_memory(config, torch.device("cuda", 0), sharing)
     assert shares == [0.6, 0.3]
+    told: list[int] = []
+    monkeypatch.setattr(language_policy, "limit_memory", lambda _config, _device, count: told.append(count))
+    make_model(tmp_path)
+    LanguagePolicy.open(config_of(tmp_path), 0, 2)
+    assert told == [2]
 
 
 WHOLE, ADAPTER, NEITHER = {"trained_whole": True}, {"adapter": True}, {}
