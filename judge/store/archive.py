@@ -150,11 +150,8 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
 def reading(database: Path | str) -> Iterator[Connection]:
     """Open one moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened:
-        engine = opened.engine.execution_options(stream_results=True)
-        if engine.dialect.name == "postgresql":
-            engine = engine.execution_options(isolation_level="REPEATABLE READ")
         try:
-            with engine.begin() as connection:
+            with opened.engine.execution_options(stream_results=True).begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise DatabaseUnusable(

@@ -244,6 +244,9 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
         # With the first, the first step after a restart of the server is not lost. Without the encoding,
         # psycopg gives bytes of SQL_ASCII, which a server without a locale has.
         options = {"pool_pre_ping": True, "connect_args": {**ours, "client_encoding": "utf8"}}
+        if not writes:
+            # All that a reader reads in a transaction is of one moment, as in SQLite.
+            options["isolation_level"] = "REPEATABLE READ"
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
 

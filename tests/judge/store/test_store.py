@@ -15,7 +15,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, Record, ScoreTally
+from judge.figures.leaderboard import (
+    CURVE_POINTS,
+    LISTED_ANSWERS,
+    WINDOW_QUESTIONS,
+    BoardView,
+    Record,
+    ScoreTally,
+)
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Grade, NotOpen, PeerStanding, Store
@@ -95,6 +102,24 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
     assert [row["number"] for row in Reader(store.database).history(ALICE, before=299, limit=1)[0]] == [298]
     assert (store.sequence(ALICE), store.sequence(PeerId("nobody"))) == (601, -1)
     assert record_of(Reader(store.database), "nobody") is None
+
+
+def test_a_page_of_the_board_is_of_one_moment(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer is graded while the page is read: it is on the next one."""
+    for number in range(1, LISTED_ANSWERS + 1):
+        evaluate(store, number, 1.0)
+
+    def graded_meanwhile(*_: object) -> dict[str, Any]:
+        evaluate(store, store.standing(ALICE).answered + 1, 0.0)
+        return {}
+
+    monkeypatch.setattr("judge.store.reader.newest", graded_meanwhile)
+    with closing(Reader(Database(database, alone=False))) as reader:
+        for n in (10, 11):
+            (standing,) = reader.board(BoardView()).standings
+            assert standing.record.score == ScoreTally(10.0, n)
 
 
 def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
