@@ -22,7 +22,7 @@ from judge.api.reading import (
     standing_of,
 )
 from judge.api.responses import REFUSED, Handler, readable, request_of
-from judge.errors import NO_SUCH_QUESTION, Refusal, Refused
+from judge.errors import NO_SUCH_ANSWER, Refusal, Refused
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
@@ -188,7 +188,7 @@ async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, 
     service = service_of(request)
     found = await service.read(service.reader.evaluation, id)
     if found is None:
-        raise Refused(NO_SUCH_QUESTION)
+        raise Refused(NO_SUCH_ANSWER)
     shown, graded = found
     task = service.question(shown["specialty"], shown["n"])
     receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, shown) else None

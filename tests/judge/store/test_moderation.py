@@ -107,6 +107,7 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         assert await board(court) == [other.identity.peer_id]
         await assert_hidden(court, rude.identity.peer_id, listed=False)
         assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["answered"] == 10
+        assert "fewer than" not in (await court.http.get(f"/nodes/{rude.identity.peer_id}")).text
 
         moderation.act(database, "undo", rude.identity.peer_id, "was a mistake", 1_800_000_120.0)
         await noticed(court)
