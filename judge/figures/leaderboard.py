@@ -194,13 +194,14 @@ class LeaderboardPage:
 class SwarmProgress:
     """What the same listed nodes got right at first and lately.
 
-    They are those that were asked more than WINDOW_QUESTIONS.
+    They are those that were asked more than WINDOW_QUESTIONS, and each counts the same, at first and lately:
+    else one that was asked more would outweigh the others in what was before.
     """
 
     nodes: int
-    # Share of right answers in all their questions but the last WINDOW_QUESTIONS of each.
+    # Mean share of right answers in all questions of each but the last WINDOW_QUESTIONS.
     before: float
-    # Share of right answers in the last WINDOW_QUESTIONS of each.
+    # Mean share of right answers in the last WINDOW_QUESTIONS of each.
     now: float
 
 

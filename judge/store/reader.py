@@ -89,8 +89,8 @@ _RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
 _OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n  # questions before the last WINDOW
 _PROGRESS = select(
     func.count(),
-    func.sum(peers.c.reward - peers.c.recent_right) / func.sum(_OLDER),
-    func.sum(peers.c.recent_right) * 1.0 / func.sum(peers.c.recent_n),
+    func.avg((peers.c.reward - peers.c.recent_right) / _OLDER),
+    func.avg(peers.c.recent_right / peers.c.recent_n),
 ).where(listed, _OLDER > 0)
 _ASKED = (
     select(func.count())

@@ -414,13 +414,22 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
 
 
 def test_progress_is_of_the_same_nodes(database: str) -> None:
-    """The last 100 questions of each beside those before; who has no earlier ones is left out."""
+    """The last 100 questions of each beside those before; who has no earlier ones is left out.
+
+    Each counts the same: where none got better or worse, nothing did.
+    """
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(150):
             evaluate(store, number + 1, float(number < 10 or number >= 100), PeerId("old"), "a")
         for number in range(20):
             evaluate(store, number + 200, 1.0, PeerId("young"), "a")
         assert Reader(store.database).health(999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
+        of = "UPDATE peers SET answered = {}, reward = {}, recent_right = {}, recent_n=100 WHERE peer = '{}'"
+        with store.database.begin() as db:
+            db.exec_driver_sql(of.format(10_100, 8_080.0, 80.0, "old"))
+            db.exec_driver_sql(of.format(120, 12.0, 10.0, "young"))
+        progress = Reader(store.database).health(999.0).progress
+        assert progress is not None and progress.before == pytest.approx(progress.now) == pytest.approx(0.45)
 
 
 def test_a_rank_stands_beside_its_node(board: Reader) -> None:
