@@ -95,6 +95,9 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         super().connection_made(transport)
+        if self.client is not None:
+            # As --proxy names it: a socket of both families gives an IPv4 address as one of IPv6.
+            self.client = self.client[0].removeprefix("::ffff:"), self.client[1]
         # We are told of whatever the system's own buffer does not take at once.
         transport.set_write_buffer_limits(high=0)
         self._wait(self.request_seconds)

@@ -243,7 +243,7 @@ async def app_of_8_mib(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def served(
-    of_a_network: int = 100, **seconds: float
+    of_a_network: int = 100, host: str = "127.0.0.1", app: Any = app_of_8_mib, **seconds: float
 ) -> AsyncIterator[tuple[JudgeServer, socket.socket]]:
     """The judge's own protocol with other deadlines, and its listening socket."""
     protocol = type(
@@ -252,11 +252,11 @@ async def served(
         {"readers": SlowReaders(of_a_network, 100), "response_seconds": 1e6, **seconds},
     )
     config = uvicorn.Config(
-        app_of_8_mib, http=protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1
+        app, http=protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1
     )
     listens = asyncio.Event()
     server = JudgeServer(config, listens.set)
-    with listening_socket("127.0.0.1", 0) as listener:
+    with listening_socket(host, 0) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await listens.wait()
@@ -313,6 +313,22 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
     take: float, of_a_network: int, until: int, asked: str
 ) -> None:
     asyncio.run(asyncio.wait_for(readers_left(take, of_a_network, 5, until, asked), TIMEOUT_S))
+
+
+def test_a_proxy_is_known_at_a_socket_of_both_families() -> None:
+    """It calls from 127.0.0.1, of which the system says ::ffff:127.0.0.1."""
+
+    async def caller() -> str:
+        async def client_of(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": scope["client"][0].encode()})
+
+        async with served(host="::", app=client_of) as (_, listener):
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as proxy:
+                return (await proxy.get(url, headers={"x-forwarded-for": "198.51.100.7"})).text
+
+    assert asyncio.run(asyncio.wait_for(caller(), TIMEOUT_S)) == "198.51.100.7"
 
 
 def test_a_trickling_client_gains_no_time() -> None:
