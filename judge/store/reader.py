@@ -115,10 +115,12 @@ _SHOWN = [
 ]
 _SHOWN += [_e.answers, _e.correct, _e.further, *(_e[name] for name in SAID)]
 _COUNTS = select(_e.id.label("evaluation"), *_SHOWN)
+# One row after another: a row may have 16 long answers, and a page has few of these.
 _HISTORY = (
     _COUNTS.where(_e.peer == bindparam("of"), _e.number < bindparam("before"))
     .order_by(_e.number.desc())
     .limit(bindparam("limit"))
+    .execution_options(stream_results=True)
 )
 _EVALUATION = _COUNTS.add_columns(_e.peer, _e.window_number, _e.place, _e.answered_at).where(
     _e.id == bindparam("id"), _e.number.is_not(None)
@@ -213,9 +215,10 @@ class Reader:
         """
         found: list[Mapping[str, Any]] = []
         size = 0
-        with self._database.begin() as db:
+        asked = {"of": peer, "before": before, "limit": limit + 1}
+        with self._database.begin() as db, db.execute(_HISTORY, asked) as rows:
             hidden = moderation.hidden(db)
-            for row in db.execute(_HISTORY, {"of": peer, "before": before, "limit": limit + 1}).mappings():
+            for row in rows.mappings():
                 entry = _entry(row, peer in hidden)
                 size += len(json.dumps(entry, ensure_ascii=False).encode())
                 if found and (len(found) == limit or size > HISTORY_BYTES):

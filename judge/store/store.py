@@ -395,7 +395,7 @@ def _further(answers: Sequence[Completion], scores: Sequence[ScoredAnswer]) -> s
         {**asdict(answer), "reason": score.reason.value, "reward": score.reward}
         for answer, score in zip(answers, scores, strict=True)
     ]
-    return json.dumps(rows) if rows else None
+    return json.dumps(rows, ensure_ascii=False) if rows else None
 
 
 # Steps of one transaction.

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.config import MAX_ANSWER_CHARACTERS
@@ -157,6 +157,30 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
         seen += [row["number"] for row in page]
         assert before in (None, seen[-1])
     assert seen == list(range(12, 0, -1))
+
+
+def test_answers_take_the_room_that_they_are_sent_in(store: Store) -> None:
+    """What a network may send is limited in bytes, and all of it is kept."""
+    asked, given = replace(question(1), answers=16), Completion("é" * 1_000, True)
+    store.asked(asked, sequence=1, at=0.0)
+    store.graded(asked, [given] * 16, [WRONG] * 16, 0.5, 2, 0.0)
+    with store.database.begin() as db:
+        assert db.exec_driver_sql("SELECT length(further) FROM evaluations").scalar_one() < 16_500
+
+
+@pytest.mark.net
+def test_a_page_of_answers_is_fetched_row_by_row(postgresql: Callable[[], str]) -> None:
+    """A reader may ask for 500 rows of 16 long answers each, of which a page holds one."""
+    cursors: list[object] = []
+    with closing(opened(postgresql())) as store:
+
+        @event.listens_for(store.database.engine, "before_cursor_execute")
+        def note(_: object, cursor: object, statement: str, *__: object) -> None:
+            cursors.extend([cursor] * ("evaluations.further" in statement))
+
+        assert Reader(store.database).history(ALICE, 9) == ([], None)
+    (cursor,) = cursors
+    assert isinstance(cursor, psycopg.ServerCursor)
 
 
 def test_an_evaluation_is_graded_once(store: Store) -> None:
