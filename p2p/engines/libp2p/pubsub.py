@@ -321,18 +321,22 @@ class Router(GossipSub):  # type: ignore[misc]
         return [peer for peer in mesh if peer not in kept]
 
     def gossip_heartbeat(self) -> dict[Any, dict[str, list[bytes]]]:
-        """Tell peers outside the mesh of new messages, of each network group in turn.
+        """Tell peers outside the mesh, of each network group in turn, of new messages.
 
-        Also whom we pruned a moment ago: the library leaves out whoever may not yet be grafted again, who
-        would get nothing until then.
+        These are as many as one asks for, of each ingress in turn: so those peers are served as fairly as
+        those in our meshes. Also whom we pruned a moment ago: the library leaves out whoever may not yet be
+        grafted again, who would get nothing until then.
         """
         gossip: dict[Any, dict[str, list[bytes]]] = defaultdict(dict)
         for topic, mesh in self.mesh.items():
             others = list(self.pubsub.peer_topics.get(topic, set()) - mesh)
-            if new := self.mcache.window(topic):
+            new = Turns()
+            for msg_id in self.mcache.window(topic):
+                new.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
+            if told := [new.pop()[0] for _ in range(min(MAX_WANTED, new.frames))]:
                 turns = in_turn(random.sample(others, len(others)), self.group_of)
                 for peer in turns[: max(GOSSIP_PEERS, len(others) // 4)]:
-                    gossip[peer][topic] = list(new)
+                    gossip[peer][topic] = told
         return gossip
 
     def group_of(self, peer: Any) -> Hashable:
@@ -371,18 +375,6 @@ class Router(GossipSub):  # type: ignore[misc]
             await super().publish(msg_forwarder, pubsub_msg)
         finally:
             ingress.reset(before)
-
-    async def emit_ihave(self, topic: str, msg_ids: Any, to_peer: Any) -> None:
-        """Tell of as many messages as are asked for, of each ingress in turn.
-
-        So peers outside our meshes are served as fairly as those in them.
-        """
-        turns = Turns()
-        for msg_id in msg_ids:
-            turns.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
-        await super().emit_ihave(
-            topic, [turns.pop()[0] for _ in range(min(MAX_WANTED, turns.frames))], to_peer
-        )
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
         """Ask for messages by ids that there can be: a peer that takes nothing could have us hold 20 MB."""

@@ -1,8 +1,12 @@
 """What waits for a neighbour: in turn by where it came in, dropped from who has most; ours apart."""
 
+from types import SimpleNamespace
+
+import pytest
 from libp2p.pubsub.pb import rpc_pb2
 
 from p2p.engines.libp2p.metering import MESSAGES, message_limits
+from p2p.engines.libp2p.pubsub import MAX_WANTED, Router
 from p2p.engines.libp2p.rpcs import (
     JOINED_BYTES,
     MAX_BYTES,
@@ -102,3 +106,18 @@ def test_frames_that_come_one_by_one_go_in_few_rpcs() -> None:
     for _ in range(100):
         now += pace.wait(1, 100, now)
     assert now >= (100 - PACE_BURST_RPCS) / PACE_RPCS_PER_S - 1
+
+
+def test_peers_outside_the_mesh_are_told_of_each_ingress_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    router, other, told = Router(lambda _: 0.0), object(), MAX_WANTED
+    router.pubsub = SimpleNamespace(peer_topics={"topic": {other}})
+    router.mesh = {"topic": set()}
+    monkeypatch.setattr(Router, "group_of", lambda _self, _peer: None)
+    for n in range(3 * told):
+        message = rpc_pb2.Message(from_id=b"crowd" if n < 3 * told - 1 else b"honest", topicIDs=["topic"])
+        message.seqno = n.to_bytes(8, "big")
+        router.mcache.put(message)
+        router._came_by[message.from_id + message.seqno] = (message.from_id, "connection", message.from_id)
+    ((peer, by_topic),) = router.gossip_heartbeat().items()
+    assert peer is other and len(by_topic["topic"]) == told
+    assert any(name.startswith(b"honest") for name in by_topic["topic"])
