@@ -200,17 +200,13 @@ class Libp2pConnections:
         await _in_time(self._stack.dht.provider_store.provide(topic.provider_key))
 
     async def providers(self, topic: Topic) -> list[AddressRecord]:
-        return await _in_time(self._providers(topic.provider_key))
-
-    async def _providers(self, key: bytes) -> list[AddressRecord]:
-        dht, host = self._stack.dht, self._stack.host
-        for peer, connections in host.get_network().get_connections_map().items():
-            if direct(connections):
-                await dht.add_peer(peer)
+        dht, host, key = self._stack.dht, self._stack.host, topic.provider_key
         # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and
         # that may be ours.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
-        await lookup.find_providers(key)
+        with contextlib.suppress(Unanswered):
+            # What was told until then is news, too.
+            await _in_time(self._look_up(lookup, key))
         told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
         records = [
             AddressRecord(
@@ -224,6 +220,12 @@ class Libp2pConnections:
         for record in records:
             self._note(record.peer, record.addresses)
         return records
+
+    async def _look_up(self, lookup: "_Lookup", key: bytes) -> None:
+        for peer, connections in self._network.get_connections_map().items():
+            if direct(connections):
+                await self._stack.dht.add_peer(peer)
+        await lookup.find_providers(key)
 
 
 async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:

@@ -245,7 +245,7 @@ def make_host(
         transports=[CountedTcp(traffic)],
         retry_config=RetryConfig(max_retries=0),  # the address book decides when to try again
         connection_config=ConnectionConfig(
-            min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0
+            min_connections=0, low_watermark=0, high_watermark=128, max_connections=160
         ),
         traffic=traffic,
         shut_out=shut_out,

@@ -11,6 +11,7 @@ import trio
 from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
+from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
 
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
@@ -26,6 +27,9 @@ GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\
 
 # The size of one read of a metered stream.
 READ_BYTES = 65536
+
+# An address may take so long to answer.
+CONNECT_TIMEOUT_S = 5.0
 
 # A connection waits once for so many reads: to wait for each would cost more than the read.
 READS_AT_A_TIME = 100
@@ -72,21 +76,22 @@ class CountedSocket:
 
 
 class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
-    """Dials with `CountedSocket`s; `LimitedNetwork` makes those of incoming connections."""
+    """Dials with `CountedSocket`s, for a limited time; `LimitedNetwork` makes those of incoming connections.
+
+    The library waits as long as the system does, two minutes: its DHT cancels that dial and never learns that
+    the peer is gone.
+    """
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__()
         self._traffic = traffic
 
-    async def dial(self, *args: Any, **options: Any) -> Any:
-        return self._counted(await super().dial(*args, **options))
-
-    async def dial_with_source(self, *args: Any) -> Any:
-        return self._counted(await super().dial_with_source(*args))
-
-    def _counted(self, connection: Any) -> Any:
-        connection.stream = CountedSocket(connection.stream, self._traffic)
-        return connection
+    async def _dial_resolved(self, *args: Any, **options: Any) -> Any:
+        with trio.move_on_after(CONNECT_TIMEOUT_S):
+            connection = await super()._dial_resolved(*args, **options)
+            connection.stream = CountedSocket(connection.stream, self._traffic)
+            return connection
+        raise OpenConnectionError(f"no answer in {CONNECT_TIMEOUT_S:g} s")
 
 
 class PacedReads:

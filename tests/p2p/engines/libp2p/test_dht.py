@@ -25,8 +25,8 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 from multiaddr.resolvers import DNSResolver
 
+from p2p.engines.libp2p import connections, network, streams
 from p2p.engines.libp2p import dht as bounds
-from p2p.engines.libp2p import network
 from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_ID_BYTES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
@@ -352,6 +352,39 @@ async def test_a_lookup_that_is_cut_off_leaves_no_stream_open(nursery: trio.Nurs
         assert scope.cancelled_caught
         with trio.fail_after(SECONDS):
             await ended.wait()
+
+
+async def test_an_address_where_nobody_answers_is_given_up_and_its_peer_forgotten(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(streams, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(trio, "open_tcp_stream", lambda *_: trio.sleep_forever())
+    _, engine, _ = await started(nursery, 1)
+    table = stack_of(engine).dht.routing_table
+    gone = ID.from_pubkey(create_new_key_pair(bytes([68]) * 32).public_key)
+    stack_of(engine).host.get_peerstore().add_addrs(gone, addresses(1), 1000)
+    assert await table.add_peer(PeerInfo(gone, addresses(1)))
+    await found(engine, TOPIC)
+    assert not table.peer_in_table(gone)
+
+
+async def test_a_lookup_that_takes_too_long_gives_what_it_has_found(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(connections, "DHT_TIMEOUT_S", 1.0)
+    _, engine, address = await started(nursery, 1)
+    there = ID.from_pubkey(create_new_key_pair(bytes([68]) * 32).public_key)
+    named = Message(providerPeers=[Message.Peer(id=there.to_bytes(), addrs=[addresses(1)[0].to_bytes()])])
+
+    async def hang_up(stream: Any) -> None:
+        silent.host.set_stream_handler(PROTOCOL_ID, lambda _: trio.sleep_forever())
+        await stream.reset()
+
+    async with hostile_peer(address) as (stack, _), hostile_peer(address, 67) as (silent, _):
+        stack.host.set_stream_handler(PROTOCOL_ID, answering(named))
+        # Its second question is the one for providers.
+        silent.host.set_stream_handler(PROTOCOL_ID, hang_up)
+        assert str(there) in {record.peer for record in await found(engine, TOPIC)}
 
 
 async def test_a_peer_that_asks_without_end_is_cut_off(nursery: trio.Nursery) -> None:
