@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
+from libp2p.network import swarm
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.stream.net_stream import NetStream
-from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
@@ -29,7 +29,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     Yamux,
     YamuxStream,
 )
-from libp2p.utils.address_validation import is_relay_address
+from libp2p.utils.address_validation import has_public_ipv6, is_relay_address
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
@@ -169,6 +169,8 @@ class EndingStream(NetStream):  # type: ignore[misc]
 
 # Replaced in the library, which makes its streams itself.
 yamux.YamuxStream, swarm_connection.NetStream = WindowedStream, EndingStream
+# The library looks for IPv6 once: a node that starts before its network would never dial by it.
+swarm.has_public_ipv6 = has_public_ipv6.__wrapped__
 
 
 class Muxer(Yamux):  # type: ignore[misc]
@@ -299,7 +301,7 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         )
 
 
-class LimitedNetwork(Swarm):  # type: ignore[misc]
+class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
     """Limits incoming connections and ends connections at once.
 
     Outgoing ones are made by our own discovery, not by the library. shut_out: whether a peer is banned.

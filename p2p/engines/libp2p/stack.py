@@ -143,6 +143,17 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
                 log.debug("a stream ended: %r", error)
                 await end(net_stream)
 
+    async def _on_notifee_connected(self, conn: Any) -> None:
+        """Have the peer identify itself over each new connection: it may be elsewhere now.
+
+        The library asks nobody twice, and would go on telling where a peer was when it first came.
+        """
+        self._identified_peers.pop(conn.muxed_conn.peer_id, None)
+        await super()._on_notifee_connected(conn)
+
+    def _has_cached_protocols(self, peer_id: Any) -> bool:
+        return peer_id in self._identified_peers
+
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:
             await super()._identify_task_entry(peer_id, reason)

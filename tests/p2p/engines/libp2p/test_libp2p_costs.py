@@ -1,17 +1,20 @@
 """What the libp2p engine leaves out of its library's work to save time, and that nothing is lost by it."""
 
 import time
+from io import StringIO
 from typing import Any
 
 import multiaddr
 import pytest
 import trio
 from libp2p.identity.identify.identify import ID as IDENTIFY
+from libp2p.network import swarm
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
-from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
+from libp2p.utils import address_validation
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes
 
 from p2p.engines.libp2p import connections, pubsub
@@ -72,6 +75,29 @@ async def test_where_a_peer_is_now_is_noted_at_once(
     stack_of(a_engine).host.get_peerstore().add_addrs(peer, [multiaddr.Multiaddr(there)], 1000)
     await heard(b, a)
     await until(lambda: there in a_engine._book[b.identity.peer_id].addresses)
+
+
+async def test_a_peer_that_comes_back_from_elsewhere_is_identified_anew() -> None:
+    host, identity = make_host(Identity(bytes([1]) * 32)), Identity(bytes([2]) * 32)
+    there, store = ID.from_string(identity.peer_id), host.get_peerstore()
+    wanted = [multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]
+    async with host.run(listen_addrs=wanted):
+        for _ in range(2):
+            other = make_host(identity)
+            async with other.run(listen_addrs=wanted):
+                await other.connect(PeerInfo(host.get_id(), host.get_transport_addrs()))
+                (where,) = other.get_addrs()
+                await until(lambda now=where: store.has_peer(there) and now in store.addrs(there))
+                await other.get_network().close_sockets()
+            await until(lambda: not host.get_network().get_connections(there))
+
+
+def test_a_node_that_starts_before_its_network_dials_by_ipv6_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, there in (("", False), ("20010db8000000000000000000000001 02 40 00 80 eth0", True)):
+        monkeypatch.setattr(
+            address_validation, "open", lambda *_, now=line, **__: StringIO(now), raising=False
+        )
+        assert swarm.has_public_ipv6() is there
 
 
 async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: trio.Nursery) -> None:
