@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 RETRY_FULL_DISK_S = 10.0
 # A wait that the daemon can end at any moment.
 MAX_WAIT_S = 60.0
+# After a round longer than this, a judge's question is waited for so long. The daemon asks when it hears of
+# the round, and after one more like it the judge's deadline would be over. Seconds.
+LONG_ROUND_S, QUESTION_S = 30.0, 2.0
 # How often the daemon's messages are read while waiting for generators.
 POLL_S = 0.1
 
@@ -100,6 +103,8 @@ class Trainer:
             self._one_round()
             if self.round == begun_at + 1:
                 after_first()
+            if self.config.judge.url and time.monotonic() - begun > LONG_ROUND_S:
+                self.link.wait(QUESTION_S)
             self._between_rounds()
             self._rest(begun + self.config.round.pace)
         self._save_all()

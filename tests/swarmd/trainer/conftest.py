@@ -55,11 +55,12 @@ def trainer_in(verifier: Verifier) -> TrainerIn:
 
     @contextmanager
     def opened(
-        folder: Path, rounds: int, local: int = 2, external: int = 0, **checkpoint: float
+        folder: Path, rounds: int, local: int = 2, external: int = 0, judge: str = "", **checkpoint: float
     ) -> Iterator[tuple[Trainer, socket.socket]]:
         sections = {
             "round": {"local": local, "external": external, "rounds": rounds},
             "checkpoint": checkpoint,
+            "judge": {"url": judge},
         }
         config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
         folder.mkdir(exist_ok=True)

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -279,6 +280,26 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: Traine
         trainer.run()
         assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
     assert durable == [1]
+
+
+def test_a_question_does_not_wait_for_another_long_round(
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon gets it once the round is told, and the judge waits two minutes."""
+    monkeypatch.setattr(node, "LONG_ROUND_S", 0.0)
+    monkeypatch.setattr(node, "QUESTION_S", TIMEOUT_S)
+    with trainer_in(tmp_path, 2, judge="http://judge.test") as (trainer, daemon):
+        tell, asking = trainer.link.tell, link.pack(link.JudgeQuestion("1", "2 + 2?"))
+
+        def told(message: link.ToDaemon) -> None:
+            tell(message)
+            if isinstance(message, link.RoundDone):
+                Timer(0.1, lambda: daemon.sendall(asking)).start()
+
+        trainer.link.tell = told  # type: ignore[method-assign]
+        trainer.run()
+        kinds = [type(m) for m in heard(daemon) if isinstance(m, link.RoundDone | link.JudgeAnswer)]
+    assert kinds == [link.RoundDone, link.JudgeAnswer] * 2
 
 
 def test_a_question_is_answered_with_todays_weights_and_the_first(
