@@ -277,10 +277,18 @@ class AddressBook:
     def _placed(
         self, peer: PeerId, known: Known, put: Callable[[PeerId, Known], Sequence[PeerId]], now: float
     ) -> bool:
-        """Put a peer into a table; in a full bucket it takes the place of one that is not worth it."""
+        """Put a peer into a table; in a full bucket it takes the place of one that is not worth it.
+
+        Of its own group that is any that did not answer while others did: a group has so few places that
+        those who are gone would keep out all who come later.
+        """
         full = put(peer, known)
         if full:
-            gone = next((one for one in full if self._known[one].terrible(now)), None)
+            held = [(one, self._known[one]) for one in full]
+            gone = next(
+                (one for one, its in held if its.terrible(now) or (its.misses and its.group == known.group)),
+                None,
+            )
             if gone is None:
                 return False
             self._forget(gone)

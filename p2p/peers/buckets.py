@@ -5,7 +5,8 @@ addresses. `new` holds peers that we never reached: the network group of the pee
 NEW_REACH buckets, one of them for each group it names. `tried` holds peers that we dialled ourselves and that
 were of our swarm: a group has one bucket. No group has more than SHARE places in a bucket; private networks,
 which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups
-and peer ids that fall into one bucket. A full bucket takes no peer, unless one in it is not worth keeping.
+and peer ids that fall into one bucket. A full bucket takes no peer, unless one in it is not worth keeping
+(`AddressBook`).
 """
 
 from collections.abc import Sequence

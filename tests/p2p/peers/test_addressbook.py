@@ -376,6 +376,22 @@ def test_a_tried_place_goes_only_to_a_peer_whose_holder_is_gone(book: AddressBoo
     assert book[peer(SHARE)].tried and tried(book) == SHARE and peer(0) not in book
 
 
+def test_peers_of_a_group_that_are_gone_keep_no_newcomer_out(book: AddressBook) -> None:
+    """As on a campus, where all have addresses of one group."""
+    for n in range(2 * SHARE):
+        book.add(peer(n), [at(5, n)], NOW, source="66.1")
+        dial(book, peer(n))
+    book.add(peer(99), [at(6)], NOW)
+    for n in range(2 * SHARE):
+        book.succeeded(peer(99), at(6), NOW + n)
+        book.failed(peer(n), NOW + n)
+    for n in range(100, 100 + 2 * SHARE):
+        book.add(peer(n), [at(5, n)], NOW + 60, source="66.1")
+        if peer(n) in book:
+            dial(book, peer(n), NOW + 60)
+    assert len(book) == 2 * SHARE + 1 and all(peer(n) not in book for n in range(2 * SHARE))
+
+
 def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
     assert book.feeler(NOW, random.Random(0)) is None
     know(book, 10)
