@@ -21,7 +21,7 @@ from p2p.engines.libp2p.dht import bounded
 from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.network import circuit, close_socket, direct, heard_at, remote_address, remote_host
 from p2p.engines.libp2p.stack import Stack
-from p2p.netgroup import LOCAL, group_of_host
+from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -135,11 +135,11 @@ class Libp2pConnections:
         return LOCAL if groups == {LOCAL} else min(groups - {LOCAL}, default="") if near else "unknown"
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Dial the addresses one by one.
+        """Dial the addresses one by one; without any, those that the DHT's peers told.
 
         Given all, the library would try one address of a kind and then refuse the peer for a minute.
         """
-        answered = await self._first_to_answer(_id_of(peer), addresses)
+        answered = await self._first_to_answer(_id_of(peer), addresses or self._told_of(_id_of(peer)))
         if not answered:
             return None
         # Where the peer dialled us in the meantime, the library is content with that connection, and the
@@ -151,6 +151,14 @@ class Libp2pConnections:
         self._network.protect(_id_of(peer), "outbound")
         self._protected.add(peer)
         return Dialled(answered, group_of_host(remote_host(ours[0])) or "")
+
+    def _told_of(self, peer: Any) -> Sequence[str]:
+        """Return addresses of a peer that the address book does not know. In a large swarm it knows few."""
+        near, told = self._group_of(peer) == LOCAL, list[str]()
+        with contextlib.suppress(PeerStoreError):
+            told = [str(address) for address in self._stack.host.get_peerstore().addrs(peer)]
+        # As in `LimitedNetwork._forget_near`.
+        return [one for one in told if (group := group_of(one)) and (near or group not in (LOCAL, NAME))]
 
     async def hang_up(self, peer: PeerId) -> None:
         with contextlib.suppress(Exception):

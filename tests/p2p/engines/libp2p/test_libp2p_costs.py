@@ -1,6 +1,7 @@
 """What the libp2p engine leaves out of its library's work to save time, and that nothing is lost by it."""
 
 import time
+from contextlib import nullcontext
 from io import StringIO
 from typing import Any
 
@@ -22,6 +23,7 @@ from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MAX_MESSAGE_ID_BYTES, MESH
 from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
+from p2p.types import PeerRequest, Unanswered
 from swarmd.testing import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.hostile import hostile_peer
@@ -75,6 +77,24 @@ async def test_where_a_peer_is_now_is_noted_at_once(
     stack_of(a_engine).host.get_peerstore().add_addrs(peer, [multiaddr.Multiaddr(there)], 1000)
     await heard(b, a)
     await until(lambda: there in a_engine._book[b.identity.peer_id].addresses)
+
+
+@pytest.mark.parametrize("near", [True, False])
+async def test_a_peer_of_whom_the_dht_told_is_dialled_to_be_asked(
+    near: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """It is not in the address book, as most of a large swarm is not, and on our own machine."""
+    a, a_engine, address = await started(nursery, 1)
+    b, _, there = await started(nursery, 2)
+    await started(nursery, 3, address)
+    await until(a.peers)
+    if not near:
+        monkeypatch.setattr(connections, "remote_host", lambda _: "11.0.0.1")
+    info = info_from_p2p_addr(multiaddr.Multiaddr(there))
+    stack_of(a_engine).host.get_peerstore().add_addrs(info.peer_id, info.addrs, 1000)
+    card = PeerRequest.TWINS.message()
+    with trio.fail_after(SECONDS), nullcontext() if near else pytest.raises(Unanswered):
+        assert await a_engine.request(b.identity.peer_id, card, 10) == b""
 
 
 async def test_a_peer_that_comes_back_from_elsewhere_is_identified_anew() -> None:
