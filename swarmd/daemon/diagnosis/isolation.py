@@ -94,7 +94,7 @@ TWIN = Cause(
 DEAD = Cause(
     "bootstrap address {address} does not answer: {says}",
     "another key answers, the connection is refused, or nothing answers within 5 s",
-    "ask its people for its address as it is now: that node is down, elsewhere or has a new key, or a"
+    "ask its people for its address as it is now: that node is down, full, elsewhere or has a new key, or a"
     " firewall stops outgoing TCP connections to that port",
 )
 
