@@ -296,8 +296,11 @@ class Daemon:
                 self._advised.add(reason)
                 remedy = Reason(reason).remedy
                 self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
-        # The judged weights are saved first, so ask only where another save is affordable.
-        if done.affordable and not self.member.away and self._nursery is not None:
+        # The judged weights are saved first, so ask only where another save is affordable. A trainer that
+        # stops or pauses after this round would not answer, and the judge would count that as wrong.
+        ends = self._stopping or 0 < self.config.round.rounds <= done.line["round"]
+        absent = ends or self.guest.pauses or self.member.away
+        if done.affordable and not absent and self._nursery is not None:
             self._nursery.start_soon(self.judging.ask, done.line["round"])
 
     def _count(self, shared: int, used: Sequence[tuple[PeerId, str]]) -> None:

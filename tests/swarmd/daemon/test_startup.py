@@ -25,6 +25,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon import daemon as daemon_module
 from swarmd.daemon import sharing
 from swarmd.daemon.daemon import Daemon
+from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.daemon.membership import connection_news
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.testing import TIMEOUT_S, until
@@ -139,6 +140,33 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
             await killed.wait()
         assert codes[0] == (130 if patience != "ends" else 0)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("ends", ["", "stops", "pauses", "was its last"])
+async def test_a_judge_is_not_asked_for_what_nobody_will_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The trainer finishes its round before it stops or pauses; an open question would count as wrong."""
+    config = NodeConfig.model_validate(ALONE | {"round": {"rounds": 1 if ends == "was its last" else 9}})
+    daemon = Daemon(config, tmp_path, PlainView(io.StringIO()))
+    asked: list[int] = []
+
+    async def ask(round_number: int) -> None:
+        asked.append(round_number)
+
+    monkeypatch.setattr(daemon.judging, "ask", ask)
+    monkeypatch.setattr(daemon.view, "round", lambda line: None)
+    async with trio.open_nursery() as nursery:
+        daemon._nursery = nursery
+        if ends == "stops":
+            daemon._stop("you asked it to")
+        elif ends == "pauses":
+            daemon.guest.pauses = [PauseCause("battery", "", None, "", "")]
+        line = {"round": 1, "reward_mean": 0.0, "rejected": {}}
+        daemon._on_trainer_message(link.RoundDone(line, {}, None))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert asked == ([] if ends else [1])
 
 
 async def test_under_nohup_a_closed_terminal_does_not_stop_the_node(tmp_path: Path) -> None:
