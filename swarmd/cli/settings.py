@@ -108,7 +108,7 @@ def show_config(config: ConfigFile = None, state_dir: StateDir = None, as_json: 
     answer({"schema": 1, "keys": keys}, "\n".join(rows), as_json)
 
 
-@config_app.command("path", epilog="Example: $EDITOR $(swarmd config path)")
+@config_app.command("path", epilog='Example: $EDITOR "$(swarmd config path)"')
 def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Print the path of the configuration file, whether it exists or not."""
     file = (config.expanduser() if config else default_config_file()).absolute()

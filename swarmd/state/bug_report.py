@@ -1,5 +1,6 @@
 """The contents of a bug report: a node's versions, settings, status, figures and logs, without secrets."""
 
+import json
 import os
 import re
 import zipfile
@@ -45,7 +46,9 @@ def redacted(text: str, home: Path, *, addresses: bool) -> str:
     addresses: replace those of machines, too.
     """
     if len(str(home)) > 1:
-        text = text.replace(str(home), "~")
+        # JSON escapes letters beyond ASCII.
+        for written in (str(home), json.dumps(str(home))[1:-1]):
+            text = text.replace(written, "~")
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     if addresses:

@@ -251,6 +251,12 @@ def test_secrets_and_addresses_are_left_out_of_a_report(text: str, left: str) ->
     assert "203.0.113.7" not in text or "203.0.113.7" in redacted(text, Path("/"), addresses=False)
 
 
+def test_a_home_with_letters_beyond_ascii_is_left_out_of_json_too() -> None:
+    home = Path("/home/Zoë")
+    text = json.dumps({"state_dir": f"{home}/swarmd"}) + f" {home}/swarmd"
+    assert redacted(text, home, addresses=False) == '{"state_dir": "~/swarmd"} ~/swarmd'
+
+
 def test_a_long_word_takes_no_time() -> None:
     text = "a." * 1_000_000  # more than the end of a log, which would take minutes
     assert redacted(text, Path("/"), addresses=True) == text
