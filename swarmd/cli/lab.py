@@ -5,6 +5,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -97,7 +98,7 @@ def run(
             _report_what_is_there(results)
         if isinstance(error, SwarmdError):
             raise
-        again = f"swarmd lab run {experiment} --out {folder} --resume"
+        again = f"swarmd lab run {quote(experiment)} --out {quote(str(folder))} --resume"
         tell(f"\nstopped; whole runs stay. To go on: {again}, with the other options as they were")
         raise typer.Exit(130) from None
     _report_what_is_there(results)

@@ -13,6 +13,8 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -173,15 +175,18 @@ class PlayedSwarm:
             peer.act(number, self._loudness)
         return gone
 
-    def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
+    def evaluate(
+        self, questions: Sequence[Task], answers: int, seed: int, scored: Reward | None = None
+    ) -> dict[str, Any]:
         """Sample every node's answers to held-out questions; return how many of `answers` are right.
 
-        The lists are by node, then by question. Nothing is trained.
+        The lists are by node, then by question. Nothing is trained. scored: says what is right, where nodes
+        have a reward of their own.
         """
         right, marked = [], []
         for number, policy in zip(self._places, self.policies, strict=True):
             given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
-            rewards = self._reward(
+            rewards = (scored or self._reward)(
                 [(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)]
             )
             right.append([sum(reward >= 1 for reward in each) for each in rewards])
@@ -237,20 +242,25 @@ def lines_of(
 
     An evaluation is a key of its round's line; round 0 is before training.
     """
-    with Verifier(curriculum_of(setting.nodes[0])) as verifier:
+    curriculum = curriculum_of(setting.nodes[0])
+    with ExitStack() as stack:
+        verifier = scored = stack.enter_context(Verifier(curriculum))
+        if curriculum.own_reward:
+            scored = stack.enter_context(Verifier(replace(curriculum, own_reward=None)))
         swarm = made(setting, seed, verifier)
+        answers = experiment.evaluation.answers
         questions = open_tasks(swarm.curriculum, verifier).draw_held_out(
             experiment.evaluation.questions, random.Random(QUESTIONS_SEED)
         )
         try:
             begun = swarm.cpu()
             if questions:
-                yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluation.answers, 0)}
+                yield {"round": 0, "evaluation": swarm.evaluate(questions, answers, 0, scored)}
             for number in range(1, experiment.rounds + 1):
                 line = swarm.round(number)
                 every = experiment.evaluation.every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
-                    line["evaluation"] = swarm.evaluate(questions, experiment.evaluation.answers, number)
+                    line["evaluation"] = swarm.evaluate(questions, answers, number, scored)
                 # CPU seconds so far: the only figure that differs when the run is played again.
                 line["cpu"] = round(swarm.cpu() - begun, 3)
                 yield line

@@ -89,8 +89,10 @@ class RankedSwarm(PlayedSwarm):
         self._cpu = sum(seconds)
         return line_of(number, reports, {peer.me for peer in self.hostile})
 
-    def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
-        own = super().evaluate(questions, answers, seed)
+    def evaluate(
+        self, questions: Sequence[Task], answers: int, seed: int, scored: Reward | None = None
+    ) -> dict[str, Any]:
+        own = super().evaluate(questions, answers, seed, scored)
         told = [msgspec.json.decode(each) for each in self._ranks.all_gather(msgspec.json.encode(own))]
         return {
             key: [each[key][0] for each in told] if isinstance(value, list) else value

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -162,7 +163,7 @@ def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
             (results.folder / f"{name}.png").write_bytes(content)
         page.write_text(_html(results, pictures), encoding="utf-8")
     except OSError as error:
-        again = f"The runs stay. Mend that, then: swarmd lab report {results.folder}"
+        again = f"The runs stay. Mend that, then: swarmd lab report {quote(str(results.folder))}"
         raise BadResults(f"{page}: cannot be written: {error.strerror or error}. {again}") from error
     return page
 

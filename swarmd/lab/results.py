@@ -150,7 +150,7 @@ class Results:
         if changed := "; ".join(
             # What is known by a digest says nothing to people.
             f"the {name} before it was changed"
-            if name.startswith(("tasks ", "strategy "))
+            if name.startswith(("tasks ", "reward ", "strategy "))
             else f"{name} {old}, now {now.get(name)}"
             for name, old in self.versions.items()
             if now.get(name) != old
@@ -343,18 +343,24 @@ def _card(results: Results, runs: int, rows: int) -> str:
 
 
 def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
-    """Return versions of Python and packages, the digest of own tasks, and the engine.
+    """Return versions of Python and packages, digests of own tasks, rewards and strategies, and the engine.
 
     Raises ConfigError where own tasks cannot be used.
     """
     found = {"python": platform.python_version(), "engine": engine}
     nodes = [node for setting in experiment.settings for node in setting.nodes]
-    for node in {node.swarm.curriculum: node for node in nodes}.values():
+    known = set[tuple[str, str]]()
+    for node in {(node.swarm.curriculum, node.tasks.reward): node for node in nodes}.values():
         curriculum = curriculum_of(node)
-        if isinstance(curriculum, OwnCurriculum) or curriculum.own_reward:
-            found[f"tasks {curriculum.name}"] = curriculum.scoring
+        if isinstance(curriculum, OwnCurriculum):
+            known.add((f"tasks {curriculum.name}", curriculum.digest))
+        if own := curriculum.own_reward:
+            known.add((f"reward {Path(own.file).name}", own.digest))
     for take in {node.sharing.take for node in nodes if node.sharing.take.endswith(".py")}:
         with suppress(OSError):
             # One that is missing is told when it is to be played.
-            found[f"strategy {Path(take).name}"] = sha256(Path(take).read_bytes()).hexdigest()
+            known.add((f"strategy {Path(take).name}", sha256(Path(take).read_bytes()).hexdigest()))
+    for name, digest in sorted(known):
+        # Files of several folders may have one name.
+        found[name] = found.get(name, "") + digest
     return found | {package: installed_version(package) for package in PACKAGES}

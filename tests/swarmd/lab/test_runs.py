@@ -31,6 +31,7 @@ from swarmd.lab.report import facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain
+from swarmd.tasks import own
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
@@ -127,6 +128,45 @@ def test_nodes_play_own_tasks() -> None:
     lines = list(lines_of(played, played.settings[0], 1))
     assert [line["round"] for line in lines] == [0, 1, 2] and len(lines[2]["evaluation"]["right"]) == 2
     assert sum(lines[2]["external"]) > 0 and lines[2]["generated"] == [1, 1]
+
+
+EASY = """
+specialties, limits = ["a"], {"whole": True}
+def generate(specialty, seed):
+    return f"Say {seed}.", 1
+def score(facts, answer):
+    return 1.0
+"""
+HALF = "def reward(facts, answer, score):\n    return score / 2\n"
+
+
+def test_what_is_right_is_up_to_the_tasks_and_not_to_an_own_reward(tmp_path: Path) -> None:
+    (tasks := tmp_path / "easy.py").write_text(EASY)
+    (reward := tmp_path / "half.py").write_text(HALF)
+    base = {"swarm": {"curriculum": str(tasks)}, "tasks": {"reward": str(reward)}}
+    one = of_one(1, 1, "uniform", base=base, evaluation={"questions": 2, "answers": 1})
+    before, line = lines_of(one, one.settings[0], 1)
+    assert line["reward"] == [0.5]
+    assert before["evaluation"]["right"] == line["evaluation"]["right"] == [[1, 1]]
+
+
+def test_rewards_and_strategies_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    (tasks := tmp_path / "easy.py").write_text(EASY)
+    files = [tmp_path / name / "mine.py" for name in ("first", "second")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(HALF + f"# {file}")
+    settings = [
+        {"name": file.parent.name, "tasks": {"reward": str(file)}, "sharing": {"take": str(file)}}
+        for file in files
+    ]
+    given = {"name": "two", "base": {"swarm": {"curriculum": str(tasks)}}, "setting": settings}
+    before = versions(parse_experiment(given, "two.toml"))
+    assert versions(parse_experiment({**given, "setting": settings[::-1]}, "two.toml")) == before
+    files[0].write_text(HALF)
+    own._rewarded.cache_clear()
+    now = versions(parse_experiment(given, "two.toml"))
+    assert {name for name in now if now[name] != before[name]} == {"reward mine.py", "strategy mine.py"}
 
 
 def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
