@@ -16,7 +16,7 @@ from swarmd.config.curriculum_name import absolute
 from swarmd.config.messages import nearest
 from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES, Candidate, Take, informative
-from swarmd.types import Lead
+from swarmd.types import Lead, Scored
 
 
 def take_name(text: str) -> str:
@@ -31,13 +31,17 @@ def take_name(text: str) -> str:
 def load_take(name: str) -> None:
     """Add the strategy of a file to TAKES, under its path.
 
-    Raises ConfigError where the file is none; its `weights` does where they are not what they have to be.
+    Raises ConfigError where the file is none; so do its functions where they fail.
     """
     if name in TAKES:
         return
     with _its_mistakes(name):
         found = runpy.run_path(name)
-        keeps, own = found.get("keeps", informative), found["weights"]
+        kept, own = found.get("keeps", informative), found["weights"]
+
+    def keeps(scored: Scored) -> bool:
+        with _its_mistakes(name):
+            return bool(kept(scored))
 
     def weights(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
         with _its_mistakes(name):

@@ -225,6 +225,16 @@ def test_the_example_of_a_strategy_may_be_copied(tmp_path: Path) -> None:
     assert not TAKES[mine].keeps(candidates[0])
 
 
+def test_a_mistake_in_what_a_strategy_keeps_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def weights(all, lead):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n"
+    )
+    load_take(str(file))
+    with pytest.raises(ConfigError, match=r"mine.py is no strategy: AttributeError: .*'reward'"):
+        TAKES[str(file)].keeps(Scored(Rollout(TaskRef("a", 1), (), PeerId("other")), "", (), 1))
+
+
 def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
     (_, setting) = experiment().settings
     swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
