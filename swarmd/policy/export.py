@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from p2p import durable
 from swarmd.config.config import NodeConfig
+from swarmd.config.curriculum_name import BUILT_IN
 from swarmd.errors import CannotRecord, ConfigError, SwarmdError, Unreachable
 from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
@@ -114,7 +115,8 @@ def card(origin: Origin, figures: Figures) -> str:
     library = "peft" if origin.adapter_only else "transformers"
     base = [f"base_model: {origin.base}"] if origin.repository else []
     licence = [f"license: {APACHE}"] if origin.base in (*TINY, *REPOSITORIES.values()) else []
-    tags = "tags: [swarmd, sapo, grpo, reasoning-gym]"
+    gym = origin.curriculum in BUILT_IN
+    tags = f"tags: [swarmd, sapo, grpo{', reasoning-gym' * gym}]"
     head = ["---", *base, *licence, f"library_name: {library}", "pipeline_tag: text-generation", tags, "---"]
     name = origin.base.rstrip("/").rpartition("/")[2]
     what = "A LoRA adapter for" if origin.adapter_only else "A model trained from"
@@ -131,7 +133,8 @@ def card(origin: Origin, figures: Figures) -> str:
         f"# {name}, trained with swarmd",
         "",
         (
-            f"{what} {linked}{at}, by swarmd {origin.version}: GRPO on ReasoningGYM questions,"
+            f"{what} {linked}{at}, by swarmd {origin.version}: GRPO on"
+            f" {'ReasoningGYM' if gym else 'own'} questions,"
             " on a node's own rollouts and on those that other nodes of a swarm"
         ),
         "shared with it (SAPO, arXiv 2509.08721). Every reward was computed by the node itself.",

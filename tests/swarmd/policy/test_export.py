@@ -262,6 +262,12 @@ def test_licence_and_base_are_those_of_the_hub(base: str, head: str, said: str) 
     assert head in text and said in text
 
 
+@pytest.mark.parametrize(("curriculum", "whose"), [("tiny-9-strict", "ReasoningGYM"), ("sums", "own")])
+def test_card_tells_whose_questions_were_asked(curriculum: str, whose: str) -> None:
+    text = card(Origin("tiny", False, None, None, False, "float32", curriculum, "1"), figures_of([]))
+    assert f"GRPO on {whose} questions" in text and ("reasoning-gym" in text) == (whose == "ReasoningGYM")
+
+
 def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
     files = files_of(open_policy(folders["qwen2"]))
     lines = [line(n, judge={"score": 0.5, "n": 90} if n == 3 else None) for n in range(1, 5)]
