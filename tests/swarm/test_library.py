@@ -17,6 +17,7 @@ import pytest
 
 import swarmd
 from p2p.types import Reason
+from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.daemon.library.joined_swarm import Questions
 from swarmd.daemon.local_api import control
 from swarmd.exchange import offers, wire
@@ -193,6 +194,18 @@ def test_what_cannot_be_learned_from_is_not_sent_and_what_does_not_fit_is_not_co
         seen = []
         assert b.collect(2, unfit=lambda group: seen.append(group) or "too long") == []  # type: ignore[func-returns-value]
         assert len(seen) == 2 and b.collect(2) == []
+
+
+def test_where_the_whole_text_is_scored_it_is_judged_as_it_is_given(tmp_path: Path) -> None:
+    (tasks := tmp_path / "whole.py").write_text(
+        'specialties, limits = ["a"], {"whole": True}\n'
+        "def generate(specialty, seed):\n    return str(seed), 'yes'\n"
+        "def score(right, answer):\n    return float(answer == right)\n"
+    )
+    settings = NodeConfig(swarm=SwarmConfig(curriculum=str(tasks)))
+    swarm = swarmd.JoinedSwarm(settings, None, "a person")
+    assert swarm.judge(*swarm.tasks.draw(), "yes").score.reward == 1
+    swarm.close()
 
 
 def test_a_dead_network_is_reported_and_raises_nothing(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from swarmd.experience.batch import BatchBuilder, Fitting, SharingSampler
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import SHARES, Sharing
 from swarmd.state.folder import StateFolder, default_state_dir
-from swarmd.tasks.answers import ScoredAnswer, extract
+from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
@@ -304,8 +304,9 @@ class JoinedSwarm:
         return self._own_verifier().score([(ref, _completions(texts)) for ref, texts in items])
 
     def judge(self, task: Task, text: str) -> Judged:
-        """Score one answer, and say why. One without <answer> tags is put between them."""
-        completion = _completion(text if extract(text) is not None else f"<answer>{text}</answer>")
+        """Score one answer, and say why. Tags, <answer>, are put around it where they are due and missing."""
+        untagged = self.curriculum.read(task.ref.specialty, text) is GradeReason.NO_ANSWER
+        completion = _completion(f"<answer>{text}</answer>" if untagged else text)
         ((score,),) = self._own_verifier().judge([(task.ref, [completion])])
         return Judged(completion, score)
 
