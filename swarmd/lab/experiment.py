@@ -184,8 +184,8 @@ def read_experiment(path: Path) -> Experiment:
         shipped = [file.stem for file in EXPERIMENTS.glob("*.toml")]
         meant = nearest(path.stem, shipped) if isinstance(error, FileNotFoundError) else ""
         raise BadExperiment(
-            f"{path}: {error.strerror or error}{meant}. `swarmd lab list` names the experiments that come"
-            " with swarmd."
+            f"{path}: {error.strerror or error}{meant or '.'} `swarmd lab list` names the experiments that"
+            " come with swarmd."
         ) from error
     try:
         document = tomllib.loads(content.decode("utf-8-sig"))
