@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -152,11 +153,11 @@ def lines_of(path: Path, count: int, *, follow: bool = False) -> Iterator[str]:
 
 
 def for_people(line: str) -> str:
-    """Format a JSON line of swarmd.log as time, level and event; return any other line as it is."""
+    """Format a JSON line of swarmd.log as local time, level and event; return any other line as it is."""
     try:
         said = json.loads(line)
         stamp, level, event = (
-            str(said["timestamp"])[:19].replace("T", " "),
+            f"{datetime.fromisoformat(said['timestamp']).astimezone():%Y-%m-%d %H:%M:%S}",
             str(said["level"]),
             str(said["event"]),
         )

@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -153,9 +154,15 @@ def test_leaving_is_refused_while_a_service_would_restart_the_node(run: Run, tmp
     assert run("leave", "--yes", "--state-dir", state(odd)).code == 2
 
 
-def test_logs_are_readable_lines(run: Run, tmp_path: Path) -> None:
+def test_logs_are_readable_lines(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state(tmp_path)
-    assert run("logs", "--state-dir", tmp_path).out == "2026-11-23 03:04:56 info    node starts\n"
+    monkeypatch.setenv("TZ", "JST-9")
+    time.tzset()
+    try:
+        assert run("logs", "--state-dir", tmp_path).out == "2026-11-23 12:04:56 info    node starts\n"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
     assert run("logs", "--json", "-n", "1", "--state-dir", tmp_path).out == LINE + "\n"
     assert run("logs", "--trainer", "--state-dir", tmp_path).code == 2
     assert for_people("plain \x1b[31mtext") == "plain \\x1b[31mtext"
