@@ -4,14 +4,17 @@ It is drawn at most twice a second, and seldom while nothing happens.
 """
 
 import contextlib
+import io
 import math
+import os
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from statistics import fmean
 from textwrap import wrap
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -31,6 +34,8 @@ from swarmd.daemon.local_api.status_words import (
 from swarmd.terminal import printable
 
 EVENTS = 6
+# How long the last page waits for a terminal that takes nothing.
+LAST_PAGE_S = 1.0
 # The least time between two drawings while the node is paused and its page would only count the time: drawing
 # costs 10 ms of CPU, and the daemon tells its status every half second.
 DRAW_PAUSED_S = 5.0
@@ -48,6 +53,50 @@ _MARKS = {
 }
 
 
+class _Screen(io.TextIOBase):
+    """The terminal of standard error, written to without waiting: what it does not take yet is kept."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        # Opened anew, as others who have it go on to wait, such as the shell. Raises OSError.
+        self._to = os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        self._left = b""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._left += text.encode(errors="backslashreplace")
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            while self._left:
+                self._left = self._left[os.write(self._to, self._left) :]
+        except BlockingIOError:
+            # It was stopped by Ctrl-S, or its connection hangs.
+            pass
+        except OSError:
+            # The terminal is gone.
+            self._left = b""
+
+    def is_behind(self, patience: float = 0.0) -> bool:
+        """Return whether the terminal has not taken all; patience: seconds to wait for it to take more."""
+        self.flush()
+        while self._left and patience and select.select([], [self._to], [], patience)[1]:
+            self.flush()
+        return bool(self._left)
+
+
+def _console() -> Console:
+    try:
+        return Console(file=cast("IO[str]", _Screen()))
+    except OSError:
+        # It may not be opened, as another user's.
+        return Console(stderr=True)
+
+
 class LiveView:
     """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames.
 
@@ -56,7 +105,7 @@ class LiveView:
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
         self._page, self._clock = LivePage(clock), clock
-        self._console = console or Console(stderr=True)
+        self._console = console or _console()
         self._live = Live(
             self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True
         )
@@ -75,7 +124,7 @@ class LiveView:
             self._console.size,
         )
         quiet = document.get("state") == "paused" and shown == before
-        if not (quiet and 0 <= self._clock() - at < DRAW_PAUSED_S):
+        if not (quiet and 0 <= self._clock() - at < DRAW_PAUSED_S) and not self._is_behind():
             self._drawn = self._clock(), shown
             self._live.refresh()
 
@@ -84,7 +133,7 @@ class LiveView:
 
     def talk(self, text: str) -> None:
         self._page.say(text)
-        if self._page.document is None:
+        if self._page.document is None and not self._is_behind():
             self._live.refresh()
 
     def close(self) -> None:
@@ -94,6 +143,11 @@ class LiveView:
             # The terminal is gone.
             self._live.stop()
             self._console.print(self._page)
+        self._is_behind(LAST_PAGE_S)
+
+    def _is_behind(self, patience: float = 0.0) -> bool:
+        """Return whether the terminal takes nothing at the moment: the node does not wait for it."""
+        return isinstance(self._console.file, _Screen) and self._console.file.is_behind(patience)
 
 
 class LivePage:

@@ -320,6 +320,34 @@ def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no
     assert bool(re.search(r"\x1b\[[0-9;]*3[0-9]m", text)) != no_color
 
 
+ON_A_STOPPED_TERMINAL = """
+from swarmd.cli.views.live import LiveView
+view = LiveView()
+for number in range(100):
+    view.status({"state": "training", "name": "brave-otter", "round": number, "rewards": [0.5] * 99})
+view.close()
+"""
+
+
+@pytest.mark.net
+def test_a_terminal_that_takes_nothing_stops_no_node() -> None:
+    ours, theirs = terminal()
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_A_STOPPED_TERMINAL],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    try:
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        assert "brave-otter" in rest_of(ours)
+
+
 def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
     out = io.StringIO()
     view = LiveView(
