@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -418,6 +419,24 @@ def test_the_dtype_is_as_configured_or_the_quicker_one(
 
 def test_whether_this_machine_is_quick_at_bfloat16_is_measured() -> None:
     assert quick_at_bf16(CPU) in (True, False)
+
+
+def test_other_programs_do_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of bfloat16 whose thread had to wait for a core, beside one of float32 that computed."""
+
+    class Product:
+        def __init__(self, *_: int, dtype: torch.dtype) -> None:
+            self.waits = dtype == torch.bfloat16
+
+        def __matmul__(self, _: object) -> None:
+            if self.waits:
+                time.sleep(0.005)
+            begun = time.thread_time()
+            while time.thread_time() < begun + 0.001 * (not self.waits):
+                pass
+
+    monkeypatch.setattr(torch, "ones", Product)
+    assert quick_at_bf16(CPU)
 
 
 def test_float16_without_an_adapter_is_refused() -> None:
