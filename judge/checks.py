@@ -84,7 +84,8 @@ def _address(settings: JudgeSettings) -> CheckFinding:
 
 def _disk(settings: JudgeSettings) -> CheckFinding:
     """Check the disk of the database, or else of the key, and of uploaded weights, where they are taken."""
-    folders = {_existing(settings.key_file): FREE_BYTES}
+    kept = settings.key_file if "://" in str(settings.database) else Path(settings.database)
+    folders = {_existing(kept): FREE_BYTES}
     if settings.verified_bytes:
         uploads = _existing(settings.uploads_folder)
         folders[uploads] = folders.get(uploads, 0) + config.VERIFIED_WAITING * settings.verified_bytes

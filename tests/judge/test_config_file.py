@@ -173,8 +173,8 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) -> None:
-    def findings(**verified: Any) -> dict[str, CheckFinding]:
-        settings = JudgeSettings(tmp_path / "j", "tiny-9", port=0, **verified)
+    def findings(**others: Any) -> dict[str, CheckFinding]:
+        settings = JudgeSettings(tmp_path / "j", "tiny-9", port=0, **others)
         return {finding.what: finding for finding in check(settings, Evaluator(60.0, STANDIN))}
 
     assert findings()["uploads"].said == "no weights are evaluated"
@@ -184,6 +184,8 @@ def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) ->
     nope = findings(verified_bytes=2**60, verified_model=("nope",))
     assert not nope["uploads"].well and "--verified-model" in nope["uploads"].said
     assert not nope["disk"].well and "MiB free" in nope["disk"].said
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    assert findings(key=elsewhere / "judge.key")["disk"].said.startswith(f"{tmp_path}: ")
 
 
 def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
