@@ -34,7 +34,7 @@ from swarmd.daemon.judging.client import (
     judge_origin,
 )
 from swarmd.daemon.judging.judging import Judging, ReceiptFile
-from swarmd.daemon.judging.reader import ask
+from swarmd.daemon.judging.reader import JudgedBoard, ask, read
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
@@ -421,6 +421,9 @@ async def test_a_certificate_that_is_not_trusted_is_named(tmp_path: Path) -> Non
         nursery.start_soon(greet)
         url = f"https://127.0.0.1:{listener.transport_listener.socket.getsockname()[1]}"
         outcome = await silent(lambda: client(url).ask(1, "tiny"))
+        nursery.start_soon(greet)
+        with pytest.raises(Unreachable, match="certificate verify failed"):
+            await trio.to_thread.run_sync(read, url, "/v1/leaderboard", JudgedBoard)
     assert "certificate verify failed" in outcome.cause
 
 

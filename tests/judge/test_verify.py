@@ -255,3 +255,16 @@ def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
             code, said, error = run("leaderboard", "--judge", other)
             assert (code, said) == (4, "") and why in error
     assert run("leaderboard")[0] == 2
+
+
+@pytest.mark.net
+def test_a_judge_behind_a_redirect_is_named_as_such(run: Run) -> None:
+    """As Caddy redirects http to https."""
+
+    class Redirects(Handler):
+        def get(self) -> None:
+            self.answer(status=308, location="https://judge.example/")
+
+    with listening(Redirects) as url:
+        code, _, error = run("leaderboard", "--judge", url)
+    assert code == 4 and "HTTP 308" in error and "redirects to" in error

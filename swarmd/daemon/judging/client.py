@@ -172,6 +172,17 @@ async def exchanged(
         return response.status_code, bytes(body)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, or else what it was raised from; "": neither says anything.
+
+    Of a certificate that is not trusted httpx2 says nothing.
+    """
+    why: BaseException | None = error
+    while why is not None and not str(why):
+        why = why.__context__
+    return str(why or "")
+
+
 class JudgeClient:
     """A client with one key, for one judge.
 
@@ -287,12 +298,9 @@ class JudgeClient:
                         "POST", self.origin + path, headers, body, MAX_RESPONSE_BYTES, self._tls
                     )
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
-                    # Of a certificate that is not trusted httpx2 says nothing; what it was raised from does.
-                    why: BaseException | None = error
-                    while why is not None and not str(why):
-                        why = why.__context__
+                    why = reason_of(error) or "no connection in time"
                     return NotJudged(
-                        f"cannot reach the judge at {self.origin}: {why or 'no connection in time'}"[:200],
+                        f"cannot reach the judge at {self.origin}: {why}"[:200],
                         "check judge.url and your network, or train on without it",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:

@@ -15,7 +15,7 @@ import httpx2
 import msgspec
 import trio
 
-from swarmd.daemon.judging.client import exchanged, judge_origin
+from swarmd.daemon.judging.client import exchanged, judge_origin, reason_of
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.sandbox.client import Mark
@@ -89,9 +89,9 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     if status == 404:
         raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for.")
     if status != 200:
-        raise Unreachable(
-            f"The judge at {origin} answered with HTTP {status}. Try later, or tell its operator."
-        )
+        moved = 300 <= status < 400
+        remedy = "Give the address that it redirects to" if moved else "Try later, or tell its operator"
+        raise Unreachable(f"The judge at {origin} answered with HTTP {status}. {remedy}.")
     try:
         return msgspec.json.decode(body, type=kind), json.loads(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -128,7 +128,7 @@ def ask(
     try:
         return trio.run(exchange)
     except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
-        why = str(error) or type(error).__name__
+        why = reason_of(error) or type(error).__name__
         raise Unreachable(
             f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try"
             " later."
