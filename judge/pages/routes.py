@@ -32,7 +32,6 @@ from judge.figures.leaderboard import (
     by_specialty,
 )
 from judge.figures.overlap import TRAINING, new_texts
-from judge.figures.rounds import BIN_ROUNDS
 from judge.pages import drawing, rendering, views
 from swarmd.config.invitation import read_invitation
 from swarmd.tasks.curriculum import Curriculum
@@ -207,13 +206,12 @@ async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, 
 @page("/compare")
 async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
     found = await service_of(request).comparisons.get(model or None)
-    shown = {
+    return "compare.html", {
+        "found": found,
         "arms": views.arms(found),
         "rows": views.comparison_rows(found),
         "from_round": found["significant_from"],
     }
-    shown["first_bin"] = BIN_ROUNDS
-    return "compare.html", {"found": found, **shown}
 
 
 @page("/swarm")
