@@ -41,7 +41,7 @@ from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
 from p2p.engines.libp2p.metering import Negotiation, message_limits
-from p2p.engines.libp2p.network import MUXERS, LimitedNetwork, MuxerChoice, circuit
+from p2p.engines.libp2p.network import MUXERS, LimitedNetwork, MuxerChoice, circuit, direct
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub
 from p2p.engines.libp2p.streams import CountedTcp, end
 from p2p.engines.traffic import Traffic
@@ -144,15 +144,18 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
                 await end(net_stream)
 
     async def _on_notifee_connected(self, conn: Any) -> None:
-        """Have the peer identify itself over each new connection: it may be elsewhere now.
+        """Have the peer identify itself over each new direct connection: it may be elsewhere now.
 
         The library asks nobody twice, and would go on telling where a peer was when it first came.
         """
-        self._identified_peers.pop(conn.muxed_conn.peer_id, None)
+        if circuit(conn) is None:
+            self._identified_peers.pop(conn.muxed_conn.peer_id, None)
         await super()._on_notifee_connected(conn)
 
     def _has_cached_protocols(self, peer_id: Any) -> bool:
-        return peer_id in self._identified_peers
+        if direct(self._network.get_connections(peer_id)):
+            return peer_id in self._identified_peers
+        return bool(super()._has_cached_protocols(peer_id))
 
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:
