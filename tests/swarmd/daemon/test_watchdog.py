@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.identity import Identity
 from swarmd import link
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
@@ -240,36 +239,16 @@ def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_
     )
 
 
-class OfStopped(Watchdog):
-    """A watchdog that heeds silence only from when the trainer was stopped until the next one starts.
-
-    On a busy machine a trainer that starts may be silent for longer than a test can wait.
-    """
-
-    stopped = False
-
-    def started(self, now: float) -> None:
-        super().started(now)
-        self.stopped = False
-
-    def check(self, now: float) -> Stuck | None:
-        stuck = super().check(now)
-        return stuck if self.stopped else None
-
-
-@pytest.mark.slow
+@pytest.mark.net
 def test_a_stopped_trainer_is_reported_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real trainer is stopped by SIGSTOP, and nobody lets it go on."""
-    config = NodeConfig.model_validate(
-        {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}
-    )
-    start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity(bytes(32)).peer_id, 1)
+    """It is stopped by SIGSTOP, and nobody lets it go on."""
     told: list[Stuck | None] = []
     deaths: list[Death] = []
     for limit, value in {"SILENT_S": 1.0, "SILENT_END_S": 3 * MAX_COUNTED_S, "HANGING_ROUNDS": 0.0}.items():
         monkeypatch.setattr(watchdog, limit, value)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
 
     async def run() -> None:
         done = trio.Event()
@@ -280,11 +259,16 @@ def test_a_stopped_trainer_is_reported_killed_and_restarted(
             if deaths:
                 done.set()
             elif not told:
-                dog.stopped = True
                 os.kill(child.pid, signal.SIGSTOP)
 
-        dog = OfStopped()
-        child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
+        child = TrainerChild(
+            link.StartTrainer("{}", "", "", 1),
+            tmp_path / "trainer.log",
+            heard,
+            deaths.append,
+            told.append,
+            module="tests.swarmd.daemon.playing",
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)
             with trio.fail_after(TIMEOUT_S):
