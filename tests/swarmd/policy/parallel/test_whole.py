@@ -1,4 +1,7 @@
-"""A node with generators and trainers apart, as a person runs it; and everybody killed once."""
+"""A node with generators and trainers apart, as a person runs it, and its trainer killed.
+
+The end of any other worker is that of the trainer, too: `test_generators` and `test_data_parallel`.
+"""
 
 import json
 import os
@@ -36,7 +39,7 @@ trainers = 2
 """
 
 
-def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_trainer_and_its_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(SETTINGS)
     state = tmp_path / "state"
     command = [
@@ -70,22 +73,18 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None
                 for kind in ("generators", "trainers")
                 for pid in workers(first)[kind]["pids"]
             ]
-            # The end of any of them is that of rank 0.
-            again = first
-            for restarts, kind in enumerate(("", "trainers", "generators"), 1):
-                pid = workers(again)[kind]["pids"][0] if kind else again["trainer"]["pid"]
-                os.kill(pid, signal.SIGKILL)
-                again = until(
-                    state,
-                    lambda s, restarts=restarts, before=again["round"]: (
-                        s["last"]
-                        and s["trainer"]["restarts"] == restarts
-                        and s["round"] > before + 1
-                        and all(workers(s)[kind]["alive"] == n for kind, n in all_up.items())
-                    ),
-                    node,
-                )
-                assert workers(again)["version"] > 0
+            os.kill(first["trainer"]["pid"], signal.SIGKILL)
+            again = until(
+                state,
+                lambda s: (
+                    s["last"]
+                    and s["trainer"]["restarts"] == 1
+                    and s["round"] > first["round"] + 1
+                    and all(workers(s)[kind]["alive"] == n for kind, n in all_up.items())
+                ),
+                node,
+            )
+            assert workers(again)["version"] > 0
             wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
             node.send_signal(signal.SIGTERM)
             assert node.wait(TIMEOUT_S) == 0
