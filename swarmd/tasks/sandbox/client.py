@@ -370,7 +370,6 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([here, *(p for p in sys.path if Path(p).is_absolute())])),
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUTF8": "1",
         "PYTHONWARNINGS": "ignore",
         "LC_ALL": "C",
