@@ -13,6 +13,8 @@ from judge.verified.weights_check import WeightsCheck
 from p2p import durable
 
 WHOLE, PART = ".safetensors", ".part"
+# The ids of uploads, for a pattern.
+_ID = "[0-9a-f]" * 32
 
 
 class UploadFolder:
@@ -27,11 +29,11 @@ class UploadFolder:
 
     def whole(self) -> list[str]:
         """Return the ids of the uploads that are complete."""
-        return [path.stem for path in self._path.glob("*" + WHOLE)]
+        return [path.stem for path in self._path.glob(_ID + WHOLE)]
 
     def keep_only(self, ids: Collection[str]) -> None:
         """Remove what an earlier run of the judge left behind. Other files are not touched."""
-        for path in (*self._path.glob("*" + WHOLE), *self._path.glob("*" + PART)):
+        for path in (*self._path.glob(_ID + WHOLE), *self._path.glob(_ID + PART)):
             if path.suffix == PART or path.stem not in ids:
                 path.unlink(missing_ok=True)
 

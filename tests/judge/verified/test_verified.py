@@ -429,17 +429,19 @@ async def test_uploads_after_a_restart(database: str, tmp_path: Path) -> None:
         hanging = (await judge.upload(model="hangs")).json()["verification"]
         waiting = (await judge.upload()).json()["verification"]
         await judge.told(hanging, "running")
-    for stray in ("0" * 32 + ".part", "1" * 32 + ".safetensors", "notes.txt"):
+    others = ["my-model.safetensors", "notes.txt"]
+    for stray in ("0" * 32 + ".part", "1" * 32 + ".safetensors", *others):
         (folder_of(settings) / stray).write_bytes(GOOD)
     async with judging(settings) as judge:
-        assert judge.files() == sorted([hanging + ".safetensors", waiting + ".safetensors", "notes.txt"])
+        assert judge.files() == sorted([hanging + ".safetensors", waiting + ".safetensors", *others])
         await judge.told(hanging, "running")
     async with judging(settings) as judge:
         assert (await judge.ended(waiting))["state"] == "done"
         found = await judge.ended(hanging)
         assert found["state"] == "refused" and "stopped twice" in found["error"]
-        assert judge.files() == ["notes.txt"]
-    (folder_of(settings) / "notes.txt").unlink()
+        assert judge.files() == others
+    for name in others:
+        (folder_of(settings) / name).unlink()
 
 
 def test_a_peers_last_uploads_are_kept(database: str) -> None:
