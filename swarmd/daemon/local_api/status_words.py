@@ -124,6 +124,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return name and text of each fact of the status document; "" for one that belongs to that before."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
+    pid, restarts = trainer.get("pid"), trainer.get("restarts")
     facts = [
         ("state", state_sentence(document)),
         *(("", pause_words(each)) for each in (document.get("pauses") or ())[1:]),
@@ -146,15 +147,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
-        (
-            (
-                "trainer",
-                f"pid {trainer['pid']}"
-                + (f", restarts: {trainer['restarts']}" if trainer.get("restarts") else ""),
-            )
-            if trainer
-            else ("", "")
-        ),
+        ("trainer", ", ".join(filter(None, (pid and f"pid {pid}", restarts and f"restarts: {restarts}")))),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
         *(("away", away_words(each)) for each in document.get("away") or ()),
         ("budget", budget_words(document.get("usage") or {})),

@@ -366,6 +366,9 @@ def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
 
 def test_the_status_as_lines() -> None:
     lost = {"state": "restarting", "cause": "the trainer was lost", "remedy": "it starts again now"}
+    gone = [{"pid": None, "restarts": number} for number in (0, 1)]
+    assert not any(line.startswith("trainer") for line in status_lines(document(trainer=gone[0])))
+    assert "trainer  restarts: 1" in status_lines(document(trainer=gone[1]))
     assert (
         status_lines(document(**lost))[0] == "state    restarting: the trainer was lost; it starts again now"
     )
