@@ -181,7 +181,7 @@ def test_an_error_that_quotes_a_judge_moves_no_cursor(run: Run, honest: dict[str
 
 @pytest.mark.net
 def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
-    said = {"verification": ID, "peer": PEER, "weights": "ab" * 32, "right": 3, "n": 4}
+    said = {"verification": ID, "peer": PEER, "weights": "ab" * 32, "right": 3, "n": 4, "pass_at": {}}
     signed = receipts.signed(JUDGE, said)
     done = {**said, "state": "done", "score": 0.75, **signed}
     pages: dict[str, Any] = {}
@@ -191,6 +191,7 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
             assert outcome(url, ID).right == document["right"]
         lies: Sequence[dict[str, Any]] = [
             {"right": 4},
+            {"pass_at": {"2": 0.9}},
             {"weights": "cd" * 32},
             {"signature": "0" * 128},
             {"receipt": "{"},

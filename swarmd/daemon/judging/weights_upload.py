@@ -75,6 +75,7 @@ class VerifiedOutcome(msgspec.Struct, frozen=True):
     high: Share = 0.0
     right: float = 0.0
     n: int = 0
+    pass_at: dict[str, Share] = {}
     receipt: str = ""
     signature: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
 
@@ -134,7 +135,9 @@ def receipt_of(found: VerifiedOutcome) -> Mapping[str, str]:
 
 def _stands(found: VerifiedOutcome) -> bool:
     said = checked_receipt(receipt_of(found))
-    result = {name: getattr(found, name) for name in ("verification", "peer", "weights", "right", "n")}
+    result = {
+        name: getattr(found, name) for name in ("verification", "peer", "weights", "right", "n", "pass_at")
+    }
     return said is not None and result.items() <= said.items()
 
 
