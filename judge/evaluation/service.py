@@ -185,7 +185,7 @@ class JudgeService:
         # Whether the database could be written.
         self._probes = Recent[None, bool](self._probed, config.PROBE_S, 1, monotonic)
         self._banned = reader.banned()
-        # When abandoned questions were last searched; the first search finds all of them.
+        # When abandoned questions were last searched.
         self._abandoned = 0.0
 
     @property
@@ -335,10 +335,7 @@ class JudgeService:
         # After a failure the end of a question may not have been written.
         now, failed = self.now(), self._failed > -math.inf
         if (self.settings.shared or failed) and not 0 <= now - self._abandoned < config.ABANDONED_S:
-            grace = self.settings.deadline + config.ABANDONED_S
-            # The clock may have been set back.
-            since = self._abandoned and min(self._abandoned, now) - grace - 3_600.0
-            await self.write(self._store.abandoned, since, now - grace)
+            await self.write(self._store.abandoned, now - self.settings.deadline - config.ABANDONED_S)
             self._abandoned = now
 
     async def heed_moderation(self) -> None:

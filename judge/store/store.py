@@ -233,9 +233,9 @@ class Store:
                 db.execute(_CLAIMED, {"of": peer, "claimed": sequence})
         return -1 if found is None else int(found.sequence)
 
-    def abandoned(self, since: float, before: float) -> None:
+    def abandoned(self, before: float) -> None:
         """Close the questions of a judge that is gone, which nobody can answer: they do not count."""
-        asked = evaluations.c.asked_at.between(since, before)
+        asked = evaluations.c.asked_at <= before
         with self._begin() as db:
             db.execute(update(evaluations).where(evaluations.c.state == "open", asked).values(state="void"))
 

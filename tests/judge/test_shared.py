@@ -170,7 +170,7 @@ def test_questions_of_a_dead_judge_do_not_count(judges: TwoJudges) -> None:
     with closing(Store(judges.address, f"tiny-9 {TINY_9.digest}", shared=True)) as store:
         state = f"SELECT state FROM evaluations WHERE id = '{questions['evaluations'][0]['evaluation']}'"
         for before, expected in ((now - 3_600, "open"), (now + 3_600, "void")):
-            store.abandoned(0.0, before)
+            store.abandoned(before)
             with store.database.begin() as db:
                 assert db.exec_driver_sql(state).scalar() == expected
         # That judge lives, and has the answer: it counts, unless the question may have been found by its
@@ -181,7 +181,7 @@ def test_questions_of_a_dead_judge_do_not_count(judges: TwoJudges) -> None:
         _, questions = judges.ask(peer)(0)
         with store.database.begin() as db:
             db.exec_driver_sql("UPDATE windows SET revealed = NULL")
-        store.abandoned(0.0, now + 3_600)
+        store.abandoned(now + 3_600)
         assert judges.answer(peer, questions["evaluations"][0]["evaluation"])(0)[0] == 200
 
 
