@@ -213,9 +213,12 @@ class Discovery:
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         now, connected, members = self._clock(), self._connected, self.connections.subscribed()
-        idle = self._request_connections.prune(connected, now)
+        enough = len(members) > TARGET_MEMBERS
+        # A small swarm keeps its members, but strangers that the DHT asked would fill all places in time.
+        # They stay a while longer, as holes are punched over connections through relays.
+        idle = self._request_connections.prune(connected, now if enough else now - DHT_IDLE_S)
         over = self._outbound.prune(connected, members, now)
-        for peer in [*over, *(idle if len(members) > TARGET_MEMBERS else [])]:
+        for peer in [*over, *(peer for peer in idle if enough or peer not in members)]:
             log.debug("hanging up on %s: not needed", peer)
             await self.hang_up(peer)
         dials = self._outbound.choose(connected, members, now, self._rng)

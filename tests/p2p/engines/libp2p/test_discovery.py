@@ -149,6 +149,19 @@ async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_cam
     assert library.hung_up == [PEERS[12]]
 
 
+async def test_a_small_swarm_keeps_its_members_and_no_strangers_that_the_dht_asked(
+    autojump_clock: Any, discovery: Discovery, library: Library
+) -> None:
+    library.members = {PEERS[12]}
+    library.connect(PEERS[12], "outbound")
+    library.connect(PEERS[14], "outbound")
+    library.connect(PEERS[15], "inbound")
+    await trio.sleep(2 * DHT_IDLE_S - 5)
+    assert not library.hung_up
+    await trio.sleep(10)
+    assert library.hung_up == [PEERS[14]]
+
+
 async def test_a_peer_that_was_gone_is_not_taken_for_one_that_we_asked_long_ago(
     autojump_clock: Any, discovery: Discovery, library: Library
 ) -> None:
