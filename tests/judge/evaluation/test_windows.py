@@ -124,7 +124,10 @@ def test_two_judges_of_one_database_agree(request: pytest.FixtureRequest) -> Non
     """Both make windows at the same moments, each with seeds of its own."""
     address = request.getfixturevalue("postgresql")()
     Store(address, "tiny-9 0123").close()  # makes the schema
-    judges, moment = [Database(address, alone=False) for _ in range(2)], Barrier(2, timeout=TIMEOUT_S)
+    judges, moment = (
+        [Database(address, alone=False, writes=True) for _ in range(2)],
+        Barrier(2, timeout=TIMEOUT_S),
+    )
 
     def turn_all(place: int) -> list[tuple[int, str]]:
         found, rng = [], random.Random(place)
