@@ -75,7 +75,7 @@ _BLAMELESS = frozenset(
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
-    Reason.STALE: "a peer's clock is wrong, or yours: let NTP set yours",
+    Reason.STALE: "a peer's clock is wrong, or yours, or this machine slept: let NTP set yours",
     Reason.OVER_QUOTA: "a peer sends more than a node needs; the rest is dropped",
     Reason.FLOODING: "such peers are banned for a while, each time for longer",
     Reason.SHUNNED: "its frames count again when it has behaved for a while",
