@@ -134,7 +134,9 @@ def test_others_take_no_more_than_all_cores_whatever_is_rounded() -> None:
         ]
     )
     probe = LoadProbe(lambda: next(answers))
-    assert [probe(0.0), probe(0.0)] == [None, 1.0]
+    assert probe(0.0) is None
+    found = probe(0.0)  # Python 3.11 adds up more than there is, later ones do not
+    assert found is not None and found <= 1.0 and found == pytest.approx(1.0)
 
 
 def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said() -> None:
