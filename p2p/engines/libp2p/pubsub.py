@@ -329,7 +329,11 @@ class Router(GossipSub):  # type: ignore[misc]
         """
         gossip: dict[Any, dict[str, list[bytes]]] = defaultdict(dict)
         for topic, mesh in self.mesh.items():
-            others = list(self.pubsub.peer_topics.get(topic, set()) - mesh)
+            others = [
+                peer
+                for peer in self.pubsub.peer_topics.get(topic, set()) - mesh
+                if self._score(PeerId(str(peer))) > GRAYLIST_THRESHOLD
+            ]
             new = Turns()
             for msg_id in self.mcache.window(topic):
                 new.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
