@@ -105,19 +105,25 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
     paid = False
     _unacknowledged = 0  # bytes read since the last window update
 
-    async def write(self, data: bytes) -> None:
-        """Wait for the rate limit before the library makes a frame.
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._whole = trio.Lock()
 
-        A wait that is cancelled, or outlived by a FIN or RST, leaves nothing to take back. Frames without
-        data do not wait. They are few, and the other side may give up on them.
+    async def write(self, data: bytes) -> None:
+        """Write all of it before what another task writes, and wait for the rate limit before each frame.
+
+        The library writes recent messages to a new neighbour beside the task that sends to it. A wait that is
+        cancelled, or outlived by a FIN or RST, leaves nothing to take back. Frames without data do not wait.
+        They are few, and the other side may give up on them.
         """
-        at = 0
-        while at < len(data):
-            piece = data[at : at + min(MAX_PAYLOAD_BYTES, await self._room())]
-            if not self.paid:
-                await self.conn.traffic.sending.wait(HEADER_SIZE + len(piece))
-            await super().write(piece)
-            at += len(piece)
+        async with self._whole:
+            at = 0
+            while at < len(data):
+                piece = data[at : at + min(MAX_PAYLOAD_BYTES, await self._room())]
+                if not self.paid:
+                    await self.conn.traffic.sending.wait(HEADER_SIZE + len(piece))
+                await super().write(piece)
+                at += len(piece)
 
     async def _room(self) -> int:
         """Return how many bytes may be sent, once any may. Raises MuxedStreamError.

@@ -170,6 +170,25 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
     assert 0 <= came - sum(updates) < WITHHELD_BYTES < WINDOW / 2
 
 
+async def test_what_two_tasks_write_on_a_stream_stays_apart(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """As recent messages for a new neighbour, beside what is sent to it anyway."""
+    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
+    sender, receiver = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator) for end in ends)
+    for muxer in (sender, receiver):
+        nursery.start_soon(muxer.start)
+        await muxer.event_started.wait()
+    out, came = await sender.open_stream(), b""
+    for letter in (b"a", b"b"):
+        nursery.start_soon(out.write, letter * WINDOW)
+    into = await receiver.accept_stream()
+    with trio.fail_after(WRITE_TIMEOUT_S):
+        while len(came) < 2 * WINDOW:
+            came += await into.read(WINDOW)
+    assert [letter for letter, _ in itertools.groupby(came)] in ([97, 98], [98, 97])
+
+
 async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
