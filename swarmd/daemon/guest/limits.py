@@ -34,7 +34,7 @@ LIVE: Final = ("cpu", "month", "up", "down")  # of [limits]; the others hold fro
 
 
 def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> LimitsConfig:
-    """Return `limits` with those that are asked for, validated as in the configuration.
+    """Return `limits` with those that are asked for, validated as in the configuration; "": no limit.
 
     rates: whether the engine can keep `up` and `down`. Raises SwarmdError for the first limit that is wrong.
     """
@@ -51,7 +51,8 @@ def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> Limi
         )
     try:
         return LimitsConfig.model_validate(
-            limits.model_dump() | {name: text.strip() for name, text in asked.items()}
+            limits.model_dump()
+            | {name: text.strip() or getattr(LimitsConfig(), name) for name, text in asked.items()}
         )
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
