@@ -56,7 +56,11 @@ _KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers
 _ROUNDS: ColumnElement[Any] = bindparam("named", type_=NUMBER) - peers.c.round
 _PASSED: ColumnElement[Any] = bindparam("at", type_=REAL_NUMBER) - peers.c.round_at
 _PACE = case(((_ROUNDS > 0) & (_PASSED > 0), _ROUNDS * 3600.0 / _PASSED), else_=peers.c.pace)
-_NAMED = {"round": bindparam("named"), "round_at": bindparam("at"), "pace": _PACE}
+_NAMED = {
+    "round": bindparam("named"),
+    "round_at": case((_ROUNDS == 0, peers.c.round_at), else_=bindparam("at", type_=REAL_NUMBER)),
+    "pace": _PACE,
+}
 _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER, **_NAMED)
 _CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(
