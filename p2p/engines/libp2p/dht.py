@@ -116,7 +116,7 @@ STREAM_S = 30.0
 READ_COST = 20.0
 # Keys of provider records.
 MAX_KEYS = 1024
-# Another may take the place of a provider that was silent for so long; members announce each half hour.
+# Another may take the place of a provider that was silent for so long; members announce every few minutes.
 SILENT_S = 3600.0
 
 
