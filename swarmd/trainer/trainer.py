@@ -103,7 +103,8 @@ class Trainer:
             self._one_round()
             if self.round == begun_at + 1:
                 after_first()
-            if self.config.judge.url and time.monotonic() - begun > LONG_ROUND_S:
+            asked = self.config.judge.url and self.round % self.config.judge.every == 0
+            if asked and time.monotonic() - begun > LONG_ROUND_S:
                 self.link.wait(QUESTION_S)
             self._between_rounds()
             self._rest(begun + self.config.round.pace)
