@@ -61,7 +61,8 @@ class RolloutExchange:
     def __init__(
         self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE_BYTES
     ) -> None:
-        self.transport, self.model, self.curriculum, self._whole = transport, model, curriculum, whole
+        self.transport, self.curriculum, self._whole = transport, curriculum, whole
+        self.model = wire.model_for_others(model)
         self.shared = 0  # rollouts shared so far
         # Author -> (its last round, its model), as it says itself
         self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)

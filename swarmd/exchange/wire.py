@@ -8,6 +8,7 @@ Questions, ground truth and rewards are not sent: the receiver regenerates the q
 answers. `decode` returns a Reason for anything that `encode` would not have written.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -61,6 +62,12 @@ class RolloutSet(msgspec.Struct, frozen=True):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
 _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def model_for_others(name: str) -> str:
+    """Return what others learn of a model's name: of a folder its last part alone, as its path is private."""
+    is_path = name.startswith(("/", ".", "~")) or "\\" in name
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1] if is_path else name
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:

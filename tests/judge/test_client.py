@@ -21,6 +21,7 @@ import trio.testing
 
 from p2p.identity import Identity
 from swarmd import link
+from swarmd.config.config import NodeConfig, SharingConfig
 from swarmd.daemon.judging.client import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -33,7 +34,7 @@ from swarmd.daemon.judging.client import (
     backoff_seconds,
     judge_origin,
 )
-from swarmd.daemon.judging.judging import Judging, ReceiptFile
+from swarmd.daemon.judging.judging import Judging, ReceiptFile, said_of
 from swarmd.daemon.judging.reader import JudgedBoard, ask, read
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.testing import TIMEOUT_S, Clock
@@ -190,6 +191,11 @@ async def test_an_evaluation() -> None:
         assert outcome == Graded(0.625, 4, receipt, (0.31, 0.86))
     assert b'"model":"tiny"' in seen[0] and b"/home/me" not in seen[0]  # a folder's path is private
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
+
+
+def test_the_path_of_a_strategy_is_not_said() -> None:
+    config = NodeConfig(sharing=SharingConfig(take="/home/me/mine.py"))
+    assert said_of(config, "cpu", 4)["strategy"] == "mine.py positive"
 
 
 async def test_of_a_longer_answer_the_end_is_sent() -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import PureWindowsPath
 from typing import Annotated, Any
 
 import httpx2
@@ -25,6 +24,7 @@ from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
+from swarmd.exchange.wire import model_for_others
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.terminal import printable
 from swarmd.types import Completion
@@ -229,9 +229,8 @@ class JudgeClient:
 
         It repeats the one before, where that is still open. Never raises for what a judge does.
         """
-        folder = model.startswith(("/", ".", "~")) or "\\" in model
-        shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
-        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL_CHARACTERS] or "unnamed"
+        shown = "".join(c for c in model_for_others(model) if c.isprintable())
+        name = shown[:MAX_MODEL_CHARACTERS] or "unnamed"
         wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
         if learnt := self._learnt():
             wish["learnt"] = learnt

@@ -173,11 +173,12 @@ def said_of(config: NodeConfig, device: str, external: int) -> dict[str, Any]:
 
     external: others' rollouts of a batch, at most.
     """
-    sharing, kind = config.sharing, device.partition(":")[0]
+    # The path of a strategy of one's own is private.
+    sharing, take, kind = config.sharing, Path(config.sharing.take).name, device.partition(":")[0]
     said = {
         "name": config.judge.name,
         "sharing": "swarm" if external else "solo",
-        "strategy": f"{'replay' if config.replay.mode == 'on' else sharing.take} {sharing.weigh}",
+        "strategy": f"{'replay' if config.replay.mode == 'on' else take} {sharing.weigh}",
         "version": installed_version(),
         "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
         "local": config.round.local,

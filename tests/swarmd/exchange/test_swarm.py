@@ -40,6 +40,19 @@ def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
     assert from_a.collect() == ([], {})
 
 
+def test_the_path_of_a_models_folder_is_not_shared() -> None:
+    swarm = MemorySwarm()
+    a, (_, from_b) = memory_member(swarm, 1, Clock()), join(swarm, 2)
+    for model, said in (
+        ("/home/alice/my model/", "my model"),
+        (r"C:\\models\mine", "mine"),
+        ("Qwen/x", "Qwen/x"),
+    ):
+        RolloutExchange(a, model, TINY_9).share(rollouts(a, 1), round_number=5)
+        from_b.collect()
+        assert from_b.authors[a.identity.peer_id] == (5, said)
+
+
 def test_the_author_is_who_signed_never_what_the_body_says() -> None:
     swarm = MemorySwarm()
     (a, from_a), (b, _), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
