@@ -66,7 +66,7 @@ class Watchdog:
         self._silent, self._spoke = 0.0, True
         match message:
             case link.TrainerState(state):
-                self._training, self._without_round = state == "training", 0.0
+                self._training = state == "training"
             case link.RoundDone():
                 self._played = True
                 self._rounds.append(self._without_round)

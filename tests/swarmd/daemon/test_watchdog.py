@@ -127,6 +127,19 @@ def test_long_rounds_are_normal_where_rounds_are_long() -> None:
         daemon.dog.note_received(ROUND)
 
 
+def test_a_pause_within_a_round_does_not_make_it_a_short_one() -> None:
+    """Of a round of forty minutes the last five seconds come after a pause; the next is as long."""
+    daemon = Daemon()
+    for before, after in ((2395, 5), (2400, 0)):
+        daemon.dog.note_received(TRAINING)
+        assert daemon.wait(before, 2, [ALIVE]) is None
+        daemon.dog.note_received(link.TrainerState("paused", "because", "wait"))
+        assert daemon.wait(60, 2, [ALIVE]) is None
+        daemon.dog.note_received(TRAINING)
+        assert daemon.wait(after, 2, [ALIVE]) is None
+        daemon.dog.note_received(ROUND)
+
+
 @pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
 def test_a_trainer_that_does_not_train_is_not_hanging(daemon: Daemon, state: str) -> None:
     daemon.dog.note_received(link.TrainerState(state, "because", "wait"))
