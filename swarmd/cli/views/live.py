@@ -56,15 +56,10 @@ _MARKS = {
 class _Screen(io.TextIOBase):
     """The terminal of standard error, written to without waiting: what it does not take yet is kept."""
 
-    encoding = "utf-8"
-
     def __init__(self) -> None:
         # Opened anew, as others who have it go on to wait, such as the shell. Raises OSError.
         self._to = os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         self._left = b""
-
-    def isatty(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         self._left += text.encode(errors="backslashreplace")
@@ -91,7 +86,7 @@ class _Screen(io.TextIOBase):
 
 def _console() -> Console:
     try:
-        return Console(file=cast("IO[str]", _Screen()))
+        return Console(file=cast("IO[str]", _Screen()), force_terminal=True)
     except OSError:
         # It may not be opened, as another user's.
         return Console(stderr=True)
