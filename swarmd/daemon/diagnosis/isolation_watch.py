@@ -33,7 +33,7 @@ SETTLED_S = 18.0
 SEARCH_EVERY_S, SEARCH_LATER_S, LATER_S = 10.0, 30.0, 300.0
 # The same while somebody is heard.
 CALM_S = 25.0
-# After so long alone silence itself is told: the longest gap that the roster allows.
+# After so long alone silence itself is told.
 PATIENT_S = 900.0
 # A peer of a small swarm that was not connected for so long counts as gone.
 LEFT_S = 10.0

@@ -1,8 +1,9 @@
 """Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded; pure; `now` is an argument.
 
 An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps,
-at least a minute and at most a quarter of an hour. So a dead node leaves within a minute or two, and a slow
-one stays. Many new names push out only each other: an author whose rollouts were useful is forgotten last.
+at least a minute and at most an hour. So a dead node leaves within a minute or two, and a slow one stays.
+A longer gap than usual counts at once, a shorter one little by little. Many new names push out only each
+other: an author whose rollouts were useful is forgotten last.
 """
 
 from collections import Counter, OrderedDict
@@ -16,8 +17,8 @@ MAX_AUTHORS = 1024
 # An author that is silent for so many of its mean gaps is no longer heard.
 GAPS = 2.5
 # When an author is no longer heard: at least, after its first frame, and at most.
-MIN_SILENCE_S, FIRST_SILENCE_S, MAX_SILENCE_S = 60.0, 150.0, 900.0
-# The weight of the newest gap in the mean.
+MIN_SILENCE_S, FIRST_SILENCE_S, MAX_SILENCE_S = 60.0, 150.0, 3600.0
+# The weight of the newest gap in the mean, where it is shorter.
 _NEWEST_SHARE = 0.3
 
 
@@ -54,9 +55,8 @@ class Roster:
         if author is None:
             author = self._others[peer] = AuthorRecord(now)
         else:
-            author.quiet += _NEWEST_SHARE * (
-                min(MAX_SILENCE_S, max(MIN_SILENCE_S, GAPS * (now - author.last))) - author.quiet
-            )
+            quiet = min(MAX_SILENCE_S, max(MIN_SILENCE_S, GAPS * (now - author.last)))
+            author.quiet = max(quiet, author.quiet + _NEWEST_SHARE * (quiet - author.quiet))
             author.last, author.gone = now, False
             (self._useful if peer in self._useful else self._others).move_to_end(peer)
         author.frames += 1

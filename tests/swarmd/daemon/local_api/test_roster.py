@@ -25,6 +25,17 @@ def test_nobody_is_heard_for_longer_than_the_limit() -> None:
     )
 
 
+def test_an_author_with_an_offer_each_25_minutes_is_heard_all_the_time_from_its_second_on() -> None:
+    """As in a swarm of three hundred, or where a round takes twenty minutes on a CPU."""
+    roster = Roster()
+    for offer in range(8):
+        roster.heard(A, 1500.0 * offer)
+        assert (roster.present(1500.0 * offer + 1495.0) == [A]) is (offer > 0)
+    for second in range(20):  # its rounds are short now
+        roster.heard(A, 11_000.0 + second)
+    assert roster.present(11_019.0 + 100.0) == []
+
+
 def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
     roster = Roster()
     roster.heard(A, 0.0)
