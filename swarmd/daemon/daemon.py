@@ -255,7 +255,7 @@ class Daemon:
             case link.ReportPeer(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.sharing.roster.bad(PeerId(author))
-            case link.TrainerState():
+            case link.TrainerState() if not self._stopping:
                 self.status.trainer_says(message)
             case link.TrainerReady():
                 self._on_trainer_ready(message)

@@ -169,6 +169,20 @@ async def test_a_judge_is_not_asked_for_what_nobody_will_answer(
     assert asked == ([] if ends else [1])
 
 
+async def test_a_node_that_stops_says_so_until_it_has(tmp_path: Path) -> None:
+    """A paused trainer goes on to finish its round, and says that it trains."""
+    daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
+    async with trio.open_nursery() as nursery:
+        daemon._nursery = nursery
+        daemon._on_trainer_message(link.TrainerState("paused", "you paused it", "swarmd resume"))
+        daemon._stop("you asked it to")
+        daemon._on_trainer_message(link.TrainerState("training"))
+        assert daemon.status.state == "stopping"
+        daemon._on_trainer_message(link.Stopped(1))
+        assert daemon.status.state == "stopped"
+        nursery.cancel_scope.cancel()
+
+
 async def test_under_nohup_a_closed_terminal_does_not_stop_the_node(tmp_path: Path) -> None:
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
