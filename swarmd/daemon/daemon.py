@@ -255,8 +255,8 @@ class Daemon:
             case link.ReportPeer(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.sharing.roster.bad(PeerId(author))
-            case link.TrainerState() if not self._stopping:
-                self.status.trainer_says(message)
+            case link.TrainerState(state, cause, remedy) if not self._stopping:
+                self.status.say(state, cause, remedy)
             case link.TrainerReady():
                 self._on_trainer_ready(message)
             case link.RoundDone():

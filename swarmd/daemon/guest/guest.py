@@ -71,7 +71,7 @@ class Guest:
         talk: Callable[[str], None],
         clock: Callable[[], float] = time.time,
         meter: ProcessMeter | None = None,
-        measure: Callable[[float, float], MachineFacts] | None = None,
+        measure: Callable[[float, float | None], MachineFacts] | None = None,
         on_gpu: Callable[[], bool] = lambda: False,
         helped: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -96,7 +96,8 @@ class Guest:
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
         self._helped, self._helped_before = helped, 0
-        self._ours = 0.0  # CPU seconds since the last look
+        self._ours = 0.0  # CPU seconds since the meter last searched
+        self._all_ours: float | None = None  # the same from one search to the next, for the next look
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: MachineFacts | None = None
         self._resting = False  # resting to keep the CPU share
@@ -133,7 +134,7 @@ class Guest:
                     looked = trio.current_time()
                     # A laptop may have come to another zone.
                     time.tzset()
-                    ours, self._ours = self._ours, 0.0
+                    ours, self._all_ours = self._all_ours, None
                     self.decide(await trio.to_thread.run_sync(partial(self._measure, self._clock(), ours)))
                 if (since := trio.current_time() - read) >= ENERGY_EVERY_S:
                     read += since
@@ -163,6 +164,8 @@ class Guest:
         helped = max(0, self._helped_before - helped_before)
         self.ledger.add(msgspec.structs.replace(spent, bytes_up=up, bytes_down=down, helped=helped))
         self._ours += spent.cpu_seconds
+        if self._meter.found_at == now:
+            self._all_ours, self._ours = self._ours, 0.0
         if self._share is not None:
             self._resting = self._share.spent(spent.cpu_seconds, now)
             self._tell_trainer()

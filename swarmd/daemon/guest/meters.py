@@ -19,12 +19,15 @@ class ProcessMeter:
 
     A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. Only
     the figures of processes whose parent was killed are lost.
+
+    found_at: when it last searched for new ones. The `read` of that moment alone is sure to have all; what a
+    new one spends before comes with it.
     """
 
     def __init__(self, now: float) -> None:
         self._root = psutil.Process()
         self._processes = [self._root]
-        self._found_at = now - FIND_EVERY_S
+        self.found_at = now - FIND_EVERY_S
         self._totals = self._read(now)
 
     def pids(self) -> Collection[int]:
@@ -39,8 +42,8 @@ class ProcessMeter:
         return Usage(max(0.0, self._totals[0] - before[0]), bytes_written=written)
 
     def _read(self, now: float) -> tuple[float, int | None]:
-        if not 0 <= now - self._found_at < FIND_EVERY_S:
-            self._found_at = now
+        if not 0 <= now - self.found_at < FIND_EVERY_S:
+            self.found_at = now
             self._processes = [self._root, *_descendants(self._root)]
         cpu, written = 0.0, 0
         known = True

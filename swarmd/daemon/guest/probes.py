@@ -117,23 +117,27 @@ class Probes:
     def __init__(self, when: WhenConfig, gpus: NvidiaGpus, run: Run = run) -> None:
         self._when, self._gpus, self._run = when, gpus, run
         self._load = LoadProbe()
+        self._loaded: float | None = None  # its last answer
         self._idle = idle_probe(run) if when.user else None
         self._sensors = getattr(psutil, "sensors_temperatures", None)  # Linux and FreeBSD
         self._slow_at: float | None = None
         self._metered: bool | None = None
 
-    def measure(self, now: float, ours: float) -> MachineFacts:
+    def measure(self, now: float, ours: float | None) -> MachineFacts:
         """Measure the facts that conditions depend on.
 
-        now: seconds. ours: CPU seconds that the node took since the last call.
+        now: seconds. ours: CPU seconds that the node took since the last call that had them; None: not all
+        are known, and the load is that of before.
         """
         when = self._when
+        if when.load and ours is not None:
+            self._loaded = self._load(ours)
         if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY_S):
             self._slow_at, self._metered = now, metered(self._run)
         return MachineFacts(
             on_battery=on_battery() if when.battery == "pause" else None,
             idle=self._idle(now) if self._idle else None,
-            load=self._load(ours) if when.load else None,
+            load=self._loaded,
             gpu=self._gpus.used_by_others() if when.gpu else None,
             metered=self._metered,
             temperature=temperature(self._sensors) if when.temperature and self._sensors else None,

@@ -58,9 +58,6 @@ class StatusBoard:
             self.since = time.time()
         self.state, self.cause, self.remedy = state, cause, remedy
 
-    def trainer_says(self, said: link.TrainerState) -> None:
-        self.say(said.state, said.cause, said.remedy)
-
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take up the rounds of earlier runs, from metrics.jsonl."""
         self.rewards.extend(line.get("reward_mean") for line in lines)

@@ -17,18 +17,21 @@ import trio.testing
 
 from p2p.engines.traffic import Traffic
 from swarmd import link
-from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.config import LimitsConfig, NodeConfig, WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import changed
+from swarmd.daemon.guest.nvidia import NvidiaGpus
+from swarmd.daemon.guest.probes import LoadProbe, Probes
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import SAVE_EVERY_S, Usage
 from swarmd.testing import TIMEOUT_S, Clock, until
+from tests.swarmd.daemon.guest.test_idle import Times
 
 
 class Meter:
     def __init__(self) -> None:
-        self.spent = 0.0
+        self.spent = self.found_at = 0.0
 
     def read(self, _now: float) -> Usage:
         spent, self.spent = self.spent, 0.0
@@ -92,6 +95,22 @@ def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
         and "swarmd resume" in pause.remedy
     )
     assert resume == link.Resume()
+
+
+def test_a_process_of_ours_that_the_meter_finds_late_is_no_other_program(tmp_path: Path) -> None:
+    """A trainer that starts takes the machine's only core; the meter searches each 5 s."""
+    busy = iter([5.0 * search for search in range(9)])
+    probes = Probes(WhenConfig(load="50 %"), NvidiaGpus(list, lambda: None))
+    probes._load = LoadProbe(lambda: Times(next(busy), 0, 0, 0, 0, 0, 0))
+    node, loads = Played(tmp_path), []
+    for second in range(1, 21):
+        node.clock.now += 1
+        if second % 5 == 0:
+            node.meter.found_at, node.meter.spent = node.clock.now, 5.0
+        node.guest.count()
+        ours, node.guest._all_ours = node.guest._all_ours, None
+        loads.append(probes.measure(node.clock.now, ours).load)
+    assert loads == [None] * 9 + [0.0] * 11
 
 
 async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Path) -> None:
