@@ -135,7 +135,7 @@ class Trainer:
             judge=Score(judged.score, judged.n) if judged else None,
             checkpoint_seconds=self.save_seconds,
             pool_external_share=self.parts.pool.external_share,
-            workers=self.workers.report(time.monotonic()) if self.workers else None,
+            workers=self.workers.report(time.monotonic() - self.link.rested) if self.workers else None,
         )
         line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0

@@ -4,6 +4,7 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
@@ -85,6 +86,15 @@ def test_a_node_that_waits_says_so_again_after_a_pause(trainer_in: TrainerIn, tm
         daemon.sendall(link.pack(link.Stop()))
         until(daemon, unpacker, link.Stopped)
         thread.join()
+
+
+def test_a_nights_pause_does_not_count_in_the_generators_speed(trainer_in: TrainerIn, tmp_path: Path) -> None:
+    at: list[float] = []
+    generators = SimpleNamespace(wait=lambda *_: True, rest=lambda *_: None)
+    with trainer_in(tmp_path / "node", 2) as (trainer, _):
+        trainer.workers = SimpleNamespace(report=at.append, generators=generators)  # type: ignore[assignment]
+        trainer.run(lambda: setattr(trainer.link, "rested", 36_000.0))
+    assert at[1] - at[0] < -35_000
 
 
 def test_while_reuse_rests_only_fresh_rollouts_make_a_round(trainer_in: TrainerIn, tmp_path: Path) -> None:
