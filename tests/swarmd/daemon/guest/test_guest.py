@@ -113,6 +113,33 @@ def test_a_process_of_ours_that_the_meter_finds_late_is_no_other_program(tmp_pat
     assert loads == [None] * 9 + [0.0] * 11
 
 
+async def test_the_load_is_taken_at_the_moment_up_to_which_ours_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """With a share of the CPU ours is counted four times a second, and the machine looked at once."""
+    node, looks = Played(tmp_path, limits={"cpu": "50 %"}), list[tuple[int, bool]]()
+    counts = 0
+
+    def read(now: float) -> Usage:
+        nonlocal counts
+        counts += 1
+        node.meter.found_at = now - counts % 3  # it searches at every third
+        return Usage(0.1)
+
+    def measure(_now: float, ours: float | None) -> MachineFacts:
+        looks.append((counts, ours is not None))
+        return MachineFacts()
+
+    async def here(call: Any) -> Any:
+        return call()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", here)
+    node.meter.read, node.guest._measure = read, measure  # type: ignore[method-assign]
+    with trio.move_on_after(10):
+        await node.guest.run()
+    assert all(known == (count % 3 == 0) for count, known in looks) and len(looks) > 5
+
+
 async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Path) -> None:
     node = Played(tmp_path)
     until = node.clock.now + 7200
