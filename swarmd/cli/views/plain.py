@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # How often a line tells of rounds: a small model plays several a second.
 ROUNDS_EVERY_S: Final = 60.0
-# How often a line tells of a start that goes on.
+# How often a line tells of a start that goes on, at most.
 STARTING_EVERY_S: Final = 5.0
 
 
@@ -60,7 +60,9 @@ class Lines:
             # Tell of the rounds before the event that ends them.
             self._tell_rounds()
         self._once("state", state_sentence(document))
-        if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING_EVERY_S:
+        # Ever more seldom: the first round of a large model takes a quarter of an hour.
+        quiet = max(STARTING_EVERY_S, (time.time() - (document.get("since") or 0.0)) / 4)
+        if (longer := so_far(document, time.time())) and self._clock() >= self._told + quiet:
             self._line(f"{document['state']}: {document['cause']}{longer}")
         if document.get("state") != "stopped":
             self._once(

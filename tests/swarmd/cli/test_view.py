@@ -24,7 +24,7 @@ from swarmd.daemon.local_api.status_words import (
     workers_words,
 )
 from swarmd.terminal import tell
-from swarmd.testing import TIMEOUT_S
+from swarmd.testing import TIMEOUT_S, Clock
 from tests.processes import killed_after
 from tests.terminals import rest_of, terminal
 
@@ -218,6 +218,16 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         ),
         r"peer \x1b[2J connected",
     ]
+
+
+def test_a_long_start_is_told_ever_more_seldom() -> None:
+    out, clock, begun = io.StringIO(), Clock(0.0), time.time()
+    view = PlainView(out, clock)
+    for seconds in range(1200):
+        clock.now = float(seconds)
+        view.status(document(cause="the first round since the start", remedy="wait", since=begun - seconds))
+    told = [int(line.split()[-2]) for line in out.getvalue().splitlines() if ", for " in line]
+    assert told[:3] == [5, 10, 15] and 15 < len(told) < 30
 
 
 def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
