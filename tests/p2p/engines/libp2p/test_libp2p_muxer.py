@@ -69,6 +69,19 @@ async def opened(nursery: trio.Nursery, ours: Any, theirs: Any, initiator: bool 
     return muxer, theirs
 
 
+async def both(nursery: trio.Nursery, traffic: Traffic | None = None) -> tuple[list[Secured], list[Muxer]]:
+    """Both ends of a connection. traffic: of the first, which has dialled."""
+    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
+    muxers = [
+        Muxer(end, ID(b"peer"), is_initiator=end.is_initiator, traffic=traffic if end.is_initiator else None)
+        for end in ends
+    ]
+    for muxer in muxers:
+        nursery.start_soon(muxer.start)
+        await muxer.event_started.wait()
+    return ends, muxers
+
+
 async def test_the_reader_of_a_connection_never_waits_for_a_write(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -153,11 +166,7 @@ async def test_replies_go_out_before_later_writes(
 async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_window_stays(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
-    sender, receiver = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator) for end in ends)
-    for muxer in (sender, receiver):
-        nursery.start_soon(muxer.start)
-        await muxer.event_started.wait()
+    ends, (sender, receiver) = await both(nursery)
     out = await sender.open_stream()
     nursery.start_soon(out.write, b"x" * 6 * WINDOW)
     into, came, reads = await receiver.accept_stream(), 0, 0
@@ -174,11 +183,7 @@ async def test_what_two_tasks_write_on_a_stream_stays_apart(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     """As recent messages for a new neighbour, beside what is sent to it anyway."""
-    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
-    sender, receiver = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator) for end in ends)
-    for muxer in (sender, receiver):
-        nursery.start_soon(muxer.start)
-        await muxer.event_started.wait()
+    _, (sender, receiver) = await both(nursery)
     out, came = await sender.open_stream(), b""
     for letter in (b"a", b"b"):
         nursery.start_soon(out.write, letter * WINDOW)
@@ -217,15 +222,8 @@ async def limited(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> tuple[Secured, Any, Any, Muxer]:
     """Our end of the connection, our stream, theirs, and their muxer."""
-    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
     traffic = Traffic(up=1000.0)
-    ours, theirs = (
-        Muxer(end, ID(b"peer"), is_initiator=end.is_initiator, traffic=traffic if end is ends[0] else None)
-        for end in ends
-    )
-    for muxer in (ours, theirs):
-        nursery.start_soon(muxer.start)
-        await muxer.event_started.wait()
+    ends, (ours, theirs) = await both(nursery, traffic)
     await traffic.sending.wait(1000)
     out = await ours.open_stream()
     return ends[0], out, await theirs.accept_stream(), theirs
