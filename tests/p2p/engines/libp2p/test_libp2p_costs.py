@@ -1,7 +1,7 @@
 """What the libp2p engine leaves out of its library's work to save time, and that nothing is lost by it."""
 
 import time
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from io import StringIO
 from typing import Any
 
@@ -97,19 +97,22 @@ async def test_a_peer_of_whom_the_dht_told_is_dialled_to_be_asked(
         assert await a_engine.request(b.identity.peer_id, card, 10) == b""
 
 
-async def test_a_peer_that_comes_back_from_elsewhere_is_identified_anew() -> None:
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_a_peer_that_comes_back_from_elsewhere_is_identified_anew(hangs_up: bool) -> None:
+    """Also where the connection before is still open, as that of a laptop in another network."""
     host, identity = make_host(Identity(bytes([1]) * 32)), Identity(bytes([2]) * 32)
     there, store = ID.from_string(identity.peer_id), host.get_peerstore()
     wanted = [multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]
-    async with host.run(listen_addrs=wanted):
+    async with host.run(listen_addrs=wanted), AsyncExitStack() as stack:
         for _ in range(2):
             other = make_host(identity)
-            async with other.run(listen_addrs=wanted):
-                await other.connect(PeerInfo(host.get_id(), host.get_transport_addrs()))
-                (where,) = other.get_addrs()
-                await until(lambda now=where: store.has_peer(there) and now in store.addrs(there))
+            await stack.enter_async_context(other.run(listen_addrs=wanted))
+            await other.connect(PeerInfo(host.get_id(), host.get_transport_addrs()))
+            (where,) = other.get_addrs()
+            await until(lambda now=where: store.has_peer(there) and now in store.addrs(there))
+            if hangs_up:
                 await other.get_network().close_sockets()
-            await until(lambda: not host.get_network().get_connections(there))
+                await until(lambda: not host.get_network().get_connections(there))
 
 
 def test_a_node_that_starts_before_its_network_dials_by_ipv6_later(monkeypatch: pytest.MonkeyPatch) -> None:
