@@ -87,6 +87,7 @@ def attack(
     calm: float = 60.0,
     seconds: float = 60.0,
     rate: float = RATE,
+    batch: int = 100,
 ) -> Result:
     with ExitStack() as stack:
         probes = probe_swarm(stack, folder, engine, nodes)
@@ -99,9 +100,8 @@ def attack(
             (cpu(probe) - was) / calm if calm else 0.0 for probe, was in zip(probes, before, strict=True)
         ]
         victims = [probe.addresses[0] for probe in probes]
-        hostile = attacker(
-            stack, folder, "flooding", victims, kind=kind, redial=redial, seconds=seconds, rate=rate
-        )
+        how: dict[str, str | float] = {"kind": kind, "redial": redial, "seconds": seconds, "rate": rate}
+        hostile = attacker(stack, folder, "flooding", victims, **how, batch=batch)
         hostile.wait_for("ready", 1, TIMEOUT_S)
         before, since = [cpu(probe) for probe in probes], time.monotonic()
         hostile.wait_for("done", 1, seconds + 2 * TIMEOUT_S)
@@ -138,12 +138,17 @@ def attack(
 
 @pytest.mark.net
 @pytest.mark.parametrize(
-    "kind, nodes, seconds", [("frames", 3, 5.0), ("elsewhere", 2, 3.0), ("control", 2, 3.0)]
+    "kind, nodes, seconds, batch",
+    [("frames", 3, 5.0, 700), ("elsewhere", 2, 3.0, 100), ("control", 2, 3.0, 100)],
 )
 def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
-    kind: str, nodes: int, seconds: float, tmp_path: Path
+    kind: str, nodes: int, seconds: float, batch: int, tmp_path: Path
 ) -> None:
-    result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds)
+    """Of frames the first RPC has more than anybody may send at once.
+
+    A busy machine, and the honest ones' reads, which count as of the same, keep the rate below the limit.
+    """
+    result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds, batch=batch)
     assert result.never == 0  # within 2 s where the machine has nothing else to do
     assert result.written_first < nodes * RATE * 2 and result.let_in_again == 0
     assert result.honest_lost <= result.honest_sent // 30 and result.restarts == 0
@@ -182,5 +187,6 @@ ATTACK = Attack(
         "calm": "seconds without the flood, before it",
         "seconds": "of the flood, after the first hang-up",
         "rate": "messages a second to each node",
+        "batch": "messages in one RPC",
     },
 )
