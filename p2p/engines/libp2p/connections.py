@@ -19,7 +19,15 @@ from libp2p.peer.peerstore import PeerStoreError
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.libp2p.dht import bounded
 from p2p.engines.libp2p.discovery import AddressRecord, Dialled
-from p2p.engines.libp2p.network import circuit, close_socket, direct, heard_at, remote_address, remote_host
+from p2p.engines.libp2p.network import (
+    SIMULTANEOUS_S,
+    circuit,
+    close_socket,
+    direct,
+    heard_at,
+    remote_address,
+    remote_host,
+)
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.topic import Topic
@@ -28,8 +36,6 @@ from p2p.types import Peer, PeerId, Unanswered
 # How often to look at the connections.
 TICK_S = 1.0
 DIAL_TIMEOUT_S, DHT_TIMEOUT_S = 8.0, 20.0
-# Two peers that dial each other within this time make two connections in good faith.
-SIMULTANEOUS_S = 5.0
 # A connection that is silent for so long is pinged.
 PING_AFTER_S, PING_TIMEOUT_S = 20.0, 10.0
 # What a member says of itself stays noted for so long.
@@ -66,7 +72,7 @@ class Libp2pConnections:
     async def refresh(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
         now = self._clock()
         for peer, connections in list(self._network.get_connections_map().items()):
-            for connection in _superfluous(str(self._stack.host.get_id()) > str(peer), connections, now):
+            for connection in _superfluous(connections, self._network.kept(connections, peer), now):
                 await close_socket(connection)
         connected = self.connected()
         for peer in [peer for peer in connected if self._banned(peer)]:
@@ -81,7 +87,7 @@ class Libp2pConnections:
         for peer, connections in self._network.get_connections_map().items():
             if connections:
                 # Where both dialled, there are two for a while: both sides name the one that they will keep.
-                kept, name = _kept(str(self._stack.host.get_id()) > str(peer), connections), PeerId(str(peer))
+                kept, name = self._network.kept(connections, peer), PeerId(str(peer))
                 found[name] = Peer(name, remote_address(kept), kept.direction.name.lower(), kept._created_at)
         return found
 
@@ -251,14 +257,8 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
         await close_socket(connection)
 
 
-def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:
-    """Return all but one of the connections to a peer.
-
-    Those through relays go first, where there is another. Else a later connection means that the peer has
-    lost the earlier, by a change of network or a loss of power. Two at about the same time mean that both
-    dialled; then both sides keep the one that the peer with the larger id made, and should that be a dead
-    one, the other side dials once more.
-    """
+def _superfluous(connections: Sequence[Any], kept: Any, now: float) -> Sequence[Any]:
+    """Return which connections to a peer to close: those through relays first, where there is another."""
     if len(connections) < 2:
         return []
     through_relays = [connection for connection in connections if circuit(connection) is not None]
@@ -267,19 +267,7 @@ def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> S
     first, last = (of(connection._created_at for connection in connections) for of in (min, max))
     if last - first <= SIMULTANEOUS_S and now - last <= SIMULTANEOUS_S:
         return []
-    kept = _kept(prefer_ours, connections)
     return [connection for connection in connections if connection is not kept]
-
-
-def _kept(prefer_ours: bool, connections: Sequence[Any]) -> Any:
-    """Return the connection to a peer that is not superfluous, now or soon."""
-    direct = [connection for connection in connections if circuit(connection) is None] or connections
-    last = max(connection._created_at for connection in direct)
-    late = [connection for connection in direct if last - connection._created_at <= SIMULTANEOUS_S]
-    wanted = "outbound" if prefer_ours else "inbound"
-    return max(
-        late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at)
-    )
 
 
 async def _resolve(address: str) -> list[str]:

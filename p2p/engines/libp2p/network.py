@@ -4,7 +4,7 @@ import contextlib
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -63,6 +63,8 @@ ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
 GROUP_FACTOR = 4.0
 # A listener is closed at once, where the library is well.
 CLOSE_TIMEOUT_S = 5.0
+# Two peers that dial each other within this time make two connections in good faith.
+SIMULTANEOUS_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -397,6 +399,24 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         if not self.get_connections(peer_id):
             self._forget_near(peer_id)
         return await super().new_stream(peer_id)
+
+    def kept(self, connections: Sequence[Any], peer_id: Any) -> Any:
+        """Return the one of several connections to a peer that stays, and that new streams go over.
+
+        One through a relay goes where there is another. Else a later connection means that the peer has lost
+        the earlier, by a change of network or a loss of power; the library would open streams on that one, as
+        it has more of them. Two at about the same time mean that both dialled; then both sides keep the one
+        that the peer with the larger id made, and should that be a dead one, the other side dials once more.
+        """
+        those = direct(connections) or connections
+        last = max(connection._created_at for connection in those)
+        late = [connection for connection in those if last - connection._created_at <= SIMULTANEOUS_S]
+        wanted = "outbound" if str(self.get_peer_id()) > str(peer_id) else "inbound"
+        return max(
+            late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at)
+        )
+
+    _select_connection = kept
 
     async def _open_stream_on_connection(self, *args: Any) -> Any:
         """Open a stream. Not cancelled: the stream would be left open."""
