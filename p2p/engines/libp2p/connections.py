@@ -66,8 +66,6 @@ class Libp2pConnections:
         self._network = stack.host.get_network()
         # Member -> its addresses, and when they were noted
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}
-        # Peers that we dialled: the library does not end these when there are too many.
-        self._protected: set[PeerId] = set()
 
     async def refresh(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
         now = self._clock()
@@ -77,9 +75,6 @@ class Libp2pConnections:
         connected = self.connected()
         for peer in [peer for peer in connected if self._banned(peer)]:
             await self.hang_up(peer)
-        for peer in self._protected - connected.keys():
-            self._network.unprotect(_id_of(peer), "outbound")
-        self._protected &= connected.keys()
         return TICK_S
 
     def connected(self) -> dict[PeerId, Peer]:
@@ -154,8 +149,6 @@ class Libp2pConnections:
         ours = [connection for connection in connections if connection.direction.name.lower() == "outbound"]
         if not ours:
             return Dialled()
-        self._network.protect(_id_of(peer), "outbound")
-        self._protected.add(peer)
         return Dialled(answered, group_of_host(remote_host(ours[0])) or "")
 
     def _told_of(self, peer: Any) -> Sequence[str]:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -33,10 +32,10 @@ from libp2p.utils.address_validation import has_public_ipv6, is_relay_address
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
+from p2p.admission.places import Places
 from p2p.engines.libp2p.streams import CountedSocket, PacedReads
 from p2p.engines.traffic import RateGate, Traffic
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, machine_of_host
-from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
@@ -57,10 +56,6 @@ MAX_HALF_CLOSED_STREAMS = 1024
 # Noise messages and parts of yamux frames that are read of all connections of one machine. A frame that says
 # nothing takes 0.015 ms, a message of one byte 0.06. Seven nodes that share at once cause some 700 reads.
 READS_PER_S = 2000.0
-# Connections from one machine: each costs a handshake before we know whose it is.
-ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
-# One network group may open so many times as many.
-GROUP_FACTOR = 4.0
 # A listener is closed at once, where the library is well.
 CLOSE_TIMEOUT_S = 5.0
 # Two peers that dial each other within this time make two connections in good faith.
@@ -315,9 +310,6 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
     Outgoing ones are made by our own discovery, not by the library. shut_out: whether a peer is banned.
     """
 
-    # The library allows 160 in all; the rest is for peers that we dial.
-    max_inbound = 112
-
     def __init__(
         self,
         *args: Any,
@@ -329,9 +321,8 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
-        self.inbound: dict[Any, str] = {}  # connection that came in -> its network group, oldest first
-        self._by_machine = TokenBuckets[str](ARRIVALS_PER_S, ARRIVALS_AT_ONCE)
-        self._by_group = TokenBuckets[str](GROUP_FACTOR * ARRIVALS_PER_S, GROUP_FACTOR * ARRIVALS_AT_ONCE)
+        # The library allows 160 connections in all; the rest is for peers that we dial.
+        self.places = Places()
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Serve an incoming connection until it ends, and free its place then.
@@ -340,14 +331,16 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         """
         read_write_closer = CountedSocket(read_write_closer, self._traffic)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
-        group = group_of_host(host) or ""
-        if not self._admits(host, group, trio.current_time()) or not await self._make_room(group):
-            await read_write_closer.close()
-            return
-        self.inbound[read_write_closer] = group
-        raw = RawConnection(read_write_closer, False)
+        now = trio.current_time()
+        admitted = self._host_bans.admits(host, now)
+        leaving = self.places.take(read_write_closer, host, now) if admitted else read_write_closer
         try:
-            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            if leaving is not None:
+                await leaving.close()
+            if leaving is read_write_closer:
+                return
+            muxed = await self.upgrade_inbound_raw_conn(RawConnection(read_write_closer, False), maddr)
+            self.places.held[read_write_closer].peer = muxed.peer_id
             while not muxed.event_closed.is_set() and self._keeps(muxed):
                 with trio.move_on_after(10.0):
                     await muxed.event_closed.wait()
@@ -355,45 +348,17 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
             # The peer failed to prove who it is, in any way.
             log.debug("a connection that came in failed: %r", error)
         finally:
-            self.inbound.pop(read_write_closer, None)
+            self.places.held.pop(read_write_closer, None)
             if muxed is not None and self._shut_out(str(muxed.peer_id)):
                 self._host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):
                 # The connection may be closed already.
                 await read_write_closer.close()
 
-    def _admits(self, host: str, group: str, now: float) -> bool:
-        """Return whether a machine of this group may connect.
-
-        The machine pays first: what it has too many costs its neighbours nothing.
-        """
-        if (
-            not self._host_bans.admits(host, now)
-            or self._by_machine.of(machine_of_host(host), now).wait(now) > 0
-        ):
-            return False
-        return self._by_group.of(group, now).wait(now) == 0
-
     def _keeps(self, muxed: Any) -> bool:
         return not self._shut_out(str(muxed.peer_id)) and any(
             connection.muxed_conn is muxed for connection in self.get_connections()
         )
-
-    async def _make_room(self, group: str) -> bool:
-        """Make room where all places are taken, at the cost of the network group with most connections.
-
-        It loses its youngest, if the newcomer's group has fewer.
-        """
-        if len(self.inbound) < self.max_inbound:
-            return True
-        held = Counter(self.inbound.values())
-        largest, most = held.most_common(1)[0]
-        if most <= held[group] + 1:
-            return False
-        youngest = next(one for one, its in reversed(self.inbound.items()) if its == largest)
-        del self.inbound[youngest]
-        await youngest.close()
-        return True
 
     async def new_stream(self, peer_id: Any) -> Any:
         if not self.get_connections(peer_id):

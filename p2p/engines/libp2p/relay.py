@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 class RelayLimits:
     """What others may have of a relay. A machine is an IPv4 address, or a /64 of IPv6."""
 
-    reservations: int = 128
+    reservations: int = 96  # fewer than there are places: those who hold one keep theirs
     reservations_of_machine: int = 16
     lasts: float = 3600.0  # seconds a reservation holds, unless its connection ends first
     circuits: int = 128  # at once
@@ -120,6 +120,7 @@ class Relay:
             limits,
         )
         self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
+        self._network.places.reserved = lambda peer: self._holds(peer, clock())
         self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
         self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
         # Of a circuit, as askers are told.

@@ -39,12 +39,12 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from multiaddr.resolvers import DNSResolver
 
 from p2p.address import parse_bootstrap, parse_listen
+from p2p.admission import places
 from p2p.engines.libp2p import connections
 from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.metering import MAX_LINE_BYTES
-from p2p.engines.libp2p.network import LimitedNetwork
 from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.request_response import SERVED_EACH
 from p2p.engines.libp2p.rpcs import MAX_BYTES
@@ -309,24 +309,24 @@ async def test_a_connection_that_ended_leaves_its_place(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """The library would keep it for good, and let nobody in after the 160th."""
-    monkeypatch.setattr(LimitedNetwork, "max_inbound", 3)
+    monkeypatch.setattr(places, "MOST", 3)
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
 
-    def places() -> tuple[int, int]:
+    def taken() -> tuple[int, int]:
         """Connections that came in, and the places taken. It may dial the other, too."""
         came = [
             connection for connection in network.get_connections() if connection.direction.name == "INBOUND"
         ]
-        return len(came), len(network.inbound)
+        return len(came), len(network.places.held)
 
     async with hostile_peer(address) as (stack, target):
         for _ in range(8):
             await stack.host.disconnect(target)
-            await until(lambda: not network.inbound)
+            await until(lambda: not network.places.held)
             stack.host.get_network().unblock_peer(target)
             await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
-        await until(lambda: bool(network.get_connections()) and places() in ((1, 1), (0, 0)))
+        await until(lambda: bool(network.get_connections()) and taken() in ((1, 1), (0, 0)))
 
 
 async def test_peers_that_left_fill_no_memory(nursery: trio.Nursery) -> None:
@@ -354,7 +354,7 @@ async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
 async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(LimitedNetwork, "max_inbound", 3)
+    monkeypatch.setattr(places, "MOST", 3)
     a, _, first = await started(nursery, 1)
     b, b_engine, address = await started(nursery, 2, first)
     _, endpoint = parse_bootstrap(address)
@@ -367,12 +367,29 @@ async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
     assert len(crowd) == 3
 
 
+async def test_all_meet_through_a_node_with_fewer_places(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Whoever comes first to a bootstrap node would keep its place for good, and newcomers find nobody."""
+    machines = itertools.count()
+    monkeypatch.setattr(places, "MOST", 2)
+    monkeypatch.setattr(places, "SERVED_S", 0.0)
+    monkeypatch.setattr(places, "machine_of_host", lambda _: f"machine {next(machines)}")
+    _, a_engine, address = await started(nursery, 1)
+    found = stack_of(a_engine).host.get_network().places
+    found.reserved = lambda _: False
+    for n in (2, 3, 4, 5):
+        member, _, _ = await started(nursery, n, address)
+        await until(member.peers)
+        assert len(found.held) <= 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
 async def test_a_smaller_group_gets_a_place_when_all_are_taken(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(LimitedNetwork, "max_inbound", 4)
-    monkeypatch.setattr(libp2p_network, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
+    monkeypatch.setattr(places, "MOST", 4)
+    monkeypatch.setattr(places, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
     _, endpoint = parse_bootstrap(address)
@@ -381,7 +398,7 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
         return await trio.open_tcp_stream(endpoint.host, endpoint.port, local_address=source)
 
     def taken() -> dict[str, int]:
-        return Counter(network.inbound.values())
+        return Counter(place.group for place in network.places.held.values())
 
     crowd = [await come("127.7.0.1") for _ in range(4)]
     await until(lambda: taken() == {"127.7": 4})

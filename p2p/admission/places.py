@@ -1,0 +1,82 @@
+"""Places for connections that come in: who gets one, and who has to leave. Pure; `now` is an argument."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from p2p.netgroup import group_of_host, machine_of_host
+from p2p.rate_limit import TokenBuckets
+
+MOST = 112
+# Connections from one machine: each costs a handshake before we know whose it is.
+ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
+# One network group may open so many times as many.
+GROUP_FACTOR = 4.0
+# Who came so long ago has met others by now.
+SERVED_S = 60.0
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A connection that came in and has a place."""
+
+    machine: str
+    group: str
+    since: float
+    peer: Any = None  # once it has proved who it is
+
+
+class Places:
+    def __init__(self) -> None:
+        self.held: dict[Any, Arrival] = {}  # connection -> what is known of it, oldest first
+        # Whether a peer has a reservation with us.
+        self.reserved: Callable[[Any], bool] = lambda _: False
+        self._by_machine = TokenBuckets[str](ARRIVALS_PER_S, ARRIVALS_AT_ONCE)
+        self._by_group = TokenBuckets[str](GROUP_FACTOR * ARRIVALS_PER_S, GROUP_FACTOR * ARRIVALS_AT_ONCE)
+
+    def take(self, connection: Any, host: str, now: float) -> Any:
+        """Give a place to a connection from a host.
+
+        Returns the connection to close for it, if any: this one itself, where it gets no place.
+
+        Its machine pays first: what it has too many costs its neighbours nothing.
+        """
+        arrival = Arrival(machine_of_host(host), group_of_host(host) or "", now)
+        if any(
+            buckets.of(key, now).wait(now) > 0
+            for buckets, key in ((self._by_machine, arrival.machine), (self._by_group, arrival.group))
+        ):
+            return connection
+        leaving = None
+        if len(self.held) >= MOST:
+            leaving = self._least_needed(arrival, now)
+            if leaving is None:
+                return connection
+            del self.held[leaving]
+        self.held[connection] = arrival
+        return leaving
+
+    def _least_needed(self, newcomer: Arrival, now: float) -> Any:
+        """Return the connection that leaves for a newcomer, if any.
+
+        The network group with most connections loses its youngest. Where the newcomer's group has as many,
+        the oldest leaves that was served and holds no reservation, of that group or a larger one: members
+        would keep all places of a bootstrap node for good. None leaves for a machine that is here already.
+        """
+        held = Counter(its.group for its in self.held.values())
+        most, own = max(held.values()), held[newcomer.group]
+        for one, its in reversed(self.held.items()):
+            if held[its.group] == most > own + 1:
+                return one
+        if newcomer.machine in {its.machine for its in self.held.values()}:
+            return None
+        for one, its in self.held.items():
+            if (
+                its.peer is not None
+                and now - its.since > SERVED_S
+                and (its.group == newcomer.group or held[its.group] > own)
+                and not self.reserved(its.peer)
+            ):
+                return one
+        return None

@@ -1,0 +1,74 @@
+"""Places for connections that come in: a full node lets newcomers in, and a crowd takes nobody's place."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.admission import places
+from p2p.admission.places import SERVED_S, Places
+
+NEWCOMER = "77.77.0.1"
+
+
+def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> Places:
+    """Places that are all taken since 0.0, by these hosts; each host is its connection, and its peer."""
+    monkeypatch.setattr(places, "MOST", len(hosts))
+    found = Places()
+    for host in hosts:
+        assert found.take(host, host, 0.0) is None
+        found.held[host].peer = host
+    return found
+
+
+def test_whoever_was_here_longest_makes_room_once_it_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.3.0.1")
+    assert found.take(NEWCOMER, NEWCOMER, SERVED_S) == NEWCOMER
+    assert found.take(NEWCOMER, NEWCOMER, SERVED_S + 1) == "11.1.0.1"
+    assert list(found.held) == ["11.2.0.1", "11.3.0.1", NEWCOMER]
+
+
+def test_a_reservation_keeps_its_place_and_so_does_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.3.0.1")
+    found.reserved = lambda peer: peer == "11.1.0.1"
+    found.held["11.2.0.1"].peer = None
+    assert found.take(NEWCOMER, NEWCOMER, SERVED_S + 1) == "11.3.0.1"
+    assert found.take("78.78.0.1", "78.78.0.1", SERVED_S + 1) == "78.78.0.1"
+
+
+def test_a_machine_gets_nobodys_place_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = full(monkeypatch, "11.1.0.1", "11.1.0.2", "11.1.0.3")
+    assert found.take("first", "11.1.0.4", SERVED_S + 1) == "11.1.0.1"
+    assert found.take("second", "11.1.0.4", SERVED_S + 1) == "second"
+
+
+def test_the_largest_group_loses_its_youngest_to_a_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.1.0.2")
+    assert found.take(NEWCOMER, NEWCOMER, 0.0) == "11.1.0.2"
+    assert found.take("11.1.0.3", "11.1.0.3", 0.0) == "11.1.0.3"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 9), st.floats(0, 2 * SERVED_S)), min_size=1, max_size=60
+    )
+)
+def test_no_group_grows_at_the_cost_of_one_that_is_no_larger(arrivals: list[tuple[int, int, float]]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(places, "MOST", 6)
+        found, now = Places(), 0.0
+        for n, (group, machine, pause) in enumerate(arrivals):
+            now += pause
+            before = Counter(place.group for place in found.held.values())
+            leaving = found.take(n, host := f"11.{group}.0.{machine}", now)
+            if leaving == n:
+                assert n not in found.held
+                continue
+            found.held[n].peer = host
+            assert leaving not in found.held and len(found.held) <= 6
+            if leaving is not None:
+                after = Counter(place.group for place in found.held.values())
+                assert all(
+                    before[other] > before[f"11.{group}"] for other in before if after[other] < before[other]
+                )
