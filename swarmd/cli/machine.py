@@ -90,16 +90,15 @@ def doctor_network(
 def _examine(
     folder: Path, config: Path | None, flags: Mapping[str, object]
 ) -> "tuple[Diagnosis, Mapping[str, Any]]":
-    """Return the running node's survey; if none runs, make one with the folder's key, if it has one."""
+    """Return the running node's survey; if none runs, make one as the next `swarmd join` in the folder."""
     from p2p.identity import Identity
-    from swarmd.config.sources import load
     from swarmd.daemon.diagnosis.reachability_report import diagnose, no_network, no_port
     from swarmd.daemon.diagnosis.reachability_survey import survey_alone
 
     if in_use(folder):
         found = ask(folder, "network", timeout=45.0)
         return (diagnose(found) if found["engine"] != "none" else no_network()), found
-    node_config = load(config_file(config), os.environ, flags)
+    node_config = joined(config, folder, flags)
     if node_config.swarm.engine == "none":
         return no_network(), {}
     with ExitStack() as stack:

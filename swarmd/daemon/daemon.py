@@ -344,7 +344,9 @@ class Daemon:
         if self.config.swarm.engine == "none":
             return {"schema": 1, "engine": "none"}
         await self._wait_until_it_listens()
-        known = {"trouble": self.sharing.isolation.document(), "judge": self.judging.document()}
+        # A node that has left by itself is not asked after by anybody, and says why it left.
+        trouble = next((each.document() for each in self.guest.away), self.sharing.isolation.document())
+        known = {"trouble": trouble, "judge": self.judging.document()}
         return await survey(self.member, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -64,7 +64,7 @@ class Lines:
         quiet = max(STARTING_EVERY_S, (time.time() - (document.get("since") or 0.0)) / 4)
         if (longer := so_far(document, time.time())) and self._clock() >= self._told + quiet:
             self._line(f"{document['state']}: {document['cause']}{longer}")
-        if document.get("state") != "stopped":
+        if document.get("state") != "stopped" and not document.get("away"):
             self._once(
                 "trouble",
                 trouble_sentence(document)

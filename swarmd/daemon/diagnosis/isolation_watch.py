@@ -71,9 +71,10 @@ class IsolationWatch:
         while True:
             now = trio.current_time()
             if self.member.away:
-                # The node has left by itself, and its status says why.
-                self._say(None)
-                alone_since = now
+                # The node has left by itself, and its status says why. Nobody is heard from there.
+                self.trouble, alone_since = None, now
+                for author in self._roster.present(self._clock()):
+                    self._roster.gone(author)
                 await trio.sleep(CHECK_EVERY_S)
                 continue
             self._note_connections(now)

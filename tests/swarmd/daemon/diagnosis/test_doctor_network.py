@@ -4,6 +4,7 @@ loopback.
 Behind NAT, on a public address and with a forwarded port it is tried in tests/p2p/nat.
 """
 
+import io
 import json
 import signal
 from contextlib import ExitStack
@@ -14,8 +15,14 @@ import pytest
 import trio
 
 from benchmarks.probes import ProbeProcess
-from swarmd.config.config import NodeConfig
+from p2p.errors import CannotListen
+from swarmd.cli.views.plain import PlainView
+from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.config.sources import resolve
+from swarmd.daemon.choices import remember
+from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
+from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.testing import TIMEOUT_S
 from tests.swarmd.conftest import Run
@@ -191,6 +198,20 @@ def test_the_document_and_the_lines_say_the_same() -> None:
     assert "trains alone" in no_network().summary
 
 
+async def test_a_node_that_has_left_by_itself_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def empty(*_: object) -> dict[str, Any]:
+        return survey(peers={"connected": 0, "relayed": 0})
+
+    monkeypatch.setattr("swarmd.daemon.daemon.survey", empty)
+    daemon = Daemon(NodeConfig(), tmp_path, PlainView(io.StringIO()))
+    daemon.member.leave()
+    daemon.guest.away = [PauseCause("month", "20 GB are used up", None, "", "wait")]
+    found = diagnose(await daemon._on_network({}))
+    assert "bad swarm: 20 GB are used up" in found.lines() and "    → wait" in found.lines()
+
+
 @pytest.mark.net
 def test_a_member_is_started_for_the_survey_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,3 +269,22 @@ def test_the_doctor_without_a_network(run: Run, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("doctor", "network", "--state-dir", tmp_path / "state")
     assert said.code == 0 and "the node trains alone, as configured" in said.out
+
+
+def test_the_doctor_joins_what_the_folder_remembers_and_flags_override_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[SwarmConfig] = []
+
+    def alone(config: NodeConfig, *_: Any) -> None:
+        found.append(config.swarm)
+        raise CannotListen("taken")
+
+    monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.survey_alone", alone)
+    first, second = BOOT, BOOT.replace("11.0.0.1", "11.0.0.2")
+    remember(resolve(None, {}, {"swarm": "friends", "curriculum": "sapo-9", "bootstrap": [first]}), tmp_path)
+    for flags in ([], ["--bootstrap", second]):
+        assert run("doctor", "network", "--state-dir", tmp_path, *flags).code == 4
+    assert [(swarm.name, swarm.curriculum, swarm.bootstrap) for swarm in found] == [
+        ("friends", "sapo-9", (address,)) for address in (first, second)
+    ]

@@ -207,6 +207,10 @@ def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> 
         swarm.partition([left])
         await trio.sleep(LEFT_S + 5)
         assert roster.present(clock()) == [relayed]
+        # Where this node leaves, it hears nobody.
+        watch.member.leave()
+        await trio.sleep(5)
+        assert roster.present(clock()) == [] and watch.trouble is None
 
     watched(play)
 
