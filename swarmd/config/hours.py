@@ -1,7 +1,4 @@
-"""Hours of the week: "22:00-07:00", "mon-fri 18:00-08:00", "sat,sun". Pure; times are local, without a zone.
-
-A slash may stand for the space: a list in an environment variable is split at spaces.
-"""
+"""Hours of the week: "22:00-07:00", "mon-fri 18:00-08:00", "sat,sun". Pure; times are local, zoneless."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +27,7 @@ def window(text: str) -> Window:
     Raises ValueError with what is wrong.
     """
     found = re.fullmatch(
-        r"\s*(?:([a-z,\- ]*[a-z])[\s/]*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower()
+        r"\s*(?:([a-z,\- ]*[a-z])\s*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower()
     )
     if found is None or not text.strip():
         raise ValueError('days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
