@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,13 +70,13 @@ def _announce(document: Mapping[str, Any], as_json: bool) -> None:
     """Print the addresses to standard output, for copying, and everything else to standard error."""
     from swarmd.daemon.bootstrap import announcement
 
-    if as_json:
-        print_json(document)
-        return
-    for line in announcement(document):
-        print(line, file=sys.stderr, flush=True)
-    for entry in document["addresses"]:
-        print(entry["address"], flush=True)
+    # The node goes on where nobody reads, or a full disk does not take it; `swarmd status` has it all.
+    with suppress(OSError):
+        if as_json:
+            print_json(document)
+        else:
+            print("\n".join(announcement(document)), file=sys.stderr, flush=True)
+            print("\n".join(entry["address"] for entry in document["addresses"]), flush=True)
 
 
 HOW = """\

@@ -1,5 +1,6 @@
 """`swarmd bootstrap`, as a real process on loopback."""
 
+import io
 import json
 import os
 import re
@@ -11,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from benchmarks.probes import ProbeProcess
+from swarmd.cli.peers import _announce
 from swarmd.daemon.bootstrap import announcement
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
@@ -176,3 +179,10 @@ def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where:
     assert wanted in text and not re.search(unwanted, text)
     assert "relays for nodes behind NAT: at most" in text
     assert "--state-dir /tmp/boot" in text
+    # The node goes on where a full disk does not take it.
+    with (
+        patch("sys.stdout", io.StringIO()) as out,
+        patch.object(out, "flush", side_effect=OSError(28, "full")),
+    ):
+        _announce(document, as_json=False)
+    assert out.getvalue() == f"{address}\n"
