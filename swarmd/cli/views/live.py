@@ -40,7 +40,7 @@ LAST_PAGE_S = 1.0
 # costs 10 ms of CPU, and the daemon tells its status every half second.
 DRAW_PAUSED_S = 5.0
 # What the page shows of the facts that `swarmd status` prints.
-SHOWN = ("model", "peers", "refused", "judge", "trainer", "workers")
+SHOWN = ("paused", "model", "peers", "refused", "judge", "trainer", "workers", "away")
 _MARKS = {
     "training": "green",
     "starting": "cyan",
@@ -224,7 +224,7 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     trouble = document.get("trouble") if state == "training" else None
     colour = "yellow" if trouble else colour
     cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
-    cause += so_far(document, now)
+    cause += "" if trouble else so_far(document, now)
     said = cause + (f" → {remedy}" if remedy else "")
     lines = wrap(said, max(1, width), break_on_hyphens=False) or [""]
     text.append("\n" + "\n".join(lines))

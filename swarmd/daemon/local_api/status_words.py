@@ -127,7 +127,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     pid, restarts = trainer.get("pid"), trainer.get("restarts")
     facts = [
         ("state", state_sentence(document)),
-        *(("", pause_words(each)) for each in (document.get("pauses") or ())[1:]),
+        *(("paused", words) for words in other_pauses(document)),
         ("trouble", trouble_sentence(document)),
         (
             "round",
@@ -229,6 +229,14 @@ def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
     """Say why the node pauses, when that ends, and what to do about it."""
     ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""
     return printable("; ".join(filter(None, (pause.get("cause"), ends, pause.get("remedy")))))
+
+
+def other_pauses(document: Mapping[str, Any]) -> list[str]:
+    """Describe each pause whose cause is not that of the state, as where the disk is full as well."""
+    said = str(document.get("cause"))
+    return [
+        pause_words(each) for each in document.get("pauses") or () if not said.startswith(str(each["cause"]))
+    ]
 
 
 def away_words(away: Mapping[str, Any]) -> str:

@@ -102,6 +102,11 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
             "1 for each cause of a pause that holds",
             [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()],
         ),
+        (
+            "away",
+            "1 for each cause for which the node has left the swarm",
+            [({"kind": str(a.get("kind"))}, 1) for a in document.get("away") or ()],
+        ),
         single("judge_score", "the judge's last score", judge.get("score")),
         single(
             "trainer_restarts_total",

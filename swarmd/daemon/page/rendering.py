@@ -20,7 +20,7 @@ from swarmd.daemon.local_api.status_words import (
     mean_reward_words,
     model_words,
     offers_words,
-    pause_words,
+    other_pauses,
     peers_words,
     round_sentence,
     sentence,
@@ -165,21 +165,19 @@ def _state(document: Document) -> str:
             if (helped := helped_words(document.get("given") or {}))
             else ""
         )
-        + "".join(_paragraph(pause_words(pause)) for pause in list(document.get("pauses") or ())[1:])
+        + "".join(map(_paragraph, other_pauses(document)))
         + "".join(_paragraph(away_words(away)) for away in document.get("away") or ())
         + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
     )
 
 
 def _controls(document: Document) -> str:
-    state = document.get("state")
-    if state in ("stopping", "stopped"):
+    if document.get("state") in ("stopping", "stopped"):
         return ""
-    held = state == "paused" or document.get("pauses")
     return "".join(
         _button(name, *_BUTTONS[name])
         for name in _BUTTONS
-        if name in _ALWAYS or (name == "Resume") == bool(held)
+        if name in _ALWAYS or (name == "Resume") == bool(document.get("pauses"))
     )
 
 

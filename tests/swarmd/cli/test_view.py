@@ -103,6 +103,7 @@ def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int 
 
 
 PAUSED = document(state="paused", cause="you paused it", remedy="swarmd resume")
+AWAY = {"cause": "the month's 20 GB are used up", "ends": "on 1 May", "remedy": "join"}
 REFUSED = (
     "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
 )
@@ -145,6 +146,26 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
             for width in (60, 80, 120)
         ),
         (PAUSED, 60, 24, "● paused|you paused it → swarmd resume"),
+        (
+            {"away": [AWAY]},
+            60,
+            24,
+            "● training|away the month's 20 GB are used up; it comes back on 1 May; join",
+        ),
+        (
+            # A full disk pauses it, and its user too.
+            PAUSED | {"cause": "the disk is full", "pauses": [AWAY | {"cause": "you paused it"}]},
+            60,
+            24,
+            "the disk is full → swarmd resume|paused you paused it; it goes on on 1 May",
+        ),
+        (
+            # Only the first round has lasted so long.
+            {"cause": "the first round", "since": 1_700_000_000.0, "trouble": {"cause": "c", "remedy": "r"}},
+            60,
+            24,
+            "up 3:12 c → r",
+        ),
         *(
             ({"kl": {"round": 110, "value": 0.00731}}, width, height, WRAPPED)
             for width, height in ((60, 20), (80, 24), (120, 40))
@@ -204,6 +225,8 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
     view.status(document())
     view.round(LAST)
     view.talk("peer \x1b[2J connected")
+    view.status(document(trouble=TROUBLE))
+    view.status(document(away=[AWAY]))  # it has left the swarm, and is without trouble in it
     view.close()
     assert out.getvalue().splitlines() == [
         f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p",
@@ -217,6 +240,7 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
             " over 120 questions"
         ),
         r"peer \x1b[2J connected",
+        f"{TROUBLE['cause']}; {TROUBLE['remedy']}",
     ]
 
 

@@ -125,7 +125,8 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
         tab.run("document.getElementById('do-pause-for-1-h').focus()")
         tab.press("Enter")
         tab.until("document.getElementById('do-pause-for-1-h').ariaBusy === 'false'")
-        node.document = {**node.document, "state": "paused", "cause": "you paused it"}
+        pauses = [PAUSE | {"cause": "you paused it"}]
+        node.document = {**node.document, "state": "paused", "cause": "you paused it", "pauses": pauses}
         tab.until("document.getElementById('do-resume')")
         assert tab.run("document.activeElement.id") == "do-resume"  # where Pause was
         assert "paused" in tab.run("document.title") and "you paused it" in tab.run(

@@ -32,6 +32,8 @@ def test_the_figures_of_the_status_are_metrics() -> None:
     )
     assert found['swarmd_state{state="training"}'] == 1 and found['swarmd_state{state="paused"}'] == 0
     assert found['swarmd_refused_total{reason="already seen"}'] == 12
+    away = samples(exposition(document(away=[{"kind": "month"}])))
+    assert away['swarmd_away{kind="month"}'] == 1 and away['swarmd_state{state="training"}'] == 1
     assert any(key.startswith("swarmd_node{") and 'model="tiny"' in key for key in found)
     assert "# TYPE swarmd_refused_total counter\n" in text and "# TYPE swarmd_round gauge\n" in text
     assert set(samples(exposition({}))) >= {'swarmd_state{state="training"}'}  # a node that has just begun

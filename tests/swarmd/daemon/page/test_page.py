@@ -223,12 +223,14 @@ def test_unknown_facts_are_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
-    paused = re.findall(
-        ">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]
+    paused, full_disk, running = (
+        re.findall(">([^<]+)</button>", rendering.parts(document(**now), PEERS, now=0.0)["controls"])
+        for now in ({"state": "paused", "pauses": [PAUSE]}, {"state": "paused"}, {})
     )
     assert paused == ["Resume", "Invite others", "Stop"]
-    running = re.findall(">([^<]+)</button>", rendering.parts(document(), PEERS, now=0.0)["controls"])
+    # A pause for a full disk is none that anybody can resume from.
     assert running == ["Pause for 1 h", "Pause for 2 h", "Pause until resumed", "Invite others", "Stop"]
+    assert full_disk == running
     assert rendering.parts(document(state="stopping"), PEERS, now=0.0)["controls"] == ""
 
 
@@ -276,7 +278,8 @@ async def test_events_bring_everything_and_then_what_changed_and_end_with_the_re
                 set(first["parts"]) == set(rendering.PARTS)
                 and first["curve"]["rewards"] == node.document["rewards"]
             )
-            node.document = {**node.document, "state": "paused", "cause": "on battery"}
+            pauses = [PAUSE | {"cause": "on battery"}]
+            node.document = {**node.document, "state": "paused", "cause": "on battery", "pauses": pauses}
             changed = await events.next()
             assert (
                 set(changed["parts"]) == {"state", "controls"}
