@@ -51,9 +51,10 @@ def status(
 
 def _watch(folder: Path, as_json: bool) -> None:
     """Show the running node until interrupted, or until it stops: then NotRunning, exit code 6."""
-    from swarmd.cli.views.plain import PlainView
+    from swarmd.cli.views.plain import Lines
 
-    view: View = PlainView(sys.stdout)
+    # Not a view of the node's own: where nobody reads on, this ends.
+    view: View = Lines(lambda text: tell(text, sys.stdout), time.monotonic)
     if not as_json and sys.stdout.isatty():
         from rich.console import Console
 

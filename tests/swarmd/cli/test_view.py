@@ -9,11 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
 
+from swarmd.cli import status
 from swarmd.cli.views.live import LivePage, LiveView, braille
 from swarmd.cli.views.plain import JsonView, LogView, PlainView, StartView
 from swarmd.daemon.local_api.status_words import (
@@ -338,6 +341,19 @@ view.close()
 
 
 @pytest.mark.net
+def test_a_watch_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As `swarmd status --watch | head -1`."""
+    told = iter([document(), PAUSED])
+    monkeypatch.setattr("swarmd.cli.status.ask", lambda *_: next(told))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with (
+        patch("sys.stdout", io.StringIO()) as out,
+        patch.object(out, "flush", side_effect=BrokenPipeError),
+        pytest.raises(BrokenPipeError),
+    ):
+        status._watch(tmp_path, as_json=False)
+
+
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no_color: bool) -> None:
     ours, theirs = terminal()
