@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TextIO
 
 from p2p.errors import OperatorError
 
@@ -56,6 +56,15 @@ def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
         )
         print("\n".join(pieces or [line]), file=stream)
     stream.flush()
+
+
+def shows_pages(stream: TextIO) -> bool:
+    """Return whether the live page can be drawn there: on a terminal that can move its cursor, in UTF-8."""
+    return (
+        stream.isatty()
+        and os.environ.get("TERM") not in (None, "dumb")
+        and stream.encoding.lower().replace("-", "") == "utf8"
+    )
 
 
 def hang_up() -> tuple[signal.Signals, ...]:

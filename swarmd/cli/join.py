@@ -28,7 +28,7 @@ from swarmd.cli.options import (
 from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, NotRunning, command_for
 from swarmd.state.folder import Leaving, StateFolder, in_use, leaving
-from swarmd.terminal import ended_by_signals, printable, tell
+from swarmd.terminal import ended_by_signals, printable, shows_pages, tell
 
 if TYPE_CHECKING:
     from swarmd.cli.views.notify import Send
@@ -187,11 +187,7 @@ def _view(as_json: bool) -> "View":
 
     if as_json:
         return JsonView(sys.stdout, PlainView(sys.stderr))
-    if (
-        sys.stderr.isatty()
-        and os.environ.get("TERM") not in (None, "dumb")
-        and sys.stderr.encoding.lower().replace("-", "") == "utf8"
-    ):
+    if shows_pages(sys.stderr):
         from swarmd.cli.views.live import LiveView
 
         return LiveView()

@@ -28,7 +28,7 @@ from swarmd.cli.settings import with_origins
 from swarmd.config.hours import clock_words
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.state.folder import LOG_FILE
-from swarmd.terminal import printable, tell
+from swarmd.terminal import printable, shows_pages, tell
 
 if TYPE_CHECKING:
     from swarmd.protocols import View
@@ -55,7 +55,7 @@ def _watch(folder: Path, as_json: bool) -> None:
 
     # Not a view of the node's own: where nobody reads on, this ends.
     view: View = Lines(lambda text: tell(text, sys.stdout), time.monotonic)
-    if not as_json and sys.stdout.isatty():
+    if not as_json and shows_pages(sys.stdout):
         from rich.console import Console
 
         from swarmd.cli.views.live import LiveView

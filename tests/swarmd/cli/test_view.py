@@ -342,16 +342,19 @@ view.close()
 
 @pytest.mark.net
 def test_a_watch_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As `swarmd status --watch | head -1`."""
+    """As `swarmd status --watch | head -1`; and a terminal that cannot draw gets lines."""
     told = iter([document(), PAUSED])
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("swarmd.cli.status.ask", lambda *_: next(told))
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with (
         patch("sys.stdout", io.StringIO()) as out,
+        patch.object(out, "isatty", return_value=True),
         patch.object(out, "flush", side_effect=BrokenPipeError),
         pytest.raises(BrokenPipeError),
     ):
         status._watch(tmp_path, as_json=False)
+    assert out.getvalue().startswith(f"brave-otter {PEER}, swarm main")
 
 
 @pytest.mark.parametrize("no_color", [False, True])
