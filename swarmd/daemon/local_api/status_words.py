@@ -228,7 +228,8 @@ def offers_words(offers: Mapping[str, float | None]) -> str:
 def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
     """Say why the node pauses, when that ends, and what to do about it."""
     ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""
-    return printable("; ".join(filter(None, (pause.get("cause"), ends, pause.get("remedy")))))
+    remedy = pause.get("remedy") or ""
+    return printable("; ".join(filter(None, (pause.get("cause"), ends, remedy * (remedy not in ends)))))
 
 
 def other_pauses(document: Mapping[str, Any]) -> list[str]:

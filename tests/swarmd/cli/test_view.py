@@ -106,6 +106,7 @@ def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int 
 
 
 PAUSED = document(state="paused", cause="you paused it", remedy="swarmd resume")
+BY_USER = {"cause": "you paused it", "ends": "with swarmd resume", "remedy": "swarmd resume"}
 AWAY = {"cause": "the month's 20 GB are used up", "ends": "on 1 May", "remedy": "join"}
 REFUSED = (
     "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
@@ -157,10 +158,10 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
         ),
         (
             # A full disk pauses it, and its user too.
-            PAUSED | {"cause": "the disk is full", "pauses": [AWAY | {"cause": "you paused it"}]},
+            PAUSED | {"cause": "the disk is full", "pauses": [BY_USER]},
             60,
             24,
-            "the disk is full → swarmd resume|paused you paused it; it goes on on 1 May",
+            "the disk is full → swarmd resume|paused you paused it; it goes on with swarmd resume model",
         ),
         (
             # Only the first round has lasted so long.
