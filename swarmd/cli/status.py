@@ -110,14 +110,7 @@ def pause(
         if end:
             at = clock_words(datetime.fromtimestamp(end), datetime.fromtimestamp(now))
             words = f"until {at}; `swarmd resume` ends it earlier"
-        tell(f"pausing; {words}")
-        _tell_warning(document)
-
-
-def _tell_warning(document: Mapping[str, Any]) -> None:
-    # An older node sends none.
-    if warning := document.get("warning"):
-        tell(printable(warning))
+        tell("\n".join(filter(None, (f"pausing; {words}", document["warning"]))))
 
 
 def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
@@ -129,8 +122,8 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(document)
     else:
-        tell("resumed" if document["ended"] else "nothing was paused")
-        _tell_warning(document)
+        done = "resumed" if document["ended"] else "nothing was paused"
+        tell("\n".join(filter(None, (done, document["warning"]))))
 
 
 def duration_s(text: str) -> float:

@@ -234,9 +234,10 @@ def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
 
 def other_pauses(document: Mapping[str, Any]) -> list[str]:
     """Describe each pause whose cause is not that of the state, as where the disk is full as well."""
-    said = str(document.get("cause"))
     return [
-        pause_words(each) for each in document.get("pauses") or () if not said.startswith(str(each["cause"]))
+        pause_words(each)
+        for each in document.get("pauses") or ()
+        if not str(document.get("cause")).startswith(each["cause"])
     ]
 
 
