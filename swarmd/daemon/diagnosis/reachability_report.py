@@ -134,6 +134,8 @@ def _this_machine_only(found: Survey) -> bool:
 
 def _listening(found: Survey, reachable: bool | None) -> Finding:
     port = _port(found)
+    if not found["ports"]:
+        return Finding("listening", None, "at no port now")
     if _this_machine_only(found):
         return Finding.of("listening", LOOPBACK.trouble(port=port))
     if _changes_port(found):

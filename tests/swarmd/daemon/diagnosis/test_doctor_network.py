@@ -202,7 +202,7 @@ async def test_a_node_that_has_left_by_itself_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def empty(*_: object) -> dict[str, Any]:
-        return survey(peers={"connected": 0, "relayed": 0})
+        return survey(peers={"connected": 0, "relayed": 0}, ports=[])
 
     monkeypatch.setattr("swarmd.daemon.daemon.survey", empty)
     daemon = Daemon(NodeConfig(), tmp_path, PlainView(io.StringIO()))
@@ -210,6 +210,7 @@ async def test_a_node_that_has_left_by_itself_says_why(
     daemon.guest.away = [PauseCause("month", "20 GB are used up", None, "", "wait")]
     found = diagnose(await daemon._on_network({}))
     assert "bad swarm: 20 GB are used up" in found.lines() and "    → wait" in found.lines()
+    assert "–   listening: at no port now" in found.lines()
 
 
 @pytest.mark.net
