@@ -57,4 +57,4 @@ pycosat==0.6.6; python_version < "3"
 OVERRIDES
 swarmd="$("$uv" tool dir --bin)/swarmd"
 say "done: $swarmd, $("$swarmd" --version). Where the shell does not find it: $uv tool update-shell"
-say "now: swarmd join --model tiny"
+say "now: swarmd join; a node that runs is of the old version until you swarmd stop it"

@@ -53,7 +53,7 @@ def uninstall(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Stop the service, after its round, and remove its file. The state folder stays."""
     service = _service(state_dir)
     aside = service.uninstall()
-    kept = f"; it was changed by hand, so it is kept as {aside}" if aside else ""
+    kept = f"; it was not as this version writes it, so it is kept as {aside}" if aside else ""
     document = {"schema": 1, "file": str(service.file), "kept": str(aside) if aside else None}
     answer(document, printable(f"{service.file}: stopped and removed{kept}"), as_json)
 

@@ -81,7 +81,11 @@ def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: 
 def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path, unit: Path) -> None:
     (manager / "fails").write_text("enable")
     said = run("service", "install")
-    assert said.code == 4 and "Failed to connect to bus" in said.err and "Nothing is left of it" in said.err
+    assert (
+        said.code == 4
+        and "Failed to connect to bus" in said.err
+        and "Nothing is left of it. Log in" in said.err
+    )
     assert not unit.exists()
 
 
