@@ -27,7 +27,7 @@ from swarmd.cli.options import (
 )
 from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, NotRunning, command_for
-from swarmd.state.folder import Leaving, StateFolder, in_use, leaving
+from swarmd.state.folder import LOCK_FILE, Leaving, StateFolder, in_use, leaving
 from swarmd.terminal import ended_by_signals, printable, shows_pages, tell
 
 if TYPE_CHECKING:
@@ -312,7 +312,8 @@ def leave(
 
     folder = as_state_dir(state_dir)
     try:
-        os.scandir(folder).close()
+        # Each state folder has one; another folder may have checkpoints of its own.
+        (folder / LOCK_FILE).stat()
     except (FileNotFoundError, NotADirectoryError):
         raise NotRunning(
             f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir."

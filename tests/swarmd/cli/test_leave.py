@@ -44,6 +44,7 @@ def state(folder: Path) -> Path:
         "peers.json",
         "seen",
         "sequence",
+        "lock",
         "metrics.jsonl",
         "notes of mine.txt",
     ):
@@ -65,7 +66,11 @@ def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path:
     assert "identity.key" in asked.err.partition("would stay: ")[2]
     said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
     assert (json.loads(said.out)["removed"], names(tmp_path / "state")) == (gone, before - {*gone})
-    assert run("leave", "--yes", "--state-dir", tmp_path / "none").code == 6
+    for wrong in ("none", "project"):
+        # A project of somebody's, as where a script's variable is empty, may have checkpoints of its own.
+        (tmp_path / "project" / "checkpoints").mkdir(parents=True, exist_ok=True)
+        assert run("leave", "--everything", "--yes", "--state-dir", tmp_path / wrong).code == 6
+    assert (tmp_path / "project" / "checkpoints").exists()
     again = run("leave", "--yes", "--state-dir", state(tmp_path / "again"))
     assert again.err == f"{tmp_path / 'again'}: removed {', '.join(gone)}\nYou left the swarm.\n"
 
