@@ -128,6 +128,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("state", state_sentence(document)),
         *(("paused", words) for words in other_pauses(document)),
+        *(("away", away_words(each)) for each in document.get("away") or ()),
         ("trouble", trouble_sentence(document)),
         (
             "round",
@@ -149,7 +150,6 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("judge", judge_words(judge) if judge else ""),
         ("trainer", ", ".join(filter(None, (pid and f"pid {pid}", restarts and f"restarts: {restarts}")))),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
-        *(("away", away_words(each)) for each in document.get("away") or ()),
         ("budget", budget_words(document.get("usage") or {})),
         ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
