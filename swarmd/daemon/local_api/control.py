@@ -28,7 +28,7 @@ import trio
 from p2p.errors import OperatorError
 from p2p.types import Started
 from swarmd.errors import CannotRecord, NotRunning, SwarmdError, Unreachable
-from swarmd.state.folder import LOG_FILE, RUN_FILE, in_use, write_atomically
+from swarmd.state.folder import LOCK_FILE, LOG_FILE, RUN_FILE, in_use, write_atomically
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
@@ -215,7 +215,11 @@ def _socket_path(state_dir: Path) -> str:
 def _absent(state_dir: Path) -> NotRunning | Unreachable:
     """Return why nobody answers: no node runs here, or it is starting or stopping."""
     if in_use(state_dir):
-        return Unreachable(f"{state_dir}: the node is starting or stopping. Ask again in a moment.")
+        return Unreachable(
+            f"{state_dir}: the node is starting or stopping. Ask again in a moment. If it stays so, its"
+            f" socket was removed, as by what empties the temporary folder: `kill` and the number in"
+            f" {state_dir / LOCK_FILE} stop it."
+        )
     return NotRunning(
         f"No node is running in {state_dir}. Start one with `swarmd join`, or name another folder with"
         " --state-dir."
