@@ -120,7 +120,7 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
             work.wait()
     except RuntimeError as error:
         # Gloo and NCCL raise this for a connection that is broken or silent for too long.
-        raise RankLost("the connection to another trainer broke") from error
+        raise RankLost(f"the connection to another trainer broke: {str(error).splitlines()[0]}") from error
     for name, value in zip(names, total.tolist(), strict=True):
         setattr(sums, name, type(getattr(sums, name))(value))
 
@@ -156,7 +156,8 @@ class Trainers:
         # Of GPUs of two kinds the norms of a gradient differ by rounding, and so do weights.
         self._checks, self._check_every = devices_alike(size), check_every
         self._children: list[WorkerProcess] = []
-        self._met = False
+        # The ranks' file stays until the end: NCCL's find each other there at their first sum only.
+        self._met, self._meeting = False, folder / "meeting"
         # What every other rank must answer for the last step.
         self._expected: Stepped | None = None
 
@@ -171,6 +172,7 @@ class Trainers:
         for child in self._children:
             child.kill()
         leave()
+        self._meeting.unlink(missing_ok=True)
         for child in self._children:
             child.end()
 
@@ -224,7 +226,7 @@ class Trainers:
 
     def _meet(self) -> None:
         """Send the others our state, and wait for them to join."""
-        state, meeting = self._folder / "state", self._folder / "meeting"
+        state, meeting = self._folder / "state", str(self._meeting)
         state.mkdir(mode=0o700)
         try:
             self._policy.save(state)
@@ -234,14 +236,13 @@ class Trainers:
                 if message is None:
                     raise RankLost("another trainer ended while it was starting")
             for rank, child in enumerate(self._children, 1):
-                child.send(Join(str(state), str(meeting), rank, self._size))
-            join(str(meeting), 0, self._size, self._policy.device)
+                child.send(Join(str(state), meeting, rank, self._size))
+            join(meeting, 0, self._size, self._policy.device)
             for child in self._children:
                 # The reply means that it joined, with its weights in place.
                 _raise_failure(child.receive())
         finally:
             shutil.rmtree(state, ignore_errors=True)
-            meeting.unlink(missing_ok=True)
         self._met = True
 
     def _all_alive(self) -> bool:

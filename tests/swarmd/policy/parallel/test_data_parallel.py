@@ -17,7 +17,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import environment
 from swarmd.policy.parallel import data_parallel
 from swarmd.policy.parallel.data_parallel import RankLost, Trainers, combine, deal
-from swarmd.policy.parallel.messages import Begin, Share
+from swarmd.policy.parallel.messages import Begin, Share, WorkerReady
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
@@ -91,6 +91,23 @@ def test_weights_are_compared_on_gpus_of_one_kind(
     trainers = Trainers(2, learner, lambda _: SimpleNamespace(send=said.append), tmp_path, check_every=1)  # type: ignore[arg-type,return-value]
     trainers.__enter__()._shared(learner, [row(1, 3), row(2, 3)])
     assert [share.check for share in said] == [alike]
+
+
+def test_ranks_that_have_met_find_each_other_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NCCL they do, at their first sum; in a new file torch would look for the others' words for ever."""
+    stores: list[Any] = []
+
+    def join(meeting: str, *_: object) -> None:
+        stores.extend(data_parallel.dist.FileStore(meeting, 2) for _ in range(2))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(data_parallel, "join", join)
+    child = SimpleNamespace(receive=WorkerReady, send=lambda _: None, kill=lambda: None, end=lambda: None)
+    policy: Any = SimpleNamespace(save=lambda _: None, device=torch.device("cpu"))
+    with Trainers(2, policy, lambda _: child, tmp_path) as trainers:  # type: ignore[arg-type,return-value]
+        trainers._meet()
+        stores[0].set("id", "of NCCL")
+        assert stores[1].check(["id"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
