@@ -26,11 +26,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # Larger models get an adapter unless the configuration says otherwise, and all cores.
 LORA_FROM_PARAMETERS: Final = 100_000_000
 # In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and
-# their kin; of the CPU (Linux and macOS, then Windows). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED
-# can mean it too; they mostly mean something else.
+# their kin; of the CPU (Linux and macOS, then Windows); of CUDA where NVML cannot tell who has memory (MIG,
+# Jetson). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED can mean it too, and mostly mean something else.
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|Invalid buffer size|STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough)"
-    r" memory",
+    r" memory|NVML_SUCCESS == .*CUDACachingAllocator",
     re.IGNORECASE,
 )
 DTYPES: Final = MappingProxyType(
@@ -62,8 +62,8 @@ def choose_device(wanted: str) -> torch.device:
     if there[wanted] and fault:
         raise NoModel(
             f"there is a GPU, and this torch ({torch.__version__}) cannot compute on it: {fault}. Close other"
-            " programs that use it, or install the torch that is built for it (NVIDIA before Turing:"
-            " UV_TORCH_BACKEND=cu126 packaging/install.sh), or use --device cpu."
+            " programs that use it, name another one in CUDA_VISIBLE_DEVICES, install the torch that is built"
+            " for it (NVIDIA before Turing: UV_TORCH_BACKEND=cu126 packaging/install.sh) or use --device cpu."
         )
     if not there[wanted]:
         raise no_device(wanted, f"this torch ({torch.__version__}) sees none" + f" ({fault})" * bool(fault))
@@ -78,8 +78,8 @@ def _cuda_fault() -> str:
     """
     try:
         torch.ones(1, device="cuda").add_(1).item()
-    except (RuntimeError, AssertionError) as error:
-        # AssertionError: torch was built without CUDA.
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
+        # In turn: of a driver or kernels, of a torch without CUDA, of another GPU than the first.
         return first_line(error).rstrip(".")
     return ""
 

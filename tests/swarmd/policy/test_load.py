@@ -29,6 +29,7 @@ from swarmd.policy import language_policy
 from swarmd.policy.export import export
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import (
+    _cuda_fault,
     cgroup_rooms,
     choose_device,
     choose_dtype,
@@ -270,6 +271,19 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(wanted: str, monkeypatch
         choose_device(wanted)
 
 
+def test_a_gpu_beside_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks all of them first (pytorch/pytorch#107300)."""
+
+    def ones(*_: object, **__: object) -> None:
+        raise torch.cuda.DeferredCudaCallError("device < num_gpus\n\nCUDA call was originally invoked at:")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr("swarmd.policy.models.device._cuda_fault", _cuda_fault.__wrapped__)
+    with pytest.raises(NoModel, match=r"compute on it: device < num_gpus\. .* in CUDA_VISIBLE_DEVICES"):
+        choose_device("auto")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
 def test_a_gpu_left_idle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver may be too old for torch's CUDA, or torch the CPU's."""
@@ -483,6 +497,8 @@ SAID = {
     "you tried to allocate 8 bytes.": True,
     "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: "
     "you tried to allocate 8 bytes.": True,
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":995, please '
+    "report a bug to PyTorch.": True,
     "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)": False,
     "CUDA error: an illegal memory access was encountered": False,
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": False,
