@@ -6,6 +6,7 @@ Beside it run the processes that hand the node's figures to experiment trackers.
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -246,16 +248,22 @@ def _keep_short(log_file: Path) -> None:
         os.truncate(log_file, 0)
 
 
+# The line behind a traceback, which says what was raised: what CUDA adds in more lines is the same for every
+# error. Of several trainers torch puts the rank before each line.
+_RAISED: Final = re.compile(r'^(|\[rank0\]: )  File ".*\n(?:\1 .*\n)*\1(.+: \n+.+|.+)', re.MULTILINE)
+
+
 def _cause(status: int, log_file: Path) -> str:
-    """Describe why the trainer ended: the exit status and, unless it was killed, the log's last line."""
+    """Describe why the trainer ended: the exit status and, unless it was killed, what the log ends with."""
     if status < 0:
         return exit_words(status)
     with contextlib.suppress(OSError):
         with log_file.open("rb") as file:
             file.seek(max(0, log_file.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            text = file.read().decode(errors="replace").strip()
+        lines = [found[2] for found in _RAISED.finditer(text)] or text.splitlines()
         if lines:
-            return f"{lines[-1].strip()} ({exit_words(status)}; more in {log_file})"
+            return f"{' '.join(lines[-1].split())} ({exit_words(status)}; more in {log_file})"
     return f"{exit_words(status)}; see {log_file}"
 
 

@@ -15,7 +15,7 @@ from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import watchdog
 from swarmd.daemon.daemon import Daemon as Node
-from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.trainer_process import TrainerChild, _cause
 from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, Watchdog
 from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 from swarmd.state.logs import LOG_BYTES
@@ -240,6 +240,32 @@ def test_a_trainers_output_fills_no_disk(tmp_path: Path) -> None:
     (cause,), _ = causes_of_death("talking", log_file)
     assert cause.startswith("the last word (") and log_file.read_text() == "the last word\n"
     assert log_file.with_name("trainer.log.1").stat().st_size == LOG_BYTES + 1
+
+
+@pytest.mark.parametrize("before", ["", "[rank0]: "])
+def test_an_error_is_told_by_what_was_raised_and_not_by_what_torch_says_of_each(
+    before: str, tmp_path: Path
+) -> None:
+    """As torch 2.13 words it on CUDA (c10/cuda/CUDAException.cpp)."""
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/swarmd/policy/inference/decode.py", line 132, in decode_rows',
+        "    left = [place for place, lives in enumerate(alive.tolist()) if lives]",
+        "                                                ^^^^^^^^^^^^^^",
+        "torch.AcceleratorError: CUDA error: unspecified launch failure",
+        "Search for `cudaErrorLaunchFailure' in https://docs.nvidia.com/cuda for more information.",
+        "CUDA kernel errors might be asynchronously reported at some other API call.",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+        "Device-side assertion tracking was not enabled by user.",
+    )
+    log_file = tmp_path / "trainer.log"
+    log_file.write_text("began\n" + "".join(f"{before}{line}\n" for line in lines))
+    told = _cause(1, log_file)
+    assert told == (
+        f"torch.AcceleratorError: CUDA error: unspecified launch failure (exit 1; more in {log_file})"
+    )
+    log_file.write_text(log_file.read_text().replace(" CUDA error:", " \n\nCUDA error:"))
+    assert _cause(1, log_file) == told, "some begin with an empty line"
 
 
 @pytest.mark.net
