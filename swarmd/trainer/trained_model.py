@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarmd.config.config import NodeConfig
-from swarmd.errors import ConfigError
+from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.export import FILES, base_network, put_trained
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import TemplateFails
-from swarmd.policy.models.device import choose_device, is_out_of_memory, seeded
+from swarmd.policy.models.device import choose_device, seeded, within_memory
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.tokenizer import load_tokenizer
@@ -97,7 +97,13 @@ class TrainedModel:
         if identity.lora_rank is not None:
             network = with_adapter(network, identity.lora_rank, seed=0)
         self._device = choose_device(model.device)
-        self._network, self._identity = network.to(self._device).eval(), identity
+        with within_memory(
+            NoModel(
+                f"not enough memory on {self._device} for the weights of {identity.source} beside what is"
+                " there, such as the node's. Use --device cpu, or stop the node."
+            )
+        ):
+            self._network, self._identity = network.to(self._device).eval(), identity
         self.context = context_of(network.config) or NO_LIMIT_TOKENS
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -155,17 +161,16 @@ class TrainedModel:
         )
         generator = seeded(self._device, settings.seed)
         try:
-            decode(self._network, [prompt], 1, sampling, generator, NO_LIMIT_TOKENS, drawn=drawn)
+            with within_memory(
+                CannotAnswer(
+                    f"not enough memory on {self._device} for {len(prompt):,} tokens and an answer of up to"
+                    f" {sampling.limit:,}. Shorten it, ask for fewer (max_tokens), or begin a new one."
+                )
+            ):
+                decode(self._network, [prompt], 1, sampling, generator, NO_LIMIT_TOKENS, drawn=drawn)
             ended = bool(ids) and ids[-1] in self.chat.ends
         except _Stopped:
             ended = True
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise CannotAnswer(
-                f"not enough memory on {self._device} for {len(prompt):,} tokens and an answer of up to"
-                f" {sampling.limit:,}. Shorten it, ask for fewer (max_tokens), or begin a new one."
-            ) from None
         if text[said:]:
             told(text[said:])
         return Answer(text, ended, len(prompt), len(ids))

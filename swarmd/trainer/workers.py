@@ -23,7 +23,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import count_devices, device_of, environment
+from swarmd.policy.models.device import choose_device, count_devices, environment
 from swarmd.policy.models.preflight import cores
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.generator_pool import Generators
@@ -47,7 +47,7 @@ PROCESSES_PER_CORE: Final = 4
 
 def check_workers(config: NodeConfig) -> None:
     """Raise ConfigError where these workers make no sense here; it says which would."""
-    workers, device = config.workers, device_of(config.model)
+    workers, device = config.workers, choose_device(config.model.device).type
     if config.round.local == 0:
         raise ConfigError(
             "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set"
@@ -227,5 +227,5 @@ def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
 
 def sharing(config: NodeConfig, place: int) -> int:
     """Count the processes of this run on the device of this place."""
-    devices = count_devices() if device_of(config.model) == "cuda" else 1
+    devices = count_devices() if choose_device(config.model.device).type == "cuda" else 1
     return processes_on(place, config.workers.processes, devices)

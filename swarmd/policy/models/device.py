@@ -18,7 +18,7 @@ import torch
 
 from swarmd.config.amounts import percent
 from swarmd.config.config import ModelConfig, NodeConfig
-from swarmd.errors import NoModel, command_for
+from swarmd.errors import NoModel, SwarmdError, command_for
 from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.preflight import CGROUPS, OWN_CGROUP, cgroups, cores, driver_there, no_device
 
@@ -95,8 +95,11 @@ def unused_gpu(wanted: str, device: torch.device) -> list[str]:
 
 
 def quick_at_bf16(device: torch.device) -> bool:
-    """Return whether a device is quick at bfloat16, by asking it or by trying."""
-    return {"cuda": _cuda_has_bf16, "mps": _mps_has_bf16, "cpu": _cpu_gains_from_bf16}[device.type]()
+    """Return whether a device is quick at bfloat16, by asking it or by trying.
+
+    MPS has it on every macOS that torch 2.13 installs on (14).
+    """
+    return {"cuda": _cuda_has_bf16, "mps": lambda: True, "cpu": _cpu_gains_from_bf16}[device.type]()
 
 
 def choose_dtype(
@@ -148,15 +151,6 @@ def _cuda_has_bf16() -> bool:
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def _mps_has_bf16() -> bool:
-    try:
-        x = torch.ones(8, 8, dtype=torch.bfloat16, device="mps")
-        return bool((x @ x).isfinite().all())
-    except (RuntimeError, TypeError):
-        # macOS before 14 has no bfloat16 on MPS: use float32.
-        return False
-
-
 def _cpu_gains_from_bf16() -> bool:
     """Measure whether bfloat16 is quicker than float32.
 
@@ -195,7 +189,6 @@ def gives_float32(device: torch.device, dtype: torch.dtype) -> bool:
 
 SLOW_AT_BF16: Final = {
     "cuda": "this GPU has no bfloat16 (NVIDIA's have it from Ampere on)",
-    "mps": "this macOS has no bfloat16 (it has from 14 on)",
     "cpu": "this CPU is slow at bfloat16",
 }
 
@@ -256,6 +249,17 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
+
+
+@contextlib.contextmanager
+def within_memory(refusal: SwarmdError) -> Iterator[None]:
+    """Raise `refusal` where memory runs out within the block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise refusal from error
 
 
 def release_cached(device: torch.device) -> None:
@@ -324,14 +328,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def device_of(config: ModelConfig) -> str:
-    """Return "cuda", "mps" or "cpu".
-
-    Raises NoModel where the device that is asked for is absent.
-    """
-    return choose_device(config.device).type
-
-
 def count_devices() -> int:
     """Count the CUDA devices that are visible."""
     return torch.cuda.device_count()
@@ -350,7 +346,7 @@ def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
 
     place: counted from the trainer's, 0.
     """
-    if device_of(config) != "cuda":
+    if choose_device(config.device).type != "cuda":
         return {}
     # ROCm heeds both, its own first.
     variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"

@@ -19,7 +19,7 @@ from swarmd.policy.head import give_float32_logits
 from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts
-from swarmd.policy.models.device import free_memory, is_out_of_memory
+from swarmd.policy.models.device import free_memory, is_out_of_memory, within_memory
 from swarmd.policy.models.fit import FittedModel, fit
 from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
 from swarmd.policy.models.memory_plan import Workload
@@ -84,19 +84,15 @@ def load_model(
             " model; `swarmd models` names some."
         )
     fingerprint = fingerprint_of(network)
-    try:
+    with within_memory(
+        _too_large(place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}")
+    ):
         if plan.lora_rank:
             network = with_adapter(network, plan.lora_rank, seed)
         if plan.dtype == NF4:
             pack_bases(network, device)
         network = network.to(device).eval()
         give_float32_logits(network)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise _too_large(
-            place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}"
-        ) from error
     fitted = {field.name: getattr(found, field.name) for field in fields(found)}
     return Loaded(**fitted, network=network, fingerprint=fingerprint)
 

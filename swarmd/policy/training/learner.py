@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from swarmd.config.config import TrainConfig
 from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.attention import adopt
-from swarmd.policy.models.device import is_out_of_memory, release_cached
+from swarmd.policy.models.device import is_out_of_memory, release_cached, within_memory
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
 from swarmd.policy.training.losses import LOSSES, k3
@@ -385,15 +385,13 @@ class Learner:
         return float(norm)
 
     def _apply(self, rate: float) -> None:
-        try:
-            self.optimizer.step(rate)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise NoModel(
+        with within_memory(
+            NoModel(
                 f"not enough memory on {self._device} for the optimizer. "
                 "Close other programs, set model.lora to 'on', or choose a smaller model."
-            ) from error
+            )
+        ):
+            self.optimizer.step(rate)
 
     def _skip(self, loss: float, norm: float) -> UpdateReport:
         self.optimizer.clear()

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from swarmd.config.config import NodeConfig
+from swarmd.errors import NoModel
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved
@@ -48,6 +50,18 @@ def test_it_answers_as_the_policy_and_takes_up_a_newer_checkpoint(tmp_path: Path
     now = policy.answer(QUESTION)
     assert now != first, "the training changed nothing, so this test shows nothing"
     assert model.answer(model.prompt(ASKED), AnswerSettings(0, 12)).text == now.text
+
+
+def test_a_device_that_is_full_is_told_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU mostly is beside the node that trains on it."""
+    save(open_policy("tiny"), tmp_path, 1)
+
+    def full(_network: object, _device: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.to", full)
+    with pytest.raises(NoModel, match=r"memory on cpu for the weights of tiny .* Use --device cpu, or stop"):
+        TrainedModel(tmp_path, config("tiny"))
 
 
 def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Path) -> None:
