@@ -1,32 +1,41 @@
-"""The head's product in float32, for sampler and learner alike.
+"""The head's product, as sampler and learner need it.
 
-In bfloat16 a logit of 20 is a multiple of 1/8. The two compute a token's states in different orders, and
-would round what is nearly the same apart, which importance ratios are sensitive to (MiniMax-M1, arXiv
-2506.13585; ScaleRL, arXiv 2510.13786).
+In float32, where a device has such products. In bfloat16 a logit of 20 is a multiple of 1/8. The two compute
+a token's states in different orders, and would round what is nearly the same apart, which importance ratios
+are sensitive to (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786).
+
+On MPS with a right gradient, too.
 """
 
+from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.models.device import gives_float32
 
+# The most terms of a sum in a product. On M1 and M2 MPS adds what lies behind the operands where there are
+# more than 32,766, up to torch 2.13 without a word (pytorch/pytorch#193487). The gradient by a token's states
+# has one for each word of the vocabulary.
+MOST_TERMS = MappingProxyType({"mps": 2**14})
 
-def give_float32_logits(network: nn.Module) -> None:
-    """Have a 16-bit network's head give float32, where its device has such products; a CPU has none."""
+
+def take_over_head(network: nn.Module) -> None:
+    """Have a network's head compute as this file says; a CPU's stays as it is."""
     head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
     weight = head.weight
-    if (
-        type(head) is nn.Linear
-        and weight.dtype != torch.float32
-        and gives_float32(weight.device, weight.dtype)
+    if type(head) is nn.Linear and (
+        weight.device.type in MOST_TERMS
+        or (weight.dtype != torch.float32 and gives_float32(weight.device, weight.dtype))
     ):
-        head.__class__ = Float32Head
+        head.__class__ = OwnHead
 
 
-class Float32Head(nn.Linear):
-    """A head of 16-bit weights that gives float32 logits: [..., d] -> [..., V]."""
+class OwnHead(nn.Linear):
+    """A head that gives float32 logits of 16-bit weights, where that can be: [..., d] -> [..., V]."""
 
     def forward(self, states: Tensor) -> Tensor:
         logits: Tensor = _Product.apply(states.flatten(0, -2), self.weight)  # type: ignore[no-untyped-call]
@@ -35,18 +44,25 @@ class Float32Head(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ in float32, for which torch has no gradient."""
+    """x Wᵀ, in float32 if there is such a product, for which torch has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
+        return (
+            torch.mm(x, weight.T, out_dtype=torch.float32)
+            if gives_float32(x.device, x.dtype)
+            else F.linear(x, weight)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         by_logits = gradients[0].to(x.dtype)
+        most = MOST_TERMS.get(x.device.type, len(weight))
         return (
-            by_logits @ weight if ctx.needs_input_grad[0] else None,
+            reduce(torch.add, map(torch.mm, torch.split(by_logits, most, dim=1), torch.split(weight, most)))
+            if ctx.needs_input_grad[0]
+            else None,
             by_logits.T @ x if ctx.needs_input_grad[1] else None,
         )

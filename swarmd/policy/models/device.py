@@ -218,8 +218,7 @@ def free_memory(device: torch.device, processes: int = 1) -> int:
 def _free(device: torch.device) -> int:
     if device.type == "mps":
         # Metal's own limit is a share of the machine's memory, whatever other programs have of it.
-        most = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-        return min(most, _main_memory())
+        return min(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), _main_memory())
     return _main_memory()
 
 

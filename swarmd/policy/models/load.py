@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.head import give_float32_logits
+from swarmd.policy.head import take_over_head
 from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts
@@ -92,7 +92,7 @@ def load_model(
         if plan.dtype == NF4:
             pack_bases(network, device)
         network = network.to(device).eval()
-        give_float32_logits(network)
+        take_over_head(network)
     fitted = {field.name: getattr(found, field.name) for field in fields(found)}
     return Loaded(**fitted, network=network, fingerprint=fingerprint)
 

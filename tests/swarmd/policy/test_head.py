@@ -1,4 +1,4 @@
-"""The head gives float32 logits where the device has such products."""
+"""The head gives float32 logits where the device has such products, and a right gradient on MPS."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swarmd.policy import head
-from swarmd.policy.head import Float32Head, give_float32_logits
+from swarmd.policy.head import OwnHead, take_over_head
 from swarmd.policy.language_policy import LanguagePolicy
 from tests.swarmd.policy.conftest import answered, config_of, make_model
 from tests.swarmd.policy.test_on_device import CUDA, QUESTIONS
@@ -39,8 +40,8 @@ def test_logits_keep_their_digits_and_gradients_are_those_of_the_layer(device: s
     found = []
     for exact in (False, True):
         if exact:
-            give_float32_logits(plain)
-            assert type(plain.head) is Float32Head
+            take_over_head(plain)
+            assert type(plain.head) is OwnHead
         plain.zero_grad()
         seen = states.clone().requires_grad_()
         logits = plain.head(seen)
@@ -57,13 +58,40 @@ def test_logits_keep_their_digits_and_gradients_are_those_of_the_layer(device: s
         torch.testing.assert_close(one, other)
 
 
+class ShortSums(TorchDispatchMode):
+    """Refuse products of more than 32 terms, as MPS should those of more than 32,766."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten.mm.default or args[0].shape[1] <= 32
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_is_added_up_in_parts_where_a_device_cannot_add_more(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "MOST_TERMS", {"cpu": 32})
+    torch.manual_seed(0)
+    plain: Any = nn.Module()
+    plain.head, states = nn.Linear(16, 90, dtype=dtype), torch.randn(20, 16, dtype=dtype)
+    plain.get_output_embeddings = lambda: plain.head
+    expected = states.clone().requires_grad_()
+    plain.head(expected).backward(by_logits := torch.randn(20, 90, dtype=dtype))
+    take_over_head(plain)
+    with ShortSums():
+        seen = states.clone().requires_grad_()
+        plain.head(seen).backward(by_logits)
+    off = 1e-5 if dtype == torch.float32 else 0.02  # each part is rounded, too
+    torch.testing.assert_close(seen.grad, expected.grad, atol=off, rtol=0)
+
+
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
 def test_a_policy_answers_and_learns_by_float32_logits(
     device: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed or in padded batches, and with what a model does behind its head."""
-    given, forward = list[torch.dtype](), Float32Head.forward
-    monkeypatch.setattr(Float32Head, "forward", lambda self, x: (given.append(x.dtype), forward(self, x))[1])
+    given, forward = list[torch.dtype](), OwnHead.forward
+    monkeypatch.setattr(OwnHead, "forward", lambda self, x: (given.append(x.dtype), forward(self, x))[1])
     make_model(tmp_path, family)
     policy = LanguagePolicy.open(config_of(tmp_path, device=device, dtype="bfloat16"), 0)
 
