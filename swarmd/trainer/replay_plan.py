@@ -125,12 +125,14 @@ def _one_round(
         for task, answer in zip(drawn, answers, strict=True)
     ]
     between = clock()
-    report = policy.update(batch, unweighed)
+    while (report := policy.update(batch, unweighed)).skipped:
+        # The next one scales a gradient in float16 by less. The learner gives up where no scale helps.
+        between = clock()
     trained = clock()
     if not report.tokens:
         raise SwarmdError(
-            "the update that was to be measured trained on nothing: its loss was not finite. "
-            "Lower train.learning_rate, or set model.dtype to 'float32'."
+            "the update that was to be measured trained on nothing: no answer has a token. Choose a model"
+            " with a longer context, or a shorter model.system_prompt."
         )
     return (generated - begun) / questions, (trained - between) / questions
 

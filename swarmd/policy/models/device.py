@@ -245,9 +245,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
     Devices, their libraries and Python each word it differently, and few have an exception type for it.
     """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
+    )
 
 
 @contextlib.contextmanager

@@ -2,14 +2,19 @@
 
 import json
 import tomllib
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from swarmd.cli.app import main
 from swarmd.config.config import NodeConfig
+from swarmd.errors import SwarmdError
 from swarmd.experience.replay_theory import best_reuse
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, lines, plan, plan_replay
+from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, lines, measure, plan, plan_replay
+from swarmd.types import Completion, Generation, Task, TaskRef, Tokens, UpdateReport
 
 
 def measured(mu: float) -> Measured:
@@ -45,6 +50,19 @@ def test_where_generation_is_expensive_the_plan_is_the_theorems() -> None:
 def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
     made = plan(measured(5.0), 1, 32)
     assert made.size >= made.batch == 32 and made.updates == 1
+
+
+def test_an_update_that_float16_left_out_is_made_again() -> None:
+    """Its first scale of the loss may be too large, and takes a step or two to fit."""
+    reports = iter([UpdateReport(skipped=1)] * 2 + [UpdateReport(tokens=4)] * 2 + [UpdateReport()])
+    said = Generation((Completion("a", ended=True),) * 2, Tokens(((1,),) * 2, ((0.0,),) * 2))
+    policy: Any = SimpleNamespace(generate=lambda *_: [said], update=lambda *_: next(reports))
+    tasks: Any = SimpleNamespace(draw=lambda *_: [Task(TaskRef("sum", 1), "1+1?", {})])
+    clock = count(step=2).__next__
+    found = measure(policy, tasks, 1, 2, 1, 0, clock)
+    assert (found.generate, found.train) == (2, 2)
+    with pytest.raises(SwarmdError, match=r"no answer has a token\. Choose a model with a longer context"):
+        measure(policy, tasks, 1, 2, 1, 0, clock)
 
 
 @pytest.mark.slow
