@@ -124,7 +124,7 @@ class EngineOptions:
 
     model: Path  # the base model's folder: configuration, tokenizer and weights
     device: str  # cpu, cuda or mps
-    dtype: str  # float32 or bfloat16
+    dtype: str  # float32, bfloat16 or float16
     lora_rank: int | None  # None: all weights are trained
     context: int | None  # tokens of prompt and answer together; None: the model names no limit
     url: str = ""  # URL of a running server; "": the engine starts one
