@@ -68,8 +68,8 @@ class OwnEngine:
             len(group) == 1 for group in groups(prompts, copies, sampling, self._tokens, adopt(self._network))
         ):
             raise NoModel(
-                f"not enough memory on {device} to answer one question {copies} times. "
-                "Lower generate.max_new_tokens or round.completions, or choose a smaller model."
+                f"not enough memory on {device} to answer one question {copies} times. Close other programs,"
+                " lower generate.max_new_tokens or round.completions, or choose a smaller model."
             )
         self._tokens = min(self._tokens, len(prompts) * largest) // 2
         log.warning(

@@ -90,7 +90,8 @@ def unused_gpu(wanted: str, device: torch.device) -> list[str]:
         return []
     return [
         f"training on the CPU: a GPU's driver is here, and this torch ({torch.__version__}) cannot use it"
-        f" ({_cuda_fault()}); packaging/install.sh chooses the torch for it, --device cpu leaves it idle"
+        f" ({_cuda_fault()}); packaging/install.sh chooses the torch for it, a restart of the machine mends a"
+        " driver that was updated or slept, --device cpu leaves it idle"
     ]
 
 

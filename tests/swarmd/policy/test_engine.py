@@ -528,7 +528,7 @@ def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path])
     engine = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(99))
     with pytest.raises(
         NoModel,
-        match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens",
+        match=r"memory on cpu to answer one question 2 times\. Close other programs, lower generate",
     ):
         engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     once = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1))
