@@ -36,7 +36,9 @@ function show(update) {
   for (const [id, html] of Object.entries(update.parts)) {
     const part = document.getElementById(id);
     const held = part.contains(document.activeElement) ? document.activeElement : null;
+    const open = part.querySelector("details")?.open;
     part.innerHTML = html;  // made and escaped by the node
+    if (open) part.querySelector("details").open = true;
     if (held) (document.getElementById(held.id) || part.querySelector("button"))?.focus();
   }
   if (update.curve) draw((curve = update.curve));

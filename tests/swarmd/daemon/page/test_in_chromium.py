@@ -201,6 +201,10 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: T
         tab.run("document.getElementById('limits').scrollIntoView()")
         place = "document.getElementById('said').getBoundingClientRect()"
         tab.until(f"scrollY > {place}.height && {place}.top >= 0 && {place}.bottom < innerHeight")
+        # The part is sent anew with what holds now: the form stays open, and the keyboard's place in it.
+        node.document = {**node.document, "limits": limits | {"limits.cpu": "25 %"}}
+        tab.until("document.getElementById('limit-cpu').defaultValue === '25 %'")
+        assert tab.run("document.activeElement.id") == "limit-cpu"
 
     assert await in_browser(node, tab, look) == []
     assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
