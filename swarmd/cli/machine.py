@@ -42,6 +42,7 @@ doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_
 def doctor_model(
     model: ModelName = None,
     device: DeviceName = None,
+    state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +55,12 @@ def doctor_model(
     with interrupted_at_once():
         from swarmd.policy.models.doctor import document, examine, explain
 
-        found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
+        # The folder's model, unless another is asked after.
+        found = examine(
+            joined(config, as_state_dir(state_dir), {"device": device})
+            if model is None
+            else load(config_file(config), os.environ, {"model": model, "device": device})
+        )
     answer(document(found), "\n".join(explain(found)), as_json)
     found.require()
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from swarmd.config.sources import resolve
+from swarmd.daemon.choices import remember
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.state.folder import StateFolder
 from swarmd.testing import TIMEOUT_S
@@ -30,8 +32,11 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_doctor_model_shows_the_plan(run: Run) -> None:
-    said = run("doctor", "model", "--model", "tiny", "--device", "cpu")
+def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
+    remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
+    said = run("doctor", "model", "--device", "cpu", "--state-dir", tmp_path)
+    assert said.out.startswith("tiny-latent: ")  # what the next join will use
+    said = run("doctor", "model", "--model", "tiny", "--device", "cpu", "--state-dir", tmp_path)
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("tiny: 851,584 parameters, on cpu") and "851,584 × 4 B" in said.out
     document = json.loads(run("doctor", "model", "--device", "cpu", "--json").out)
