@@ -13,6 +13,8 @@ MIN_COLUMNS = 80
 NAME_COLUMNS = 8
 # A mean reward that is shown is over so many rounds.
 SMOOTH_ROUNDS = 10
+# Of a node that has left the swarm, where one that pauses goes on.
+COMES_BACK = "it comes back"
 # Why the page's "Try it" has nothing to compare with.
 NO_FIRST = (
     "The first weights are not kept, so there is nothing to compare today's with: train.kl_every is 0, memory"
@@ -128,7 +130,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("state", state_sentence(document)),
         *(("paused", words) for words in other_pauses(document)),
-        *(("away", away_words(each)) for each in document.get("away") or ()),
+        *(("away", pause_words(each, COMES_BACK)) for each in document.get("away") or ()),
         ("trouble", trouble_sentence(document)),
         (
             "round",
@@ -226,7 +228,7 @@ def offers_words(offers: Mapping[str, float | None]) -> str:
 
 
 def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
-    """Say why the node pauses, when that ends, and what to do about it."""
+    """Say why the node pauses, or is away from the swarm, when that ends, and what to do about it."""
     ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""
     remedy = pause.get("remedy") or ""
     return printable("; ".join(filter(None, (pause.get("cause"), ends, remedy * (remedy not in ends)))))
@@ -239,11 +241,6 @@ def other_pauses(document: Mapping[str, Any]) -> list[str]:
         for each in document.get("pauses") or ()
         if not str(document.get("cause")).startswith(each["cause"])
     ]
-
-
-def away_words(away: Mapping[str, Any]) -> str:
-    """Say why the node has left the swarm, when it comes back, and what to do about it."""
-    return pause_words(away, "it comes back")
 
 
 def given_words(given: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from html import escape
 from typing import Any
 
 from swarmd.daemon.local_api.status_words import (
+    COMES_BACK,
     NO_FIRST,
-    away_words,
     exchange_words,
     given_words,
     helped_words,
@@ -21,6 +21,7 @@ from swarmd.daemon.local_api.status_words import (
     model_words,
     offers_words,
     other_pauses,
+    pause_words,
     peers_words,
     round_sentence,
     sentence,
@@ -166,7 +167,7 @@ def _state(document: Document) -> str:
             else ""
         )
         + "".join(map(_paragraph, other_pauses(document)))
-        + "".join(_paragraph(away_words(away)) for away in document.get("away") or ())
+        + "".join(_paragraph(pause_words(away, COMES_BACK)) for away in document.get("away") or ())
         + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
     )
 
