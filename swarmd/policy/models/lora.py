@@ -125,15 +125,13 @@ def adapted_linear() -> type:
     class AdaptedLinear(LoraLinear):  # type: ignore[misc]
         """The layer that training, answers and log-probabilities all go through."""
 
-        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
             """Apply layer and adapter: x [..., n] -> [..., m]."""
             base, factors = self.base_layer, lora_factors(self)
-            if factors is None:
-                alone: Tensor = base(x, *args, **kwargs)
-                return alone
-            return adapted(x.reshape(-1, x.shape[-1]), base.weight, base.bias, *factors).view(
-                *x.shape[:-1], -1
-            )
+            # MPS has got products of three dimensions wrong (pytorch/pytorch#192934, #180776).
+            rows = x.reshape(-1, x.shape[-1])
+            out: Tensor = base(rows) if factors is None else adapted(rows, base.weight, base.bias, *factors)
+            return out.view(*x.shape[:-1], -1)
 
     return AdaptedLinear
 

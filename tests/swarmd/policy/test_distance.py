@@ -13,6 +13,7 @@ import torch
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.learner import ReferencePolicy
 from swarmd.policy.training.losses import k3
 from swarmd.types import Scored
@@ -63,6 +64,15 @@ def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, P
     resumed.restore(tmp_path)
     assert (resumed.first_answer(question), resumed.answer(question)) == (first, now)
     assert not open_policy(folders["qwen2"], train={"kl_every": 0}).description["keeps_first"]
+
+
+def test_the_model_without_its_adapter_reads_rows_of_two_dimensions(folders: dict[str, Path]) -> None:
+    """As it does under one: MPS has got products of three wrong."""
+    policy, seen = open_policy(folders["qwen2"], **KINDS["adapter"], train={"kl_every": 1}), list[int]()
+    for _, layer in lora_layers(policy.network):
+        layer.base_layer.register_forward_pre_hook(lambda _, read: seen.append(read[0].dim()))
+    assert policy.update(batch_of(policy)).kl is not None
+    assert set(seen) == {2}
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
