@@ -14,7 +14,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.lab.demo.figures import COLOURS, canvas, comparison_figure, moving_mean
 from swarmd.lab.experiment import Hostile
 from swarmd.lab.results import BadResults, Results, Run, judged
-from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval
+from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval, mean_there
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
 # apart.
@@ -83,7 +83,8 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
         for place, node in enumerate(results.experiment.setting(column.slug).nodes):
             kinds.setdefault(_kind(node), []).append(place)
         for kind, places in kinds.items() if len(kinds) > 1 else ():
-            late = interval([fmean(run.late_by_node[i] for i in places) for run in column.runs.values()])
+            means = [mean_there([run.late_by_node[i] for i in places]) for run in column.runs.values()]
+            late = interval([mean for mean in means if mean is not None])
             looked_at = [run.pass_1_by_node for run in column.runs.values() if run.pass_1_by_node]
             ends = interval([fmean(nodes[i] for i in places) for nodes in looked_at])
             rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(ends, 3)))

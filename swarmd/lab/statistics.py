@@ -67,7 +67,7 @@ class RunFigures:
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
     # Share of the answers at the end that show the poison; None: there are no hostile peers.
     marked: float | None
-    late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds; NaN: it was away
+    late_by_node: tuple[float | None, ...]  # reward of each node, last tenth of the rounds; None: away
     pass_1_by_node: tuple[float, ...]  # pass@1 at the end; (): not measured
 
 
@@ -118,7 +118,7 @@ def figures(
         passes=passes(looks[-1]) if looks else {},
         hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
         marked=_marked(looks[-1]) if looks else None,
-        late_by_node=tuple(map(_mean_there, zip(*by_node[-late:], strict=True))),
+        late_by_node=tuple(map(mean_there, zip(*by_node[-late:], strict=True))),
         pass_1_by_node=(
             tuple(fmean(right) / looks[-1]["answers"] for right in looks[-1]["right"]) if looks else ()
         ),
@@ -145,9 +145,10 @@ def _marked(evaluation: Mapping[str, Any]) -> float | None:
     return float(sum(evaluation["marked"]) / max(1, answers))
 
 
-def _mean_there(rewards: Sequence[float | None]) -> float:
+def mean_there(rewards: Sequence[float | None]) -> float | None:
+    """Return the mean without the Nones, which are of who was away; None where nobody was there."""
     there = [reward for reward in rewards if reward is not None]
-    return fmean(there) if there else math.nan
+    return fmean(there) if there else None
 
 
 def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:

@@ -2,9 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from swarmd.lab.experiment import parse_experiment
+from swarmd.lab.report import groups
+from swarmd.lab.results import Results
 from swarmd.lab.statistics import Column, RunFigures, figures, gain, interval, roughness
 
 # Two nodes, of which the second is away in the last round.
@@ -45,7 +49,7 @@ def of_lines() -> RunFigures:
 
 def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
     found = of_lines()
-    assert math.isnan(found.late_by_node[1])
+    assert found.late_by_node[1] is None
     assert replace(found, late_by_node=found.late_by_node[:1], predicted=0.0) == RunFigures(
         cumulative=8.0,
         curve=(2.0, 4.0),
@@ -104,3 +108,15 @@ def test_roughness() -> None:
     peak = [[reward] for reward in (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)]
     assert roughness(peak, [512]) == pytest.approx(0.625) and roughness(peak[:7], [512]) is None
     assert roughness([each for each in peak for _ in range(2)], [256]) == pytest.approx(0.625)
+
+
+def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
+    """Of the first seed nobody of the second kind was there in the end."""
+    kinds = [{"nodes": 1, "model": {"name": "tiny-latent"}}, {"nodes": 1}]
+    document = {"name": "kinds", "rounds": 2, "seeds": 3, "setting": [{"name": "one", "group": kinds}]}
+    results = Results.create(tmp_path / "out", parse_experiment(document, "kinds.toml"))
+    for run in results.runs:
+        with results.writing(run) as append:
+            append(LINES[1])
+            append({**LINES[2], "reward": [0.5, None if run.seed == 1 else 0.25]})
+    assert [row[3] for row in groups(results)[1:]] == ["0.500 ± 0.000", "0.250 ± 0.000"]
