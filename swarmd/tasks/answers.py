@@ -88,6 +88,8 @@ MAX_ANSWER_CHARACTERS: Mapping[str, int] = MappingProxyType(
 _OPEN, _CLOSE = "<answer>", "</answer>"
 # Printable ASCII, line feed, and the five connectives logic answers are written with.
 _SAFE = re.compile(r"[\n\x20-\x7e∧∨¬→↔]*")
+# Unprintable to Python, and ordinary: any space, and the joiners of Persian, Hindi and emoji.
+_HARMLESS = re.compile("[\\s\u200c\u200d]+")
 
 
 def extract(text: str) -> str | None:
@@ -148,7 +150,7 @@ def read_own(text: str, longest: int, *, whole: bool = False) -> str | GradeReas
     if isinstance(answer, str) and len(answer) > longest:
         return GradeReason.TOO_LONG
     # It holds control or format characters, or lone surrogates.
-    if isinstance(answer, str) and not answer.replace("\n", "").isprintable():
+    if isinstance(answer, str) and not _HARMLESS.sub("", answer).isprintable():
         return GradeReason.UNSAFE
     return answer
 

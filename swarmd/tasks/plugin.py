@@ -12,6 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -108,12 +109,16 @@ def called(plugin: Any, function: str, *arguments: object) -> Any:
 def reward(plugin: Any, function: str, *arguments: object) -> float:
     """Call a function of a plug-in that gives a reward. Raises TaskFault."""
     given = called(plugin, function, *arguments)
-    if not isinstance(given, int | float) or not 0 <= given <= 1:
+    number = -1.0
+    with suppress(Exception):
+        # Numbers of numpy and torch are no `float`; texts have no such method.
+        number = given.__float__()
+    if not 0 <= number <= 1:
         # This refuses NaN, too.
         raise TaskFault(
             f"{function} gave {_shown(given)}, not a number from 0 to 1: give (r - least) / (most - least)"
         )
-    return float(given)
+    return number
 
 
 def load(source: str) -> LoadedPlugin:

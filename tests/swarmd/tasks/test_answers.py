@@ -15,6 +15,7 @@ from swarmd.tasks.answers import (
     answer_end,
     extract,
     read,
+    read_own,
 )
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.gym import reasoning_gym
@@ -72,6 +73,13 @@ def test_every_specialty_has_a_limit() -> None:
 def test_unsafe_characters_are_refused(specialty: str, character: str) -> None:
     assert read(specialty, f"<answer>1{character}1</answer>") is GradeReason.UNSAFE
     assert read(specialty, f"{character}<answer>1</answer>{character}") == "1"  # only the answer is looked at
+
+
+@pytest.mark.parametrize("word", ["می\u200cخواهم", "क्\u200dष", "1\u00a0234", "東\u3000京", "a\tb\r\nc"])
+def test_an_own_answer_may_be_written_in_any_language(word: str) -> None:
+    assert read_own(f"<answer>{word}</answer>", 20) == read_own(word, 20, whole=True) == word
+    for odd in "\0\x1b\u200b\u202e\ud800":
+        assert read_own(word + odd, 20, whole=True) is GradeReason.UNSAFE
 
 
 @pytest.mark.parametrize("specialty", sorted(MAX_ANSWER_CHARACTERS))

@@ -5,8 +5,10 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
 from swarmd.config.config import NodeConfig, SwarmConfig, TasksConfig
@@ -16,10 +18,10 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.tasks.own import PLUGIN_PROCESS, NoQuestion, OwnTasks, find_curriculum
-from swarmd.tasks.plugin import load
+from swarmd.tasks.plugin import load, reward
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
 from swarmd.tasks.sandbox.pipe import PluginDescription
-from swarmd.tasks.sandbox.worker import PluginRefused
+from swarmd.tasks.sandbox.worker import PluginRefused, TaskFault
 from swarmd.tasks.source import open_tasks
 from swarmd.testing import TIMEOUT_S
 from tests import ROOT
@@ -90,6 +92,14 @@ def test_a_plugins_scores_are_rewards(tmp_path: Path) -> None:
     ]
     assert [score.reward for score in scores] == [0, 0.3333, 0.6667, 1, 0]
     assert [fault[:48] for fault in verifier.faults] == ["a score gave float #.#, not a number from # to #"]
+
+
+@pytest.mark.parametrize("given", [True, 1, np.float32(1), np.int64(1), np.bool_(True), np.array(1.0)])
+def test_a_reward_may_be_a_number_of_numpy(given: object) -> None:
+    assert reward(SimpleNamespace(score=lambda: given), "score") == 1.0
+    for wrong in ("1", b"1", None, 1j, np.array([1.0, 1.0]), np.float32("nan")):
+        with pytest.raises(TaskFault, match=r"score gave .*, not a number from 0 to 1"):
+            reward(SimpleNamespace(score=lambda wrong=wrong: wrong), "score")
 
 
 OWN_REWARD = "def reward(facts, answer, score):\n    return (score + (answer == str({facts}))) / 2\n"

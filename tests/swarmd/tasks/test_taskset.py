@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from swarmd.errors import ConfigError
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
+from swarmd.tasks.taskset import HarnessScores
 from swarmd.types import Completion, TaskRef
 
 pytestmark = pytest.mark.slow
@@ -198,3 +200,18 @@ def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
     other.write_text(file.read_text().replace("generate_until", "loglikelihood"))
     with pytest.raises(ConfigError, match="Name one task with generate_until"):
         find_curriculum(str(other))
+
+
+@pytest.mark.parametrize("until", ["Question:", ["Question:"], None])
+def test_the_harness_takes_one_text_for_where_an_answer_ends(until: object) -> None:
+    """As it does itself (`handle_stop_sequences`); the double passes on the text that it is to score."""
+    asked = SimpleNamespace()
+    task = SimpleNamespace(
+        eval_docs=[{}],
+        doc_to_target=str,
+        construct_requests=lambda **_: asked,
+        config=SimpleNamespace(generation_kwargs={"until": until}, metric_list=[{"metric": "length"}]),
+        apply_filters=lambda: asked.filtered_resps.update(all=asked.resps[0]),
+        process_results=lambda _doc, texts: {"length": len(texts[0])},
+    )
+    assert HarnessScores(task, [""])("0", "no end Question:") == (7 if until else 16)
