@@ -272,8 +272,13 @@ def play(
     results: Results, run: Run, told: Callable[[int], None],
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> None:  # fmt: skip
-    """Play a run into its file. told: called with the number of each finished round."""
+    """Play a run into its file. Raises BadResults where it would not compare with those that are there.
+
+    told: called with the number of each finished round.
+    """
     experiment = results.experiment
+    # Own tasks, rewards and strategies may have been changed since the runs before this one.
+    results.resume(experiment)
     with results.writing(run) as append:
         for line in lines_of(experiment, experiment.setting(run.setting), run.seed, made):
             append(line)

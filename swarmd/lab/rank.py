@@ -126,6 +126,7 @@ def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
 
 def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
     results = Results.open(Path(folder))
+    results.resume(results.experiment, "torch")
     nodes = results.experiment.setting(setting).nodes
     try:
         with Ranks(meeting, int(rank), len(nodes)) as ranks:

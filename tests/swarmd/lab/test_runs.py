@@ -189,6 +189,9 @@ def test_results_with_a_strategy_that_was_changed_are_not_gone_on_with(tmp_path:
     file.write_text("def weights(all, lead):\n    return [2.0] * len(all)\n")
     with pytest.raises(BadResults, match=r"with the strategy mine\.py before it was changed: its runs"):
         results.resume(one)
+    with pytest.raises(BadResults, match=r"with the strategy mine\.py before it was changed: its runs"):
+        play(results, results.runs[0], lambda _: None)
+    assert results.missing == results.runs and not (tmp_path / "results" / "runs").exists()
 
 
 @pytest.mark.parametrize(
