@@ -153,7 +153,7 @@ class Setting(_Surroundings):
     @property
     def slug(self) -> str:
         """The setting's name as a folder's."""
-        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower().replace("/", "-of-")).strip("-.") or "setting"
+        return re.sub(r"[^\w.]+", "-", self.name.lower().replace("/", "-of-")).strip("-.") or "setting"
 
 
 class Experiment(_Head):

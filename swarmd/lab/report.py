@@ -232,8 +232,8 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
 
 
 def _held(rewards: Sequence[float | None]) -> list[float]:
-    """Fill the rounds in which a node was away with its last reward."""
-    held, last = [], 0.0
+    """Fill the rounds in which a node was away with its last reward; before the first it has none."""
+    held, last = [], math.nan
     for reward in rewards:
         last = last if reward is None else reward
         held.append(last)
@@ -280,7 +280,7 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
         "Played": (
             f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings,"
             f" {experiment.seeds} seed{'s' * (experiment.seeds != 1)}, {experiment.rounds} rounds,"
-            f" {len(experiment.settings[0].nodes)} nodes"
+            f" {' or '.join(map(str, sorted({len(setting.nodes) for setting in experiment.settings})))} nodes"
         ),
         "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
     }

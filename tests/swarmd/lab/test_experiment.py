@@ -75,6 +75,11 @@ def test_a_sweep_plays_every_combination_of_each_setting_but_the_baseline() -> N
     assert next(setting.name for setting in alone.settings) == "external 4, take need"
 
 
+def test_settings_may_be_named_in_any_alphabet() -> None:
+    named = parse_experiment(PLAIN | {"setting": [{"name": "独自 8/0"}, {"name": "共享 4/4"}]}, "x.toml")
+    assert [setting.slug for setting in named.settings] == ["独自-8-of-0", "共享-4-of-4"]
+
+
 def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> None:
     settings = [{"name": "a"}, {"name": "b", "sets": "whole"}, {"name": "c", "sets": "offered"}]
     for said, whole in (({}, [False, True, False]), ({"sets": "whole"}, [True, True, False])):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.lab.experiment import parse_experiment
-from swarmd.lab.report import groups
+from swarmd.lab.report import groups, write_report
 from swarmd.lab.results import Results
 from swarmd.lab.statistics import Column, RunFigures, figures, gain, interval, roughness
 
@@ -113,10 +113,12 @@ def test_roughness() -> None:
 def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
     """Of the first seed nobody of the second kind was there in the end."""
     kinds = [{"nodes": 1, "model": {"name": "tiny-latent"}}, {"nodes": 1}]
-    document = {"name": "kinds", "rounds": 2, "seeds": 3, "setting": [{"name": "one", "group": kinds}]}
+    settings = [{"name": "one", "group": kinds}, {"name": "not played yet", "group": kinds[1:]}]
+    document = {"name": "kinds", "rounds": 2, "seeds": 3, "setting": settings}
     results = Results.create(tmp_path / "out", parse_experiment(document, "kinds.toml"))
-    for run in results.runs:
+    for run in results.runs[::2]:
         with results.writing(run) as append:
             append(LINES[1])
             append({**LINES[2], "reward": [0.5, None if run.seed == 1 else 0.25]})
     assert [row[3] for row in groups(results)[1:]] == ["0.500 ± 0.000", "0.250 ± 0.000"]
+    assert "3 of 6 runs: 2 settings, 3 seeds, 2 rounds, 1 or 2 nodes" in write_report(results, {}).read_text()
