@@ -158,7 +158,8 @@ async def _play_run(
                     progress.advanced(run, int(line))
                     told(progress)
     code, words = process.returncode, said.decode(errors="replace").strip()
-    if code:
+    # It may be whole all the same: another process that plays into this folder may have been first.
+    if code and not results.path(run).exists():
         return last_words(code, words)
     if words:
         # Own tasks failed.

@@ -361,6 +361,19 @@ def test_a_runs_output_is_logged_even_where_it_succeeds(
     assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
 
 
+def test_a_run_that_another_process_finished_meanwhile_has_not_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = (
+        "import pathlib, sys; folder, setting, seed = sys.argv[1:];"
+        " file = pathlib.Path(folder, 'runs', setting, f'seed-{seed}.jsonl');"
+        " file.parent.mkdir(parents=True); file.touch(); sys.exit('it is finished')"
+    )
+    results = Results.create(tmp_path / "out", experiment())
+    play_all(results, 1, lambda _: None, [sys.executable, "-c", first])
+    assert not results.missing and "2-of-0, seed 1: it is finished" in caplog.messages
+
+
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(
     tmp_path: Path, by: signal.Signals
