@@ -225,7 +225,8 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
         "dropped": [report.zero_advantage_dropped for report in reports],
         "off_policy": [round(report.off_policy_mean, 3) for report in reports],
         "staleness": [round(report.staleness_mean, 3) for report in reports],
-        "entropy": [round(report.update.entropy, 4) for report in reports],
+        # It is measured on what is trained on.
+        "entropy": [round(report.update.entropy, 4) if report.update.tokens else None for report in reports],
         "grad_norm": [round(report.update.grad_norm, 4) for report in reports],
         "skipped": [report.update.skipped for report in reports],
     }

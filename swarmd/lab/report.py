@@ -187,7 +187,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
             mean,
             color=colour,
             linewidth=2,
-            label=column.name,
+            label=_plain(column.name),
         )
         seeds = [moving_mean(run.curve, _window(column)) for run in column.runs.values()]
         step = max(1, len(mean) // INTERVALS)
@@ -222,7 +222,7 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
         for node in range(len(lines[0]["reward"])):
             mean = moving_mean(_held([line["reward"][node] for line in lines]), _window(column))
             panel.plot(range(_window(column), _window(column) + len(mean)), mean, linewidth=1)
-        panel.set_title(f"{column.name} (seed {seed})", fontsize=10)
+        panel.set_title(f"{_plain(column.name)} (seed {seed})", fontsize=10)
         panel.grid(alpha=0.2)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
@@ -238,6 +238,11 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
         last = last if reward is None else reward
         held.append(last)
     return held
+
+
+def _plain(name: str) -> str:
+    """Escape what matplotlib would set as mathematics."""
+    return name.replace("$", r"\$")
 
 
 def _window(column: Column) -> int:

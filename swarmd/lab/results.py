@@ -61,7 +61,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "dropped": ("int32", "others' rollouts that have no advantage"),
     "off_policy": ("double", "age of what was trained on, in updates"),
     "staleness": ("double", "age of what was trained on, in rounds"),
-    "entropy": ("double", "entropy of the policy, in nats a token"),
+    "entropy": ("double", "entropy of the policy, in nats a token; null: nothing was trained on"),
     "grad_norm": ("double", "norm of the gradient"),
     "skipped": ("int32", "updates left out, as a loss or gradient was not finite"),
     "cpu": ("double", "CPU seconds of the whole run so far"),

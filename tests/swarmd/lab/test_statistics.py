@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.lab.experiment import parse_experiment
+from swarmd.lab.play import NOTHING, line_of
 from swarmd.lab.report import groups, write_report
 from swarmd.lab.results import Results
 from swarmd.lab.statistics import Column, RunFigures, figures, gain, interval, roughness
@@ -122,3 +123,8 @@ def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
             append({**LINES[2], "reward": [0.5, None if run.seed == 1 else 0.25]})
     assert [row[3] for row in groups(results)[1:]] == ["0.500 ± 0.000", "0.250 ± 0.000"]
     assert "3 of 6 runs: 2 settings, 3 seeds, 2 rounds, 1 or 2 nodes" in write_report(results, {}).read_text()
+
+
+def test_a_node_that_trained_on_nothing_has_no_entropy() -> None:
+    trained = replace(NOTHING, update=replace(NOTHING.update, entropy=0.5, tokens=8))
+    assert line_of(1, [NOTHING, trained], set())["entropy"] == [None, 0.5]
