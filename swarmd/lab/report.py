@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from swarmd.config.config import NodeConfig
@@ -187,6 +188,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
             mean,
             color=colour,
             linewidth=2,
+            marker=_marker(mean),
             label=_plain(column.name),
         )
         seeds = [moving_mean(run.curve, _window(column)) for run in column.runs.values()]
@@ -221,9 +223,13 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
         lines = [line for line in results.lines(Run(column.slug, seed)) if line["round"]]
         for node in range(len(lines[0]["reward"])):
             mean = moving_mean(_held([line["reward"][node] for line in lines]), _window(column))
-            panel.plot(range(_window(column), _window(column) + len(mean)), mean, linewidth=1)
-        panel.set_title(f"{_plain(column.name)} (seed {seed})", fontsize=10)
+            rounds = range(_window(column), _window(column) + len(mean))
+            panel.plot(rounds, mean, linewidth=1, marker=_marker(mean))
+        # A panel is as wide as 36 letters.
+        panel.set_title(fill(f"{_plain(column.name)} (seed {seed})", 36), fontsize=10)
         panel.grid(alpha=0.2)
+        # Below the last of a column may be none.
+        panel.tick_params(labelbottom=True)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
     figure.supxlabel("round", fontsize=10)
@@ -238,6 +244,11 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
         last = last if reward is None else reward
         held.append(last)
     return held
+
+
+def _marker(mean: Sequence[float]) -> str:
+    """Return how points are marked: one alone has no line."""
+    return "." if len(mean) == 1 else ""
 
 
 def _plain(name: str) -> str:

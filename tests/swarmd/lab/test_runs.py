@@ -27,7 +27,7 @@ from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
-from swarmd.lab.report import facts, markdown, pictures_of, write_report
+from swarmd.lab.report import _node_figure, facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain
@@ -260,20 +260,27 @@ def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     played: Results, tmp_path: Path
 ) -> None:
     """Nothing that is compared is finished, and a setting's name is no formula that matplotlib knows."""
-    settings = [{"name": r"$\foo$", "replay": {"mode": "on"}}, {"name": "2/0", "against": r"$\foo$"}]
+    name = r"$\foo$ is a name that is much wider than its panel in the figure"
+    settings = [{"name": name, "replay": {"mode": "on"}}, {"name": "2/0", "against": name}]
     document = {
         "name": "cut",
         "nodes": 2,
-        "rounds": 2,
+        "rounds": 1,
         "seeds": 1,
         "base": {"model": {"name": "tiny"}},
         "setting": settings,
     }
     results = Results.create(tmp_path / "out", parse_experiment(document, "cut.toml"))
     results.path(results.runs[0]).parent.mkdir(parents=True)
-    lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
+    lines = [
+        {**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])[:2]
+    ]
     results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert write_report(results, pictures_of(results)).with_name("nodes.png").exists()
+    (panel,) = _node_figure(results, columns(results)).axes
+    assert max(map(len, panel.get_title().split("\n"))) <= 36
+    # One round is a point for each node, and no line.
+    assert [line.get_marker() for line in panel.lines] == [".", "."]
 
 
 def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
