@@ -16,7 +16,6 @@ from swarmd.lab import EXPERIMENTS
 from swarmd.terminal import tell
 
 if TYPE_CHECKING:
-    from swarmd.lab.experiment import Experiment
     from swarmd.lab.results import Results
     from swarmd.lab.runs import RunsProgress
 
@@ -68,6 +67,7 @@ def run(
     """
     from swarmd.config.own_strategy import load_take
     from swarmd.lab.experiment import read_experiment
+    from swarmd.lab.results import FILE, Results
     from swarmd.policy.models import preflight
 
     if (engine, executor) == ("torch", "ray"):
@@ -88,7 +88,11 @@ def run(
         load_take(node.sharing.take)
         preflight.check(node.model)
     folder = out or Path(wanted.name)
-    results = _opened(wanted, folder, resume, engine)
+    if resume and (folder / FILE).exists():
+        results = Results.open(folder)
+        results.resume(wanted, engine)
+    else:
+        results = Results.create(folder, wanted, engine)
     tell(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}")
     try:
         _play(results, jobs or 1, executor, engine, judge)
@@ -160,7 +164,18 @@ def list_experiments(as_json: AsJson = False) -> None:
 
     found = [read_experiment(path) for path in sorted(EXPERIMENTS.glob("*.toml"))]
     if as_json:
-        print_json({"schema": 1, "experiments": [_described(one) for one in found]})
+        documents = [
+            {
+                "name": one.name,
+                "question": one.question,
+                "expects": one.expects,
+                "rounds": one.rounds,
+                "seeds": one.seeds,
+                "settings": [setting.name for setting in one.settings],
+            }
+            for one in found
+        ]
+        print_json({"schema": 1, "experiments": documents})
         return
     for one in found:
         tell(
@@ -171,32 +186,11 @@ def list_experiments(as_json: AsJson = False) -> None:
         )
 
 
-def _described(one: "Experiment") -> dict[str, object]:
-    return {
-        "name": one.name,
-        "question": one.question,
-        "expects": one.expects,
-        "rounds": one.rounds,
-        "seeds": one.seeds,
-        "settings": [setting.name for setting in one.settings],
-    }
-
-
 def _file(given: str) -> Path:
     path = Path(given).expanduser()
     shipped = {file.stem: file for file in EXPERIMENTS.glob("*.toml")}
     # A results folder may have the same name.
     return shipped[given] if given in shipped and not path.is_file() else path
-
-
-def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "Results":
-    from swarmd.lab.results import FILE, Results
-
-    if resume and (folder / FILE).exists():
-        results = Results.open(folder)
-        results.resume(wanted, engine)
-        return results
-    return Results.create(folder, wanted, engine)
 
 
 def _report_what_is_there(results: "Results") -> None:

@@ -5,6 +5,7 @@ import html
 import io
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
@@ -170,9 +171,12 @@ def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
     return page
 
 
-def _colours(found: Sequence[Column]) -> Sequence[str]:
-    """Return sixteen distinct colours, repeated as often as needed."""
-    return [*COLOURS, *MORE_COLOURS] * (1 + len(found) // 16)
+def _draw(axes: Any, column: Column, values: Sequence[float], **style: Any) -> list[float]:
+    """Draw a moving mean, and return it. One round alone is a point, as it has no line."""
+    mean = moving_mean(values, _window(column))
+    rounds = range(_window(column), _window(column) + len(mean))
+    axes.plot(rounds, mean, marker="." if len(mean) == 1 else "", **style)
+    return mean
 
 
 def _reward_figure(found: Sequence[Column]) -> Any:
@@ -181,16 +185,10 @@ def _reward_figure(found: Sequence[Column]) -> Any:
     A moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds.
     """
     axes = canvas(9, 5).subplots()
-    for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
-        mean = moving_mean(column.curve(), _window(column))
-        axes.plot(
-            range(_window(column), _window(column) + len(mean)),
-            mean,
-            color=colour,
-            linewidth=2,
-            marker=_marker(mean),
-            label=_plain(column.name),
-        )
+    for place, (column, colour) in enumerate(zip(found, cycle([*COLOURS, *MORE_COLOURS]), strict=False)):
+        # Between two $ matplotlib would set mathematics.
+        name = column.name.replace("$", r"\$")
+        mean = _draw(axes, column, column.curve(), color=colour, linewidth=2, label=name)
         seeds = [moving_mean(run.curve, _window(column)) for run in column.runs.values()]
         step = max(1, len(mean) // INTERVALS)
         first = step * (place + 1) // (len(found) + 1)  # so that each setting's bars stand beside the others'
@@ -222,11 +220,9 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
         seed = min(column.runs)
         lines = [line for line in results.lines(Run(column.slug, seed)) if line["round"]]
         for node in range(len(lines[0]["reward"])):
-            mean = moving_mean(_held([line["reward"][node] for line in lines]), _window(column))
-            rounds = range(_window(column), _window(column) + len(mean))
-            panel.plot(rounds, mean, linewidth=1, marker=_marker(mean))
+            _draw(panel, column, _held([line["reward"][node] for line in lines]), linewidth=1)
         # A panel is as wide as 36 letters.
-        panel.set_title(fill(f"{_plain(column.name)} (seed {seed})", 36), fontsize=10)
+        panel.set_title(fill(f"{column.name} (seed {seed})", 36), fontsize=10, parse_math=False)
         panel.grid(alpha=0.2)
         # Below the last of a column may be none.
         panel.tick_params(labelbottom=True)
@@ -244,16 +240,6 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
         last = last if reward is None else reward
         held.append(last)
     return held
-
-
-def _marker(mean: Sequence[float]) -> str:
-    """Return how points are marked: one alone has no line."""
-    return "." if len(mean) == 1 else ""
-
-
-def _plain(name: str) -> str:
-    """Escape what matplotlib would set as mathematics."""
-    return name.replace("$", r"\$")
 
 
 def _window(column: Column) -> int:

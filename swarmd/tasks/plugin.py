@@ -7,18 +7,17 @@ installed package offers under the entry point group `swarmd.tasks`, or a file o
 
 import hashlib
 import importlib.abc
-import importlib.util
 import random
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from types import ModuleType
+from typing import Any, SupportsFloat
 
 import msgspec
 
@@ -109,10 +108,8 @@ def called(plugin: Any, function: str, *arguments: object) -> Any:
 def reward(plugin: Any, function: str, *arguments: object) -> float:
     """Call a function of a plug-in that gives a reward. Raises TaskFault."""
     given = called(plugin, function, *arguments)
-    number = -1.0
-    with suppress(Exception):
-        # Numbers of numpy and torch are no `float`; texts have no such method.
-        number = given.__float__()
+    # Numbers of numpy and torch are no `float`, and arrays of them are no number.
+    number = float(given) if isinstance(given, SupportsFloat) and not getattr(given, "ndim", 0) else -1.0
     if not 0 <= number <= 1:
         # This refuses NaN, too.
         raise TaskFault(
@@ -210,15 +207,12 @@ class _FileLoader(importlib.abc.SourceLoader):
 
 
 def _run_file(path: Path, content: bytes) -> Any:
-    name = "swarmd_own_tasks"
-    loader = _FileLoader(path, content)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType("swarmd_own_tasks")
+    module.__file__ = str(path)
     # Dataclasses look up their module.
-    sys.modules[name] = module
+    sys.modules[module.__name__] = module
     try:
-        loader.exec_module(module)
+        _FileLoader(path, content).exec_module(module)
     except BaseException as error:
         raise PluginRefused(_describe(error)) from None
     return module

@@ -174,8 +174,8 @@ class HarnessScores:
         # A contained process can compile no templates.
         self.targets = [task.doc_to_target(doc) for doc in self._docs]
         self._asked = task.construct_requests(doc=self._docs[0], ctx=questions[0], metadata=("", 0, 1))
-        ends = (task.config.generation_kwargs or {}).get("until") or []
-        self._ends = [ends] if isinstance(ends, str) else ends
+        ends = (task.config.generation_kwargs or {}).get("until") or ()
+        self._ends = (ends,) if isinstance(ends, str) else ends
         self._metric = task.config.metric_list[0]["metric"]
 
     def __call__(self, place: str, reply: str) -> float:

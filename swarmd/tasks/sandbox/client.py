@@ -52,7 +52,6 @@ __all__ = [
 
 # Scores completions, each item's in turn, as `Verifier.judge` does.
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
-COMMAND = (sys.executable, "-m", Curriculum.module)
 ATTEMPTS = 3
 # Answers in one request, and where one is longer than MAX_OWN_ANSWER_CHARACTERS.
 MAX_ANSWERS, MAX_LONG_ANSWERS = 1024, 32

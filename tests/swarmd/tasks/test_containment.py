@@ -16,7 +16,7 @@ import pytest
 
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.sandbox import seccomp
-from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, Verifier
+from swarmd.tasks.sandbox.client import Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests import ROOT
 from tests.swarmd.tasks.hostile import CODE, SLOW, answers
@@ -101,7 +101,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
     Here they may; nothing comes of it.
     """
     tasks, rng = tasks_of("sapo-9"), random.Random(3)
-    command = (*COMMAND[:-1], "tests.swarmd.tasks.unguarded", left_out)
+    command = (sys.executable, "-m", "tests.swarmd.tasks.unguarded", left_out)
     with watched(tmp_path / "watched") as target, Verifier("sapo-9", command) as verifier:
         assert (
             verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0].reason

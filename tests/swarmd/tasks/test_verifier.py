@@ -17,11 +17,11 @@ import pytest
 
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
+from swarmd.tasks.curriculum import Curriculum
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox import client as client_module
 from swarmd.tasks.sandbox import pipe
 from swarmd.tasks.sandbox.client import (
-    COMMAND,
     Completion,
     GradeReason,
     ScoredAnswer,
@@ -82,7 +82,8 @@ class Raw:
 
 @pytest.fixture
 def raw() -> Iterator[Raw]:
-    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, bufsize=0)
+    command = (sys.executable, "-m", Curriculum.module)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, bufsize=0)
     made = Raw(process)
     assert isinstance(made.reply(), VerifierReady)
     yield made
