@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, grouped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 from swarmd.policy.inference.padded import COMPACT_AT
-from swarmd.policy.inference.recorded_step import RecordedStep
+from swarmd.policy.inference.recorded_step import RecordedStep, records
 from swarmd.policy.models.device import gives_float32, to_device
 from swarmd.policy.recurrent import State, Step
 
@@ -47,7 +47,7 @@ class SharedPrefix:
             network: adopted.
             steps: tokens of each row, at most.
             frozen: whether no weight changes before the last.
-            fixed: whether steps keep their shapes as long as they can, to be recorded (default: on CUDA).
+            fixed: whether steps keep their shapes as long as they can (default: where they are recorded).
         """
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = (
@@ -68,7 +68,7 @@ class SharedPrefix:
         # Layer -> states behind each prompt, then behind each row
         self._states: dict[int, State] = {}
         self._done = 0  # own tokens whose keys and values are stored
-        self._fixed = device.type == "cuda" if fixed is None else fixed
+        self._fixed = records(device) if fixed is None else fixed
         # Of fixed shapes, what is done is counted on the device, and so many own tokens are read: later ones
         # are hidden.
         self._place, self._room = torch.zeros(1, dtype=torch.long, device=device), 0
@@ -119,14 +119,11 @@ class SharedPrefix:
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
-        if not self._fixed:
-            logits = self._advance(tokens)
-        else:
-            if self._done >= self._room:
-                more = max(ROOM_TOKENS, int(self._done * ROOM_SHARE))
-                self._room = min(self._steps, self._done + more)
-                self._step = RecordedStep(self._step)
-            logits = self._step(self._advance, tokens)
+        if self._fixed and self._done >= self._room:
+            more = max(ROOM_TOKENS, int(self._done * ROOM_SHARE))
+            self._room = min(self._steps, self._done + more)
+            self._step = RecordedStep(self._step)
+        logits = self._step(self._advance, tokens) if self._fixed else self._advance(tokens)
         self._done += 1
         return logits
 

@@ -23,6 +23,15 @@ DecoderStep = Callable[[Tensor], Tensor]  # tokens [B] -> logits [B, V]
 _failed: Final[list[torch.cuda.CUDAGraph]] = []
 
 
+def records(device: torch.device) -> bool:
+    """Return whether steps are recorded on a device.
+
+    Not on AMD's: where recording fails there, and where a graph is freed, the process may crash, and nothing
+    goes on without (pytorch/pytorch#155720, #193668).
+    """
+    return device.type == "cuda" and torch.version.hip is None
+
+
 class RecordedStep:
     """A step that is called as it is at first, recorded at its second call, and replayed from then on.
 
@@ -34,9 +43,7 @@ class RecordedStep:
         """Begin anew; `before` is the recording that this one replaces, whose memory it takes over."""
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._replaced: torch.cuda.CUDAGraph | None = None
-        if before:
-            self._replaced = before._graph or before._replaced
+        self._replaced: torch.cuda.CUDAGraph | None = (before._graph or before._replaced) if before else None
 
     def __call__(self, step: DecoderStep, tokens: Tensor) -> Tensor:
         """Return the logits. They are overwritten at the next call.
@@ -45,7 +52,7 @@ class RecordedStep:
         is found, spoils another's recording.
         """
         self._calls += 1
-        if self._graph is None and not _failed and self._calls > 1 and tokens.device.type == "cuda":
+        if self._graph is None and not _failed and self._calls > 1 and records(tokens.device):
             self._record(step, tokens)
         if self._graph is None:
             return step(tokens)

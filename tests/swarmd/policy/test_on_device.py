@@ -25,7 +25,7 @@ from swarmd.policy.attention import adopt
 from swarmd.policy.inference import recorded_step
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
-from swarmd.policy.inference.recorded_step import RecordedStep
+from swarmd.policy.inference.recorded_step import RecordedStep, records
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models import fit
 from swarmd.policy.models.device import choose_device, release_cached, seeded
@@ -362,6 +362,13 @@ def test_a_recording_that_fails_leaves_the_memory_to_others(
     ]
     (said,) = caplog.messages
     assert said.endswith("more slowly: CUDA error: operation not permitted when stream is capturing")
+
+
+def test_nothing_is_recorded_on_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls them "cuda"; a recording that fails there takes the process with it."""
+    for hip, recorded in ((None, ["cuda"]), ("7.2", [])):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert [name for name in ("cuda", "mps", "cpu") if records(torch.device(name))] == recorded
 
 
 def large(device: str) -> Any:
