@@ -29,7 +29,7 @@ from swarmd.daemon.judging.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
-from swarmd.lab.leash import run_program
+from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward
@@ -115,7 +115,7 @@ def main(url: str, folder: str, name: str, seed: str) -> None:
     results = Results.open(Path(folder))
     beside = judged_beside(results.experiment, results.experiment.setting(name))
     made = partial(JudgedSwarm, url=url, compared=f"over {beside}")
-    play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made)
+    play(results, Run(name, int(seed)), tell_round, made)
 
 
 if __name__ == "__main__":

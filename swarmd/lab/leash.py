@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from threading import Thread
 
 from p2p.errors import OperatorError
@@ -33,11 +34,20 @@ def end_with_parent(parent: int | None = None) -> None:
     Thread(target=watch, daemon=True).start()
 
 
+def tell_round(number: int) -> None:
+    """Tell whoever plays the runs (`swarmd.lab.runs`) that a round is finished."""
+    print(number, file=sys.__stdout__, flush=True)
+
+
 def run_program(main: Callable[..., None]) -> None:
-    """Run a program of the lab with its arguments, until it or its parent ends; print an operator's error."""
+    """Run a program of the lab with its arguments, until it or its parent ends; print an operator's error.
+
+    What it prints is taken for words, as what a strategy of one's own prints is; `tell_round` alone is not.
+    """
     end_with_parent()
     try:
-        main(*sys.argv[1:])
+        with redirect_stdout(sys.stderr):
+            main(*sys.argv[1:])
     except OperatorError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

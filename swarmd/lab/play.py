@@ -28,7 +28,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.experiment import BadExperiment, Experiment, Hostile, Setting
-from swarmd.lab.leash import run_program
+from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.results import Results, Run
 from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
 from swarmd.policy.language_policy import LanguagePolicy
@@ -287,7 +287,7 @@ def play(
 
 
 def main(folder: str, setting: str, seed: str) -> None:
-    play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True))
+    play(Results.open(Path(folder)), Run(setting, int(seed)), tell_round)
 
 
 if __name__ == "__main__":

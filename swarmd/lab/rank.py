@@ -23,7 +23,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.lab.experiment import Setting
-from swarmd.lab.leash import run_program
+from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST_EXIT_CODE
 from swarmd.lab.results import Results, Run
@@ -121,7 +121,7 @@ def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
         ):
             if append:
                 append(line)
-                print(line["round"], flush=True)
+                tell_round(line["round"])
 
 
 def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:

@@ -557,3 +557,12 @@ def test_the_time_left_is_told_from_the_pace() -> None:
     now[0] = 49.0
     progress.advanced(run, 50)
     assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
+
+
+def test_what_a_strategy_prints_is_taken_for_no_round() -> None:
+    program = (
+        "from swarmd.lab.leash import run_program, tell_round\n"
+        "def main():\n    print(400)\n    tell_round(1)\nrun_program(main)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1\n", "400\n")
