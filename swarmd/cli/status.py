@@ -158,9 +158,9 @@ def stop(
     from swarmd.daemon.local_api.control import wait_until_gone
 
     folder = as_state_dir(state_dir)
-    ask(folder, "stop")
+    document = ask(folder, "stop")
     if not as_json:
-        tell("stopping; a round that has begun is finished and saved first …")
+        tell(": ".join(filter(None, ("stopping", document.get("cause")))) + " …")
     if not wait_until_gone(folder, timeout):
         raise Unreachable(
             f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"

@@ -375,10 +375,14 @@ class Daemon:
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop("you asked it to")
-        return {"schema": 1, "stopping": True}
+        return {"schema": 1, "stopping": True, "cause": self.status.cause}
 
     def _stop(self, why: str) -> None:
         doing = "it finishes its round and saves" if self.child.ready else "no round has begun"
+        asked = any(self.status.cause.startswith(each.cause) for each in self.guest.pauses)
+        if self.status.state == "paused" and not asked:
+            # For a full disk.
+            doing = f"it cannot save, and ends with what is saved: {self.status.cause}"
         self.status.say(
             "stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving"
         )

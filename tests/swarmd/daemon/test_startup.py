@@ -174,12 +174,24 @@ async def test_a_node_that_stops_says_so_until_it_has(tmp_path: Path) -> None:
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
     async with trio.open_nursery() as nursery:
         daemon._nursery = nursery
+        await daemon.guest.on_pause({})
         daemon._on_trainer_message(link.TrainerState("paused", "you paused it", "swarmd resume"))
-        daemon._stop("you asked it to")
+        assert (await daemon._on_stop({}))["cause"] == "you asked it to: no round has begun"
         daemon._on_trainer_message(link.TrainerState("training"))
         assert daemon.status.state == "stopping"
         daemon._on_trainer_message(link.Stopped(1))
         assert daemon.status.state == "stopped"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_cannot_save_says_so_when_it_is_stopped(tmp_path: Path) -> None:
+    daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
+    async with trio.open_nursery() as nursery:
+        daemon._nursery = nursery
+        await daemon.guest.on_pause({})  # its user paused it, too
+        daemon._on_trainer_message(link.TrainerState("paused", "the disk is full", "it is tried again"))
+        said = (await daemon._on_stop({}))["cause"]
+        assert "it cannot save, and ends with what is saved: the disk is full" in said
         nursery.cancel_scope.cancel()
 
 
