@@ -97,7 +97,7 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
             "swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap"
             " /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…",
         ),
-        "invite": (join.invite, "swarmd invite --qr"),
+        "invite": (join.invite, "swarmd invite --json"),
         "status": (status.status, "swarmd status --watch"),
         "peers": (status.peers, "swarmd peers --json"),
         "leaderboard": (judge.leaderboard, "swarmd leaderboard --judge https://judge.example"),

@@ -3,7 +3,6 @@
 What was joined is written to the state folder, so that the next `swarmd join` needs no arguments.
 """
 
-import io
 import os
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ from swarmd.cli.options import (
     print_json,
 )
 from swarmd.cli.settings import config_file, joined
-from swarmd.errors import ConfigError, NotRunning, command_for
+from swarmd.errors import ConfigError, NotRunning
 from swarmd.state.folder import LOCK_FILE, Leaving, StateFolder, in_use, leaving
 from swarmd.terminal import ended_by_signals, printable, shows_pages, tell
 
@@ -197,26 +196,19 @@ def _view(as_json: bool) -> "View":
 def invite(
     state_dir: StateDir = None,
     config: ConfigFile = None,
-    qr: Annotated[
-        bool, typer.Option("--qr", help="Also draw it as a QR code; needs `pip install 'swarmd\\[qr]'`.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
     from swarmd.config.invitation import as_link
 
-    if qr and as_json:
-        raise ConfigError("--qr draws for people and --json prints for programs. Choose one.")
     document = _document(as_state_dir(state_dir), config)
     for note in document["notes"]:
         tell(printable(note))
     text = document["invitation"]
     if as_json:
         print_json({**document, "link": as_link(text)})
-        return
-    print(text)
-    if qr:
-        _draw(as_link(text))
+    else:
+        print(text)
 
 
 def _document(folder: Path, config: Path | None) -> dict[str, Any]:
@@ -234,25 +226,6 @@ def _document(folder: Path, config: Path | None) -> dict[str, Any]:
             " dialled. Start the node with `swarmd join`, then invite; or set swarm.bootstrap."
         )
     return compose(node_config, curriculum_of(node_config))
-
-
-def _draw(text: str) -> None:
-    try:
-        import segno
-    except ImportError:
-        raise ConfigError(
-            f"no QR code can be drawn: segno is missing. Run `{command_for('qr')}`, or leave --qr out."
-        ) from None
-    code = io.StringIO()
-    segno.make(text, error="l", micro=False).terminal(code, compact=True)
-    try:
-        code.getvalue().encode(sys.stdout.encoding)
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"no QR code can be drawn here: {sys.stdout.encoding} has no blocks. Take a UTF-8 locale, as"
-            " LANG=C.UTF-8, or leave --qr out."
-        ) from None
-    print(code.getvalue(), end="")
 
 
 def accept(text: str) -> "Invitation":

@@ -1,10 +1,10 @@
-"""The head's product, as sampler and learner need it.
+"""The head's product, for sampler and learner alike.
 
-In float32, where a device has such products. In bfloat16 a logit of 20 is a multiple of 1/8. The two compute
-a token's states in different orders, and would round what is nearly the same apart, which importance ratios
-are sensitive to (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786).
+It is in float32, where a device has such products. In bfloat16 a logit of 20 is a multiple of 1/8. The two
+compute a token's states in different orders, and would round what is nearly the same apart, which importance
+ratios are sensitive to (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786).
 
-On MPS with a right gradient, too.
+MPS gets large sums wrong, so there a gradient is added up in parts (MOST_TERMS).
 """
 
 from functools import reduce

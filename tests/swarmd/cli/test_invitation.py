@@ -1,7 +1,6 @@
 """Invitations: what `swarmd invite` prints and `swarmd join` takes. They come from strangers."""
 
 import hashlib
-import io
 import json
 import os
 import random
@@ -313,31 +312,6 @@ def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Pat
     document = json.loads(said.out)
     assert said.code == 0 and read_invitation(document["invitation"]).name == "lab"
     assert document["link"] == as_link(document["invitation"]) and document["link"].startswith("swarm://lab,")
-
-
-def test_a_qr_code_is_drawn_or_what_is_missing_named(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = written(tmp_path, f'[swarm]\nbootstrap = ["{PEER}"]\n')
-    said = run("invite", "--qr", "--config", file)
-    try:
-        import segno  # noqa: F401
-    except ImportError:
-        assert said.code == 2 and "pip install 'swarmd[qr]'" in said.err
-    else:
-        assert said.code == 0 and said.out.count("\n") > 20 and "█" in said.out
-
-
-def test_no_qr_code_is_drawn_in_letters_that_nobody_can_scan(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("segno")
-    file, out = written(tmp_path, f'[swarm]\nbootstrap = ["{PEER}"]\n'), io.BytesIO()
-    ascii_only = io.TextIOWrapper(out, "ascii", errors="backslashreplace", write_through=True)
-    monkeypatch.setattr(sys, "stdout", ascii_only)
-    said = run("invite", "--qr", "--config", file)
-    assert said.code == 2 and "UTF-8 locale" in said.err
-    assert out.getvalue().startswith(b"swarm:") and b"\\u25" not in out.getvalue()
 
 
 @pytest.mark.net
