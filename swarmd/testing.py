@@ -1,4 +1,4 @@
-"""Test doubles: a clock, a policy without a model, members of a swarm in memory, and waiting for a condition.
+"""Test doubles: a clock, members of a swarm in memory, and waiting for a condition.
 
 They are for the tests of swarmd and of what plugs into it. Everything else in a test can be the real part:
 rounds, inbox, exchange and verifier.
@@ -10,8 +10,7 @@ rounds, inbox, exchange and verifier.
 """
 
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -21,8 +20,6 @@ from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine
-from swarmd.experience.advantages import unweighed
-from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 
 # When a test begins, in seconds since the epoch.
 NOW = 1_700_000_000.0
@@ -39,29 +36,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class PlayedPolicy:
-    """A `Policy` without a model.
-
-    It answers a question with `texts(question)`, a text for each completion, and learns nothing.
-    """
-
-    def __init__(self, texts: Callable[[str], Sequence[str]]) -> None:
-        self._texts = texts
-
-    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
-        tokens = Tokens(((1,),) * completions, ((-1.0,),) * completions)
-        answers = [self._texts(question)[:completions] for question in questions]
-        return [
-            Generation(tuple(Completion(text, ended=True) for text in texts), tokens) for texts in answers
-        ]
-
-    def answer(self, question: str) -> Completion:
-        return Completion(self._texts(question)[0], ended=True)
-
-    def update(self, batch: Sequence[Scored], _weigh: Weigh = unweighed) -> UpdateReport:
-        return UpdateReport(tokens=len(batch))
 
 
 def identity(number: int) -> Identity:
@@ -97,14 +71,4 @@ async def until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, eve
     with trio.fail_after(seconds):
         while not (found := condition()):
             await trio.sleep(every)
-    return found
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
-    """Wait for what another process or thread does. Returns what the condition gave; raises TimeoutError."""
-    ends = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > ends:
-            raise TimeoutError(f"waited {seconds:g} s in vain")
-        time.sleep(every)
     return found

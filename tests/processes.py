@@ -1,11 +1,14 @@
-"""Processes that end with the test that started them."""
+"""Processes that end with the test that started them, and waiting for what they do."""
 
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
+
+from swarmd.testing import TIMEOUT_S
 
 
 @contextmanager
@@ -26,3 +29,13 @@ def ended(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
+    """Wait for what another process or thread does. Returns what the condition gave; raises TimeoutError."""
+    ends = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"waited {seconds:g} s in vain")
+        time.sleep(every)
+    return found

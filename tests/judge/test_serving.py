@@ -36,9 +36,9 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion
-from tests.processes import killed_after
+from tests.processes import killed_after, wait_until
 
 pytestmark = pytest.mark.net
 

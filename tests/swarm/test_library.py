@@ -21,9 +21,10 @@ from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.daemon.library.joined_swarm import Questions
 from swarmd.daemon.local_api import control
 from swarmd.exchange import offers, wire
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.packaging.checkout import ROOT
+from tests.processes import wait_until
 from tests.swarm.test_join import COMMON
 from tests.swarm.test_meeting import started
 from tests.swarm.waiting import until

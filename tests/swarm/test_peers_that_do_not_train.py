@@ -31,10 +31,11 @@ from swarmd.state.folder import StateFolder, in_use
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.terminal import ended_by_signals
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from swarmd.testing import until as waited
 from tests.p2p.real import real_member
 from tests.packaging.checkout import ROOT
+from tests.processes import wait_until
 from tests.swarm.test_meeting import started
 from tests.swarm.waiting import until
 

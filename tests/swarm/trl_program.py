@@ -21,8 +21,8 @@ from trl import GRPOConfig  # noqa: E402
 
 import swarmd  # noqa: E402
 from swarmd.policy.models.tiny import WEIGHTS  # noqa: E402
-from swarmd.testing import wait_until  # noqa: E402
 from swarmd.trl import SwarmGRPOTrainer, dataset, reward_func  # noqa: E402
+from tests.processes import wait_until  # noqa: E402
 
 FOLDER, MODEL = Path(sys.argv[1]), WEIGHTS["tiny-latent"]
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]

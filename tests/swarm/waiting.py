@@ -8,7 +8,7 @@ from typing import Any
 
 from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
-from swarmd.testing import wait_until
+from tests.processes import wait_until
 
 
 def until(

@@ -17,9 +17,9 @@ from PIL import Image
 
 from benchmarks.judge_load import serving
 from swarmd.config.invitation import Invitation, write_invitation
-from swarmd.testing import wait_until
 from tests.judge import hostile
 from tests.judge.peers import SigningPeer, answering, wish
+from tests.processes import wait_until
 from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
 from tests.swarmd.daemon.page.test_in_chromium import NOISY
 

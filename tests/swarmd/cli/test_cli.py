@@ -29,9 +29,9 @@ from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.terminal import explained, run_program
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT
-from tests.processes import killed_after
+from tests.processes import killed_after, wait_until
 from tests.swarmd.cli.test_view import document
 from tests.swarmd.conftest import Run, Said
 

@@ -35,11 +35,10 @@ from swarmd.tasks import own
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import wait_until
 from swarmd.types import Lead, Rollout, Scored, TaskRef
 from tests import ROOT
 from tests.p2p.real import SECONDS
-from tests.processes import ended, killed_after
+from tests.processes import ended, killed_after, wait_until
 from tests.swarmd.lab.conftest import but_for_cpu
 
 pytestmark = pytest.mark.slow

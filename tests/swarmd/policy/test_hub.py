@@ -20,10 +20,10 @@ from urllib.parse import unquote, urlparse
 import pytest
 
 from swarmd.policy.models.progress import Download, Progress
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.loopback import Handler, listening
-from tests.processes import killed_after
+from tests.processes import killed_after, wait_until
 from tests.swarmd.policy.conftest import make_model, open_policy
 
 COMMIT = "c0ffee" + 34 * "0"

@@ -8,10 +8,10 @@ from pathlib import Path
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.testing import PlayedPolicy
 from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
 from swarmd.types import RoundReport, Tokens
+from tests.played import PlayedPolicy
 from tests.swarmd.trainer.conftest import join, swarm_of, weights, without_seconds
 
 

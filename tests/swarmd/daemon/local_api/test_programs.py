@@ -20,8 +20,9 @@ from swarmd.daemon.local_api.programs import KEPT_BYTES, Programs
 from swarmd.errors import Unreachable
 from swarmd.exchange import wire
 from swarmd.state.folder import StateFolder
-from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Lead, Rollout, TaskRef
+from tests.processes import wait_until
 
 OTHER = Identity(b"\1" * 32).peer_id
 SLOW = b'{"operation": "received", "arguments": {"after": 0}}'

@@ -15,7 +15,7 @@ from PIL import Image
 
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.page import REFRESH_S
-from swarmd.testing import wait_until
+from tests.processes import wait_until
 from tests.swarmd.cli.test_view import LAST, PEER, document
 from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
 from tests.swarmd.daemon.page.served import PEERS, Node, served

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import TIMEOUT_S, wait_until
-from tests.processes import ended
+from swarmd.testing import TIMEOUT_S
+from tests.processes import ended, wait_until
 from tests.swarm.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
