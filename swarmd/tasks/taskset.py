@@ -160,6 +160,8 @@ def open_harness_task(path: Path) -> OpenedTaskset:
     (task, *more) = TaskManager(include_defaults=False).load(str(path))["tasks"].values()
     if more or task.OUTPUT_TYPE != "generate_until":
         raise PluginRefused(f"its output_type is {task.OUTPUT_TYPE}. Name one task with generate_until")
+    # The harness' own seed: other examples in each process would be other questions.
+    task.set_fewshot_seed(1234)
     questions = [task.fewshot_context(doc, task.config.num_fewshot or 0) for doc in task.eval_docs]
     score = HarnessScores(task, questions)
     score("0", "0")
@@ -176,7 +178,7 @@ class HarnessScores:
         self._asked = task.construct_requests(doc=self._docs[0], ctx=questions[0], metadata=("", 0, 1))
         ends = (task.config.generation_kwargs or {}).get("until") or ()
         self._ends = (ends,) if isinstance(ends, str) else ends
-        self._metric = task.config.metric_list[0]["metric"]
+        self._metric = next(iter(task._metric_fn_list))
 
     def __call__(self, place: str, reply: str) -> float:
         task, asked, at = self._task, self._asked, int(place)

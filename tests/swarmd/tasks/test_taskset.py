@@ -196,6 +196,17 @@ def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
         ]
         rewards = verifier.score([(task.ref, [Completion(text, True) for text in texts])])
     assert rewards == [(1.0, 1.0, 0.0, 0.0, 1.0)]
+    # With examples before the question, and the metric that the harness takes where none is named.
+    shots = tmp_path / "shots.yaml"
+    shots.write_text(
+        "".join(line for line in file.read_text().splitlines(True) if "metric_list" not in line)
+        + "num_fewshot: 2\n"
+    )
+    with Verifier(found := find_curriculum(str(shots))) as verifier:
+        task = open_tasks(found, verifier).task(TaskRef("questions", 7))
+        assert task is not None and task.question.count("Question: ") == 3
+        right = task.question.split()[-2].rstrip("?")
+        assert verifier.score([(task.ref, [Completion(right, True), Completion("9", True)])]) == [(1.0, 0.0)]
     other = tmp_path / "other.yaml"
     other.write_text(file.read_text().replace("generate_until", "loglikelihood"))
     with pytest.raises(ConfigError, match="Name one task with generate_until"):
@@ -210,7 +221,8 @@ def test_the_harness_takes_one_text_for_where_an_answer_ends(until: object) -> N
         eval_docs=[{}],
         doc_to_target=str,
         construct_requests=lambda **_: asked,
-        config=SimpleNamespace(generation_kwargs={"until": until}, metric_list=[{"metric": "length"}]),
+        config=SimpleNamespace(generation_kwargs={"until": until}),
+        _metric_fn_list={"length": len},
         apply_filters=lambda: asked.filtered_resps.update(all=asked.resps[0]),
         process_results=lambda _doc, texts: {"length": len(texts[0])},
     )
