@@ -99,13 +99,13 @@ def run(
     except (KeyboardInterrupt, SwarmdError) as error:
         # Report what ended the runs, rather than a failure to write the report.
         with contextlib.suppress(SwarmdError):
-            _report_what_is_there(results)
+            _report(results)
         if isinstance(error, SwarmdError):
             raise
         again = f"swarmd lab run {quote(experiment)} --out {quote(str(folder))} --resume"
         tell(f"\nstopped; whole runs stay. To go on: {again}, with the other options as they were")
         raise typer.Exit(130) from None
-    _report_what_is_there(results)
+    _report(results)
 
 
 def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool) -> None:
@@ -191,11 +191,6 @@ def _file(given: str) -> Path:
     shipped = {file.stem: file for file in EXPERIMENTS.glob("*.toml")}
     # A results folder may have the same name.
     return shipped[given] if given in shipped and not path.is_file() else path
-
-
-def _report_what_is_there(results: "Results") -> None:
-    if len(results.missing) < len(results.runs):
-        _report(results)
 
 
 def _report(results: "Results") -> None:

@@ -87,8 +87,13 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
         for kind, places in kinds.items() if len(kinds) > 1 else ():
             means = [mean_there([run.late_by_node[i] for i in places]) for run in column.runs.values()]
             late = interval([mean for mean in means if mean is not None])
-            looked_at = [run.pass_1_by_node for run in column.runs.values() if run.pass_1_by_node]
-            ends = interval([fmean(nodes[i] for i in places) for nodes in looked_at])
+            ends = interval(
+                [
+                    fmean(ones[i] for i in places)
+                    for run in column.runs.values()
+                    if (ones := run.pass_1_by_node)
+                ]
+            )
             rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(ends, 3)))
     return [GROUP_HEADS, *rows] if rows else []
 

@@ -208,10 +208,9 @@ class Column:
         """Return the curve's mean over seeds, round by round."""
         return [fmean(values) for values in zip(*(run.curve for run in self.runs.values()), strict=True)]
 
-    def pass_at(self, k: int) -> SeedInterval | None:
-        """Return pass@k at the end; None where it was not measured."""
-        ends = [run.passes[k] for run in self.runs.values() if k in run.passes]
-        return interval(ends) if ends else None
+    def pass_at(self, k: int) -> SeedInterval:
+        """Return pass@k at the end, of the seeds in which it was measured."""
+        return interval([run.passes[k] for run in self.runs.values() if k in run.passes])
 
 
 def columns(results: Results) -> Sequence[Column]:

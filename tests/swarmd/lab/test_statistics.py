@@ -85,8 +85,8 @@ def test_a_gain_is_of_seeds_that_both_have_and_in_which_the_baseline_earned() ->
     assert other.over_seeds("cumulative").mean == 0.25 and column.curve() == [2.0, 4.0]
     assert column.over_seeds("roughness").n == 0
     last = other.pass_at(2)
-    assert last is not None and (last.mean, last.n) == (0.75, 1)  # at the end, of the seed that has it
-    assert other.pass_at(4) is None
+    assert (last.mean, last.n) == (0.75, 1)  # at the end, of the seed that has it
+    assert other.pass_at(4).n == 0
 
 
 def test_intervals() -> None:
