@@ -30,7 +30,7 @@ from swarmd.errors import CannotRecord
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import unused_gpu
+from swarmd.policy.models.device import release_cached, unused_gpu
 from swarmd.policy.models.progress import Download
 from swarmd.policy.training.policy_files import FILES
 from swarmd.state.folder import METRICS_FILE
@@ -321,6 +321,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             daemon.tell(link.TrainerState("starting", download.words, remedy))
 
     policy = _open_policy(config, start.seed, report, daemon.rest)
+    daemon.give_back = partial(release_cached, policy.device)
     with closing(policy):
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed

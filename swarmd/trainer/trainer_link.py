@@ -32,6 +32,8 @@ class TrainerLink:
         self.judged: link.JudgeScore | None = None
         self.pause: link.Pause | None = None
         self._on_rest: Callable[[bool], None] = lambda _: None
+        # Called when a pause begins, to give others what memory is not used meanwhile.
+        self.give_back: Callable[[], None] = lambda: None
         self.rested = 0.0  # seconds that `rest` took, in all
 
     def open(self) -> link.StartTrainer:
@@ -134,6 +136,8 @@ class TrainerLink:
                 if now != said:
                     self.tell(now)
                     said = now
+                    if pause:
+                        self.give_back()
                 elif self.must_rest:
                     self._changed.wait()
             self.rested += time.monotonic() - begun

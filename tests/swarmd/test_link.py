@@ -101,7 +101,9 @@ def test_pause_and_resume(ends: Ends) -> None:
 def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     rests: list[bool] = []
+    given_back: list[str] = []
     trainer.rest_along(rests.append)
+    trainer.give_back = lambda: given_back.append(trainer.pause.cause if trainer.pause else "")
     trainer.rest()  # at once: nobody said anything
     assert trainer.rested == 0 and rests == [False]
 
@@ -127,6 +129,7 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     resting.join(TIMEOUT_S)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
     assert rests == [False, True, True, True, False, True, False]
+    assert given_back == ["on battery", "night", "you paused it"]
 
 
 def test_workers_that_rest_along_learn_the_present_state_first(ends: Ends) -> None:

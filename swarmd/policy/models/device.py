@@ -263,7 +263,10 @@ def within_memory(refusal: SwarmdError) -> Iterator[None]:
 
 
 def release_cached(device: torch.device) -> None:
-    """Give back what the allocator keeps for later: after an out-of-memory it may be in the wrong sizes."""
+    """Give back what the allocator keeps for later.
+
+    After an out-of-memory it may be in the wrong sizes; while the node is paused a game may want it.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":

@@ -6,6 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+import torch
+
 from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
 from swarmd import link
@@ -70,8 +73,15 @@ def states(
     return told
 
 
-def test_a_node_that_waits_says_so_again_after_a_pause(trainer_in: TrainerIn, tmp_path: Path) -> None:
-    """Its watchdog would take it for one that trains, and end it for no round coming."""
+def test_a_node_that_waits_says_so_again_after_a_pause(
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watchdog would take it for one that trains, and end it for no round coming.
+
+    In the pause it keeps no memory for later.
+    """
+    given: list[torch.device] = []
+    monkeypatch.setattr("swarmd.trainer.trainer.release_cached", given.append)
     with trainer_in(tmp_path, 0, local=0, external=4) as (trainer, daemon):
         unpacker, thread = (
             link.Unpacker[link.ToDaemon](link.ToDaemon),
@@ -86,6 +96,7 @@ def test_a_node_that_waits_says_so_again_after_a_pause(trainer_in: TrainerIn, tm
         daemon.sendall(link.pack(link.Stop()))
         until(daemon, unpacker, link.Stopped)
         thread.join()
+    assert given == [torch.device("cpu")]
 
 
 def test_a_nights_pause_does_not_count_in_the_generators_speed(trainer_in: TrainerIn, tmp_path: Path) -> None:
