@@ -168,8 +168,9 @@ class Schema(Generic[Tree]):
         """Convert a variable's text to its key's type; what does not convert is left for validation."""
         kind = kind_of(self.keys[key])
         if kind is tuple:
-            # A space before a time of the day is within an entry: "mon-fri 18:00-08:00".
-            return tuple(filter(None, re.split(r",\s*|\s+(?!\d?\d:\d\d)", text)))
+            # A space between days and hours is within an entry: "mon-fri 18:00-08:00".
+            between = r",\s*|(?<![a-zA-Z\s])\s+|\s+(?!\s|\d?\d:\d\d)"
+            return tuple(filter(None, re.split(between, text)))
         if kind is bool:
             return _TRUTHS.get(text.lower(), text)
         if kind is int and re.fullmatch(r"[+-]?[0-9]{1,30}", text.strip()):

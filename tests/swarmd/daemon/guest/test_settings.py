@@ -62,10 +62,12 @@ def test_guest_settings_come_from_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('limits.cpu = "25 %"\nwhen.hours = ["mon-fri 18:00-08:00", "sat-sun"]\n')
     assert load(file, {}, {}).when.hours == ("mon-fri 18:00-08:00", "sat-sun")
-    config = load(file, {"SWARMD_LIMITS_CPU": "50%", "SWARMD_WHEN_HOURS": "mon-fri 18:00-08:00, sat"}, {})
+    hours = "mon-fri  18:00-08:00, sat 12:00-14:00 20:00-22:00"
+    config = load(file, {"SWARMD_LIMITS_CPU": "50%", "SWARMD_WHEN_HOURS": hours}, {})
     assert config.limits.cpu == "50%" and [window(text).days for text in config.when.hours] == [
         frozenset(range(5)),
         {5},
+        frozenset(range(7)),
     ]
 
 
