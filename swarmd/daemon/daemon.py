@@ -360,10 +360,12 @@ class Daemon:
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keep to other limits from now on, and after a restart unless the configuration says otherwise."""
-        self.limits = limits = changed(self.limits, arguments, rates=self.config.swarm.engine == "libp2p")
+        limits = changed(self.limits, arguments, rates=self.config.swarm.engine == "libp2p")
+        # First, as on a full disk it is refused.
+        remember_limits(limits, self._folder)
+        self.limits = limits
         self.guest.keep_to(limits)
         self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
-        remember_limits(limits, self._folder)
         return {"schema": 1, "limits": self.status.limits}
 
     def _why_no_comparison(self) -> str:

@@ -194,6 +194,18 @@ def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices
     assert recalled(resolve(None, {}, {}), tmp_path)[0].limits == LimitsConfig()
 
 
+async def test_limits_that_cannot_be_remembered_do_not_hold(tmp_path: Path) -> None:
+    daemon = Daemon(
+        NodeConfig.model_validate({"swarm": {"engine": "none"}}), tmp_path, PlainView(io.StringIO())
+    )
+    before = daemon.status.limits["limits.cpu"]
+    with failing_at(2), pytest.raises(CannotRecord, match="Free some space"):
+        await daemon._on_limit({"cpu": "25 %"})
+    assert daemon.status.limits["limits.cpu"] == before == daemon.limits.cpu
+    await daemon._on_limit({"cpu": "25 %"})
+    assert daemon.status.limits["limits.cpu"] == "25 %" == daemon.limits.cpu
+
+
 def test_choices_that_cannot_be_written_name_both_remedies(tmp_path: Path) -> None:
     with (
         failing_at(2),
