@@ -3,7 +3,6 @@
 Anybody may tell us of anyone, in messages of megabytes.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,8 +115,6 @@ STREAM_S = 30.0
 READ_COST = 20.0
 # Keys of provider records.
 MAX_KEYS = 1024
-# Another may take the place of a provider that was silent for so long; members announce every few minutes.
-SILENT_S = 3600.0
 
 
 class BoundedId(ID):  # type: ignore[misc]  # the library is not typed for us
@@ -171,16 +168,15 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
 class BoundedProviders(ProviderStore):  # type: ignore[misc]
     """A provider store that drops the keys that nobody has announced for longest.
 
-    Members announce theirs again and again. For the same reason those that stopped make room for others: the
-    library keeps the first 20 of a key for two days, so a swarm's newer members were not found.
+    Of a key the library keeps the first 20. Members announce theirs again and again, so the others of a large
+    swarm would learn of these alone, and dial them, whose places are taken: here the oldest makes room.
     """
 
     def add_provider(self, key: bytes, provider: Any) -> None:
         # Moved to the end, as the newest.
         held = self.providers[key] = self.providers.pop(key, {})
-        if len(held) >= BUCKET_SIZE:
-            for name in [name for name, record in held.items() if time.time() - record.timestamp > SILENT_S]:
-                del held[name]
+        if len(held) >= BUCKET_SIZE and str(provider.peer_id) not in held:
+            del held[next(iter(held))]
         super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
         while len(self.providers) > MAX_KEYS:
             del self.providers[next(iter(self.providers))]
