@@ -25,6 +25,9 @@ from p2p.types import Peer, PeerId, Unanswered
 MISSING_S = 10.0
 # The time between two turns doubles from the first to the last.
 DHT_FIRST_S, DHT_EVERY_S = 3.0, 120.0
+# Who has enough members takes so few of the later turns: all of a swarm connect to the same 20 nodes for one,
+# those nearest to its key, and stay for DHT_IDLE_S.
+DHT_TURNS = 1 / 15
 
 log = logging.getLogger(__name__)
 
@@ -264,6 +267,9 @@ class Discovery:
             wait = min(2 * wait, DHT_EVERY_S)
             if not self._connected:
                 wait = DHT_FIRST_S
+                continue
+            enough = wait == DHT_EVERY_S and len(self.connections.subscribed()) > TARGET_MEMBERS
+            if enough and self._rng.random() > DHT_TURNS:
                 continue
             for topic in self._topics:
                 # Its table may be empty yet; there may be somebody at the next turn.

@@ -217,3 +217,15 @@ async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
     assert sorted(peer for peer, _ in library.dials) == sorted([PEERS[1], PEERS[14]])
     library.connect(PEERS[13], "inbound")
     assert not await discovery.reach(PEERS[13])
+
+
+@pytest.mark.parametrize(("members", "turns"), [(TARGET_MEMBERS, (25, 40)), (TARGET_MEMBERS + 1, (5, 12))])
+async def test_who_has_enough_members_hardly_troubles_the_nodes_that_hold_the_providers(
+    autojump_clock: Any, discovery: Discovery, library: Library, members: int, turns: tuple[int, int]
+) -> None:
+    """All of a swarm asked the same 20 nodes every two minutes; those of 500 had no place left."""
+    library.members = set(PEERS[1 : members + 1])
+    for peer in library.members:
+        library.connect(peer, "inbound")
+    await trio.sleep(3600)
+    assert turns[0] <= len(library.provided) <= turns[1]
