@@ -62,18 +62,19 @@ class Places:
 
         The network group with most connections loses its youngest. Where the newcomer's group has as many,
         the oldest leaves that was served and holds no reservation, of that group or a larger one: members
-        would keep all places of a bootstrap node for good. None leaves for a machine that is here already.
+        would keep all places of a bootstrap node for good. For a machine that is here already only one of
+        its own leaves: many nodes behind one router take turns.
         """
         held = Counter(its.group for its in self.held.values())
         most, own = max(held.values()), held[newcomer.group]
         for one, its in reversed(self.held.items()):
             if held[its.group] == most > own + 1:
                 return one
-        if newcomer.machine in {its.machine for its in self.held.values()}:
-            return None
+        machines = {its.machine for its in self.held.values()}
         for one, its in self.held.items():
             if (
                 its.peer is not None
+                and (its.machine == newcomer.machine or newcomer.machine not in machines)
                 and now - its.since > SERVED_S
                 and (its.group == newcomer.group or held[its.group] > own)
                 and not self.reserved(its.peer)

@@ -43,6 +43,12 @@ def test_a_machine_gets_nobodys_place_twice(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.take("second", "11.1.0.4", SERVED_S + 1) == "second"
 
 
+def test_nodes_behind_one_router_take_turns_at_a_full_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 113th of a campus was refused for good."""
+    found = full(monkeypatch, "11.1.0.1", "11.1.0.2", "11.1.0.3")
+    assert found.take("one more", "11.1.0.2", SERVED_S + 1) == "11.1.0.2"
+
+
 def test_the_largest_group_loses_its_youngest_to_a_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.1.0.2")
     assert found.take(NEWCOMER, NEWCOMER, 0.0) == "11.1.0.2"
