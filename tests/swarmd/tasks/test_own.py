@@ -1,6 +1,8 @@
 """Own tasks: what a plug-in is, what becomes of one that misbehaves, and what its digest is of."""
 
+import functools
 import logging
+import operator
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -100,6 +102,14 @@ def test_a_reward_may_be_a_number_of_numpy(given: object) -> None:
     for wrong in ("1", b"1", None, 1j, np.array([1.0, 1.0]), np.float32("nan")):
         with pytest.raises(TaskFault, match=r"score gave .*, not a number from 0 to 1"):
             reward(SimpleNamespace(score=lambda wrong=wrong: wrong), "score")
+
+
+def test_parts_that_make_one_are_one_and_those_that_make_nothing_are_nothing() -> None:
+    for parts, made in (((0.4, 0.2, 0.3, 0.1), 1.0), ([1 / 9] * 9, 1.0), ((0.3, *[-0.1] * 3), 0.0)):
+        total = functools.reduce(operator.add, parts)
+        assert (
+            not 0 <= total <= 1 and reward(SimpleNamespace(score=lambda total=total: total), "score") == made
+        )
 
 
 OWN_REWARD = "def reward(facts, answer, score):\n    return (score + (answer == str({facts}))) / 2\n"
