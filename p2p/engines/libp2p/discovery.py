@@ -25,9 +25,9 @@ from p2p.types import Peer, PeerId, Unanswered
 MISSING_S = 10.0
 # The time between two turns doubles from the first to the last.
 DHT_FIRST_S, DHT_EVERY_S = 3.0, 120.0
-# Who has enough members takes so few of the later turns: all of a swarm connect to the same 20 nodes for one,
-# those nearest to its key, and stay for DHT_IDLE_S.
-DHT_TURNS = 1 / 15
+# The share of the later turns that who has enough members takes. All of a swarm connect to the same 20 nodes
+# for one, those nearest to its key, and stay for DHT_IDLE_S. What is told serves to fetch for two hours.
+DHT_TURNS = 1 / 4
 
 log = logging.getLogger(__name__)
 
