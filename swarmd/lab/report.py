@@ -23,7 +23,7 @@ from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain,
 MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
 # Intervals of each line of the reward figure.
 INTERVALS = 8
-# A moving mean is over this share of the rounds, as in the paper: 100 of 1,000.
+# A moving mean is over this share of the rounds; the paper's is over 100 of 2,000.
 MEANS_PER_RUN = 10
 
 
@@ -202,7 +202,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
             axes.errorbar(_window(column) + at, mean[at], yerr=half, color=colour, capsize=3, linewidth=1.2)
     axes.set(
         xlabel="round",
-        ylabel="share of right answers",
+        ylabel="mean reward",
         title="Mean over nodes and seeds; bars: 95 % interval over seeds",
     )
     # Runs that were cut off may have nothing to show.
