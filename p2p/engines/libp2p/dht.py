@@ -3,6 +3,7 @@
 Anybody may tell us of anyone, in messages of megabytes.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,14 +38,13 @@ MAX_RECORD_BYTES = 2048
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
     """A store with bounds. The library keeps all addresses, and compares each with all others."""
 
-    _own: Any = None  # our own id, whose keys are in the store
+    # Whether a peer's entry stays in a full store: we are connected, or it is our own with our key.
+    keeps: Callable[[Any], Any] = staticmethod(lambda _: False)
 
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
         """Add addresses; of too many the newest stay."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
-        if peer_id in self.peer_data_map:
-            # In a full store a peer without addresses is dropped at once.
-            del self.peer_data_map[peer_id].addrs[:-MAX_ADDRESSES]
+        del self.peer_data_map[peer_id].addrs[:-MAX_ADDRESSES]
 
     def add_protocols(self, peer_id: Any, protocols: Sequence[str]) -> None:
         """Add at most MAX_PROTOCOLS. A peer may name half a million in one message, over one connection."""
@@ -52,21 +52,16 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
             peer_id, [name for name in protocols[:MAX_PROTOCOLS] if len(name) <= MAX_LENGTH]
         )
 
-    def add_key_pair(self, peer_id: Any, key_pair: Any) -> None:
-        super().add_key_pair(peer_id, key_pair)
-        self._own = peer_id
-
     def _enforce_peer_limit(self) -> None:
-        """Enforce the limit without our own entry, which holds our key.
+        """Drop those that we were told of first.
 
-        The library first drops entries without addresses, and ours would be the first. It is left out of the
-        count as well. Put back into a full store it would be one too many: each added address would sort all
-        peers and drop another one.
+        The library also drops connected peers, whose protocols nobody tells again: of a thousand peers that
+        others named no relay was known any more. And it sorts all for each address.
         """
-        own = self.peer_data_map.pop(self._own, None)
-        super()._enforce_peer_limit()
-        if own is not None:
-            self.peer_data_map[self._own] = own
+        others = (peer for peer in self.peer_data_map if not self.keeps(peer))
+        for peer in [*itertools.islice(others, len(self.peer_data_map) - self.max_peers)]:
+            self.peer_record_map.pop(peer, None)
+            del self.peer_data_map[peer]
 
     def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
         """Keep a peer's newest record; an older one is no fault.

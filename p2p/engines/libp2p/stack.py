@@ -265,6 +265,7 @@ def make_host(
         shut_out=shut_out,
         host_bans=host_bans or HostBans(),
     )
+    store.keeps = lambda peer: peer == me or bool(network.get_connections(peer))
     return Host(
         network,
         admits_stream=admits_stream,

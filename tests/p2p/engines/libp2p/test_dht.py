@@ -193,6 +193,19 @@ async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresse
     assert host.get_private_key() == key and len(store.peer_data_map) <= store.max_peers + 1
 
 
+async def test_a_full_peer_store_keeps_connected_peers_and_loses_those_that_it_was_told_of_first() -> None:
+    """Names of others pushed out what connected relays had said of themselves, and no relay was known."""
+    host = make_host(Identity(bytes(32)))
+    store, network = host.get_peerstore(), host.get_network()
+    store.max_peers = 4
+    peers = [ID(bytes([n]) * 34) for n in range(9)]
+    network.connections[peers[0]] = [None]
+    for peer in peers:
+        store.add_protocols(peer, ["a"])
+        store.add_addrs(peer, addresses(1), 3600)
+    assert [*store.peer_data_map] == [host.get_id(), peers[0], *peers[-2:]]
+
+
 async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -> None:
     store = make_host(Identity(bytes(32))).get_peerstore()
     store.max_peers = 4
@@ -202,7 +215,7 @@ async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -
     for n in range(9):
         store.add_addrs(peers[3 + (n > 5)], addresses(n), 100)
     kept = {*store.peer_data_map} & {*peers}
-    assert len(kept) == store.max_peers and peers[4] in kept
+    assert len(kept) == store.max_peers - 1 and peers[4] in kept
 
 
 async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
