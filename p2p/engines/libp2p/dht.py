@@ -59,7 +59,7 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
         others named no relay was known any more. And it sorts all for each address.
         """
         others = (peer for peer in self.peer_data_map if not self.keeps(peer))
-        for peer in [*itertools.islice(others, len(self.peer_data_map) - self.max_peers)]:
+        for peer in [*itertools.islice(others, max(0, len(self.peer_data_map) - self.max_peers))]:
             self.peer_record_map.pop(peer, None)
             del self.peer_data_map[peer]
 
