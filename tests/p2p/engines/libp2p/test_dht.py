@@ -229,7 +229,7 @@ async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_providers_of_a_large_swarm_take_turns_and_who_announces_again_keeps_its_turn() -> None:
-    """Otherwise all of 300 members learnt of the first 20 alone, dialled these few, and stood alone."""
+    """Otherwise 300 members dialled the first 20 alone, whose places were full: for 80 s each, in turn."""
     providers = bounds.BoundedProviders(host=make_host(Identity(bytes(32))))
     peers = [ID(bytes([n])) for n in range(BUCKET_SIZE + 2)]
     for peer in (*peers[:-2], peers[0], peers[-2], peers[-2], peers[-1]):
