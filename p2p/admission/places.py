@@ -8,6 +8,7 @@ from typing import Any
 from p2p.netgroup import group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets
 
+# libp2p's network has 160 connections in all; the rest is for peers that we dial.
 MOST = 112
 # Connections from one machine: each costs a handshake before we know whose it is.
 ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0

@@ -321,7 +321,6 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
-        # The library allows 160 connections in all; the rest is for peers that we dial.
         self.places = Places()
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
@@ -335,17 +334,17 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         admitted = self._host_bans.admits(host, now)
         leaving = self.places.take(read_write_closer, host, now) if admitted else read_write_closer
         try:
-            if leaving is not None:
-                await leaving.close()
             if leaving is read_write_closer:
                 return
+            if leaving is not None:
+                await leaving.close()
             muxed = await self.upgrade_inbound_raw_conn(RawConnection(read_write_closer, False), maddr)
             self.places.held[read_write_closer].peer = muxed.peer_id
             while not muxed.event_closed.is_set() and self._keeps(muxed):
                 with trio.move_on_after(10.0):
                     await muxed.event_closed.wait()
         except Exception as error:
-            # The peer failed to prove who it is, in any way.
+            # The peer failed to prove who it is, in any way, or lost its place meanwhile.
             log.debug("a connection that came in failed: %r", error)
         finally:
             self.places.held.pop(read_write_closer, None)
