@@ -240,8 +240,6 @@ class WhenConfig(_Section):
         ],
         Field(description='a list of days and hours such as "mon-fri 18:00-08:00"'),
     ] = ()  # hours in which it trains; (): always
-    # The processor's temperature above which it pauses, in °C; 0: any.
-    temperature: Annotated[float, Field(ge=0, le=150)] = 0.0
 
 
 class SwarmConfig(_Section):

@@ -1,7 +1,7 @@
 """Decides when the node pauses, and gives for each pause its cause, its end and a remedy. Pure.
 
-A condition that comes and goes around its limit would stop and start the node all the time. So the load and
-the temperature end a pause at less than what began it, and the load only after some quiet.
+A load that comes and goes around its limit would stop and start the node all the time. So its pause ends only
+after some quiet.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,6 @@ from swarmd.config.hours import clock_words, is_open, next_opening, window
 
 # A pause for the load ends after so long without much load.
 QUIET_S: Final = 30.0
-# A pause for the temperature ends so far below the limit.
-COOLER_C: Final = 5.0
 OVERRIDE: Final = "swarmd resume goes on all the same"
 
 
@@ -28,7 +26,6 @@ class MachineFacts:
     idle: float | None = None  # seconds without keyboard and mouse
     load: float | None = None  # of other programs: share of all cores
     metered: bool | None = None
-    temperature: float | None = None  # °C, of the processor
     gpu: float | None = None  # of other programs: share of the node's GPU
 
 
@@ -72,13 +69,12 @@ class UseByOthers:
 
 
 class PauseConditions:
-    """Remembers which conditions hold, for those that end at less than what they begin at."""
+    """Decide which conditions to pause hold, and remember the load that was too much."""
 
     def __init__(self, when: WhenConfig) -> None:
         self._when = when
         self._windows = [window(text) for text in when.hours]
         self._load, self._gpu = UseByOthers(when.load), UseByOthers(when.gpu)
-        self._hot = False
 
     def check(self, facts: MachineFacts, now: float) -> list[PauseCause]:
         """Return the causes to pause that hold now.
@@ -94,16 +90,6 @@ class PauseConditions:
             )
         if self._when.metered == "pause" and facts.metered:
             yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
-        limit, found = self._when.temperature, facts.temperature
-        self._hot = bool(limit) and found is not None and found > limit - COOLER_C * self._hot
-        if self._hot:
-            yield PauseCause(
-                "temperature",
-                f"the processor has {found:.0f} °C",
-                None,
-                f"below {limit - COOLER_C:.0f} °C",
-                "when.temperature sets the limit",
-            )
 
     def _others(self, facts: MachineFacts, now: float) -> Iterator[PauseCause]:
         wanted = self._when.user * 60

@@ -1,4 +1,4 @@
-"""What the platform tells of battery, load, GPU, network and temperature; None where it cannot tell.
+"""What the platform tells of battery, load, GPU and network; None where it cannot tell.
 
 What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle
 time, `nvidia` the GPU.
@@ -46,8 +46,6 @@ def busy_seconds(times: Any) -> float:
 
 # How often a question is asked that starts a program.
 SLOW_EVERY_S: Final = 10.0
-# psutil's names of sensors, the best first.
-PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")
 _METERED = (
     "busctl",
     "get-property",
@@ -66,13 +64,6 @@ def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | No
         # This is Linux without /sys/class/power_supply, as in some containers, or the battery was taken out.
         return None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
-
-
-def temperature(sensors: Callable[[], Any]) -> float | None:
-    """Return the temperature of the processor's hottest sensor, in °C."""
-    found = sensors()
-    name = next((name for name in PROCESSOR if found.get(name)), None)
-    return max(float(each.current) for each in found[name]) if name else None
 
 
 def metered(run: Run = run) -> bool | None:
@@ -119,7 +110,6 @@ class Probes:
         self._load = LoadProbe()
         self._loaded: float | None = None  # its last answer
         self._idle = idle_probe(run) if when.user else None
-        self._sensors = getattr(psutil, "sensors_temperatures", None)  # Linux and FreeBSD
         self._slow_at: float | None = None
         self._metered: bool | None = None
 
@@ -140,7 +130,6 @@ class Probes:
             load=self._loaded,
             gpu=self._gpus.used_by_others() if when.gpu else None,
             metered=self._metered,
-            temperature=temperature(self._sensors) if when.temperature and self._sensors else None,
         )
 
     def unknown(self, facts: MachineFacts) -> Sequence[str]:
@@ -160,10 +149,6 @@ class Probes:
                 when.metered == "pause" and facts.metered is None,
                 "when.metered has no effect: NetworkManager does not tell here whether the network is"
                 " metered",
-            ),
-            (
-                when.temperature and facts.temperature is None,
-                "when.temperature has no effect: no sensor of the processor can be read here",
             ),
         )
         return [words for applies, words in told if applies]

@@ -69,7 +69,6 @@ _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "when.load": ("Other programs use the CPU", "pause above {}"),
     "when.gpu": ("Other programs use the GPU", "pause above {}"),
     "when.hours": ("Trains", "{}"),
-    "when.temperature": ("Hot processor", "pause above {:g} °C"),
 }
 _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
     ("when.battery", "train"): "go on training",

@@ -7,7 +7,6 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import (
-    COOLER_C,
     QUIET_S,
     MachineFacts,
     PauseConditions,
@@ -24,7 +23,7 @@ def kinds(of: PauseConditions, facts: MachineFacts, now: float = NOON) -> list[s
 
 
 def test_by_default_a_battery_alone_pauses() -> None:
-    busy = MachineFacts(on_battery=False, idle=0.0, load=1.0, metered=True, temperature=120.0)
+    busy = MachineFacts(on_battery=False, idle=0.0, load=1.0, metered=True)
     unplugged = replace(busy, on_battery=True)
     for when, facts, found in (
         (WhenConfig(), busy, []),
@@ -36,7 +35,7 @@ def test_by_default_a_battery_alone_pauses() -> None:
 
 
 def test_unknown_facts_pause_nothing() -> None:
-    everything = WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %", temperature=50.0)
+    everything = WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %")
     assert kinds(PauseConditions(everything), MachineFacts()) == []
 
 
@@ -62,15 +61,6 @@ def test_what_others_use_ends_a_pause_only_after_some_quiet(kind: str) -> None:
     assert found(0.1, QUIET_S) == [] == found(0.1, QUIET_S + 1)
 
 
-def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
-    conditions = PauseConditions(WhenConfig(temperature=80.0))
-    found = [
-        kinds(conditions, MachineFacts(temperature=each))
-        for each in (80.0, 81.0, 80.0 - COOLER_C + 1, 80.0 - COOLER_C, 80.0)
-    ]
-    assert found == [[], ["temperature"], ["temperature"], [], []]
-
-
 def test_a_pause_for_the_hours_says_when_it_ends() -> None:
     conditions = PauseConditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
     (pause,) = conditions.check(MachineFacts(), NOON)
@@ -85,10 +75,10 @@ def test_a_pause_for_the_hours_says_when_it_ends() -> None:
 
 def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
     conditions = PauseConditions(
-        WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %", temperature=50.0, hours=("sat",))
+        WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %", hours=("sat",))
     )
-    found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 99.0, 1.0), NOON)
-    kinds = ["battery", "metered", "temperature", "active", "load", "gpu", "hours"]
+    found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 1.0), NOON)
+    kinds = ["battery", "metered", "active", "load", "gpu", "hours"]
     assert [each.kind for each in found] == kinds
     assert all(each.cause and each.ends and each.remedy for each in found)
 

@@ -1,4 +1,4 @@
-"""What the platform tells: idle time, battery, load, metered network, temperature.
+"""What the platform tells: idle time, battery, load, metered network.
 
 The platform's answers are played.
 """
@@ -17,11 +17,10 @@ from swarmd.daemon.guest import idle
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
 from swarmd.daemon.guest.nvidia import NvidiaGpus
-from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
+from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery
 
 Battery = namedtuple("Battery", "percent secsleft power_plugged")
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
-Sensor = namedtuple("Sensor", "label current high critical")
 NO_GPUS = NvidiaGpus(list, lambda: None)
 
 
@@ -106,15 +105,6 @@ def test_a_metered_network_is_recognised(answer: str, found: bool | None) -> Non
     assert metered(lambda _: answer) is found and metered(missing) is None and metered(hangs) is None
 
 
-def test_the_hottest_processor_sensor_counts() -> None:
-    found = {
-        "nvme": [Sensor("", 90.0, 0, 0)],
-        "coretemp": [Sensor("a", 51.0, 0, 0), Sensor("b", 63.0, 0, 0)],
-        "acpitz": [Sensor("", 20.0, 0, 0)],
-    }
-    assert temperature(lambda: found) == 63.0 and temperature(lambda: {"nvme": found["nvme"]}) is None
-
-
 def test_the_load_leaves_out_our_own() -> None:
     """Four cores for ten seconds: 22 busy, 12 of them ours."""
     answers = iter(
@@ -148,7 +138,7 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
 
     quiet = Probes(WhenConfig(battery="train", metered="share"), NO_GPUS, run)
     assert quiet.measure(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
-    probes = Probes(WhenConfig(user=1.0, temperature=70.0, metered="pause", gpu="30 %"), NO_GPUS, run)
+    probes = Probes(WhenConfig(user=1.0, metered="pause", gpu="30 %"), NO_GPUS, run)
     assert [probes.measure(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
     # It starts a program: every ten seconds
     assert len([command for command in asked if "Metered" in command]) == 1
@@ -156,5 +146,4 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
         "when.user",
         "when.gpu",
         "when.metered",
-        "when.temperature",
     ]
