@@ -44,7 +44,6 @@ class Reason(Enum):
     OWN_ECHO = "our own frame"
     FLOODING = "a peer sends more than it may"
     SHUNNED = "of a peer that has misbehaved"
-    CROWDED = "too many unknown peers"
     UNKNOWN_KIND = "of a kind that this version does not know"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
     # What only the trainer can find, reported back through `Transport.report`:
@@ -69,7 +68,7 @@ class Reason(Enum):
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.OLD, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
     # `p2p.admission.reputation` counts these, not GossipSub, as the frame may be good.
-    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}
+    | {Reason.FLOODING, Reason.SHUNNED}
     | {Reason.USELESS}  # costs quota alone: others may learn from it
     | {Reason.UNKNOWN_KIND}  # a later version may use it
 )
@@ -79,7 +78,6 @@ _REMEDIES = {
     Reason.OVER_QUOTA: "a peer sends more than a node needs; the rest is dropped",
     Reason.FLOODING: "such peers are banned for a while, each time for longer",
     Reason.SHUNNED: "its frames count again when it has behaved for a while",
-    Reason.CROWDED: "too many unknown peers send; peers you know are not affected",
     Reason.UNKNOWN_KIND: "if most peers run a later version of swarmd: update yours",
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }

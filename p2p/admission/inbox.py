@@ -124,7 +124,7 @@ class Inbox:
         if parsed.author == self._own_key:
             return Reason.OWN_ECHO
         trace = Trace(parsed.author, parsed.sequence, parsed.sent_at_ms)
-        if (reason := self._replays.refuses(trace, holder, now)) is not None:
+        if (reason := self._replays.refuses(trace, now)) is not None:
             return reason
         frames, size = self._frames.of(parsed.author, now), self._bytes.of(parsed.author, now)
         if frames.refill(now) < 1 or size.refill(now) < len(frame):

@@ -4,24 +4,24 @@ Pure; `now` is an argument. A restart begins with nothing remembered: what was s
 (`p2p.admission.memory`).
 
 Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them
-signed. Of each author the last FRAMES sent are remembered. What is forgotten raises a **horizon**, and what
-was sent up to it is old:
+signed. Of each author the last FRAMES sent are remembered. A forgotten frame raises a **horizon**, and frames
+sent up to it are old:
 
-- an author's own horizon, where it has more than FRAMES. So the times that an author chooses count for nobody
+- an author's own horizon, if it has more than FRAMES. So the times that an author chooses count for nobody
   else;
-- one for all authors that are not remembered, raised where an author is forgotten. It never passes
-  REMEMBERED_S before now, as no author is forgotten whose newest frame is younger. Where there is no room, a
-  new author is refused instead.
+- the horizon of its slot, if the author is forgotten. Each author has one of SLOTS slots, and nobody can
+  choose a key with the slot of another author. A slot is at most AHEAD_S ahead of now. So a crowd of authors
+  delays the first frame of a newcomer by accident only, and by AHEAD_S at most.
 
-Room is shared by **holder**, the connection that brought an author, and by its network group: a group may
-hold as many authors as are free for others (Choudhury and Hahne, 1998), and a connection as many as are then
-free for others in its group. Where there are too few, the one that has been silent for longest is forgotten,
-of the holder that has most, in the group that has most.
+Room is shared by **holder**, the connection that brought an author, and by its network group. If there is no
+room, the author that has been silent for longest is forgotten, of the holder that has most, in the group that
+has most. So a crowd forgets its own authors, and an author that is forgotten comes back with its next frame.
 """
 
 from array import array
 from bisect import bisect_left
 from collections import Counter, OrderedDict
+from mmap import mmap
 from typing import NamedTuple
 
 from p2p.types import PeerId, Reason
@@ -30,10 +30,13 @@ from p2p.types import PeerId, Reason
 WINDOW_S = 300.0
 # How far an author's clock may be ahead of ours.
 AHEAD_S = 10.0
-# An author is remembered at least so long, however many there are.
-REMEMBERED_S = 60.0
+# A start that is further ahead of now says that the clock was set back: a restart is at most 30 s ahead.
+SET_BACK_S = 70.0
 # Frames of one author that are remembered.
 FRAMES = 64
+# Horizons of authors that are not remembered. A crowd of 1,500 new authors a second, with clocks that are
+# AHEAD_S ahead, keeps 3 % of them ahead of now.
+SLOTS = 1 << 19
 
 
 class Holder(NamedTuple):
@@ -88,65 +91,48 @@ class Replays:
         not_before: seconds since the epoch; what was sent earlier is old.
         """
         self._limit = limit
-        self._start, self._horizon = round(not_before * 1000), 0
+        self._start = round(not_before * 1000)
+        # By slot. Only pages that are written take memory.
+        self._horizons = memoryview(mmap(-1, 8 * SLOTS)).cast("Q")
         self._authors: dict[bytes, _Author] = {}
         self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
         self._groups: Counter[str] = Counter()  # authors that each network group holds
 
-    def refuses(self, trace: Trace, holder: Holder, now: float) -> Reason | None:
-        """Return why this frame may not be admitted: STALE, OLD, DUPLICATE or CROWDED."""
+    def refuses(self, trace: Trace, now: float) -> Reason | None:
+        """Return why this frame may not be admitted: STALE, OLD or DUPLICATE."""
         key, sequence, sent_at = trace
         if not now - WINDOW_S <= sent_at / 1000 <= now + AHEAD_S:
             return Reason.STALE
         # The clock was set back, and all frames would be old until it caught up.
-        if self._start > (now + REMEMBERED_S + AHEAD_S) * 1000:
+        if self._start > (now + SET_BACK_S) * 1000:
             self._start = int((now + AHEAD_S) * 1000)
         author = self._authors.get(key)
         if author is not None and sequence in author.sequences:
             return Reason.DUPLICATE
-        if sent_at < self._start or sent_at <= (self._horizon if author is None else author.horizon):
-            return Reason.OLD
-        return None if author is not None or self._has_room(holder, now) else Reason.CROWDED
+        horizon = self._horizons[_slot(key)] if author is None else author.horizon
+        return Reason.OLD if sent_at < self._start or sent_at <= horizon else None
 
     def remember(self, trace: Trace, holder: Holder, now: float) -> None:
         """Remember an admitted frame; `refuses` found nothing against it."""
         author = self._authors.get(trace.author)
         if author is None:
-            author = self._place(trace.author, _Author(holder, self._horizon))
+            author = self._place(trace.author, _Author(holder, self._horizons[_slot(trace.author)]))
         elif len(self._held.get(holder, ())) < len(self._held[author.holder]):
             # A connection that was only faster once does not hold the author.
-            self._forget(trace.author)
+            self._remove(trace.author)
             author.holder = holder
             self._place(trace.author, author)
         self._held[author.holder].move_to_end(trace.author)
         author.add(trace.sequence, trace.sent_at)
         expired = int((now - WINDOW_S) * 1000)
         author.forget(bisect_left(author.sent_at, expired))
-        self._expire(author.holder, expired)
-
-    def _has_room(self, holder: Holder, now: float) -> bool:
-        """Return whether there is room for another author, forgetting those that may be forgotten."""
-        while True:
-            free, ours, its = (
-                self._limit - len(self._authors),
-                self._groups[holder.group],
-                len(self._held.get(holder, ())),
-            )
-            if free > (0 if holder is NOBODY else ours if ours == its else ours + its):
-                return True
-            most = max(self._held, key=lambda held: (self._groups[held.group], len(self._held[held])))
-            key, silent = next(iter(self._held[most].items()))
-            if silent.newest >= (now - REMEMBERED_S) * 1000:
-                return False
-            self._horizon = max(self._horizon, silent.newest)
-            self._forget(key)
-
-    def _expire(self, holder: Holder, expired: int) -> None:
-        """Forget authors of whom nothing can be let in again, in the order in which they fell silent."""
-        held = self._held[holder]
+        # Of these nothing can be let in again.
+        held = self._held[author.holder]
         while (first := next(iter(held.items())))[1].newest < expired:
-            self._horizon = max(self._horizon, first[1].newest)
             self._forget(first[0])
+        if len(self._authors) > self._limit:
+            most = max(self._held, key=lambda held: (self._groups[held.group], len(self._held[held])))
+            self._forget(next(iter(self._held[most])))
 
     def _place(self, key: bytes, author: _Author) -> _Author:
         self._authors[key] = self._held.setdefault(author.holder, OrderedDict())[key] = author
@@ -154,6 +140,11 @@ class Replays:
         return author
 
     def _forget(self, key: bytes) -> None:
+        """Forget an author; its frames are old from now on."""
+        slot = _slot(key)
+        self._horizons[slot] = max(self._horizons[slot], self._remove(key).newest)
+
+    def _remove(self, key: bytes) -> _Author:
         author = self._authors.pop(key)
         held = self._held[author.holder]
         del held[key]
@@ -162,3 +153,9 @@ class Replays:
             del self._groups[author.holder.group]
         if not held:
             del self._held[author.holder]
+        return author
+
+
+def _slot(key: bytes) -> int:
+    """Return the slot of an author. Python salts the hash, so an attacker cannot know it."""
+    return hash(key) % SLOTS

@@ -189,21 +189,27 @@ def test_whoever_is_silent_for_longest_makes_room_for_another() -> None:
     assert reasons(box, [newcomer, *last], NOW + 70) == [None, Reason.OLD, Reason.DUPLICATE]
 
 
-def test_a_connection_holds_only_as_many_authors_as_are_free() -> None:
+def test_a_crowd_of_authors_forgets_its_own() -> None:
     """A known author keeps its place, however long it is silent beside them."""
     box, rng = inbox(authors=64), random.Random(0)
     crowd = [Identity(rng.randbytes(32)) for _ in range(900)]
-    assert reason(box.receive(frame(A, 0), NOW, A.peer_id)) is None
-    outcomes = [
-        reason(box.receive(frame(c, 0, NOW + n / 2), NOW + n / 2, ME.peer_id))
-        for n, c in enumerate(crowd[:500])
-    ]
-    # None of theirs is old enough to go
-    assert outcomes[:32] == [None] * 32 and outcomes[32:120] == [Reason.CROWDED] * 88
-    assert outcomes.count(None) >= 4 * 32
-    for n, c in enumerate(crowd[500:]):
-        now = NOW + 250 + n / 10
-        box.receive(frame(c, 0, now), now, crowd[n % 5].peer_id)
-        assert n % 100 or reason(box.receive(frame(B, n, now), now, B.peer_id)) is None
-    # As early as no newcomer's would be let in
-    assert reason(box.receive(frame(A, 1, NOW - 10), NOW + 285, A.peer_id)) is None
+    known, last = frame(A, 0), frame(B, 0, NOW + 1)
+    assert reasons(box, [known], NOW, A.peer_id) == [None]
+    # The crowd comes by one connection, then by five.
+    for n, author in enumerate(crowd):
+        via = ME.peer_id if n < 500 else crowd[n % 5].peer_id
+        now = NOW + n / 10
+        assert reason(box.receive(frame(author, 0, now), now, via)) is None
+    # Authors that are forgotten are heard again, and what they sent before is old.
+    assert reasons(box, [frame(crowd[0], 0), frame(crowd[0], 1, NOW + 90)], NOW + 90) == [Reason.OLD, None]
+    assert reasons(box, [known, last], NOW + 90, A.peer_id) == [Reason.DUPLICATE, None]
+    assert len(box._replays._authors) == 64
+
+
+def test_forged_frames_forget_nobody() -> None:
+    box = inbox(authors=2)
+    known = [frame(A, 1), frame(B, 1)]
+    assert reasons(box, known, NOW) == [None] * 2
+    for n in range(10):
+        assert reason(box.receive(forged(Identity(bytes([50 + n]) * 32), 1), NOW)) is Reason.BAD_SIGNATURE
+    assert reasons(box, known, NOW) == [Reason.DUPLICATE] * 2

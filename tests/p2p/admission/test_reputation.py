@@ -45,7 +45,7 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
 
 @pytest.mark.parametrize(
     "reason",
-    [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED, Reason.CROWDED],
+    [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED],
 )
 def test_refusals_without_a_culprit_cost_nothing(reason: Reason) -> None:
     reputation = Reputation()
@@ -180,13 +180,16 @@ def test_a_member_names_each_bodys_group_and_shuts_out_an_offender(tmp_path: Pat
     assert life.told == [(B, FIRST_BAN_S)]
 
 
-def test_a_connection_leaves_room_for_authors_that_other_groups_bring(tmp_path: Path) -> None:
+def test_the_connection_that_brought_most_authors_gives_way_in_the_largest_group(tmp_path: Path) -> None:
     where = {A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/11.0.9.9/tcp/1", C: "/ip4/12.0.1.2/tcp/1"}
-    life = Life(tmp_path, where=where, limits=AdmissionLimits(authors=8))
+    life = Life(tmp_path, where=where, limits=AdmissionLimits(authors=9))
     authors = (Identity(bytes([n]) * 32) for n in itertools.count(200))
     life.hear(ALICE, 1)  # and the groups are noted
-    came = [sum(life.hear(next(authors), 1, via) is Verdict.ACCEPT for _ in range(8)) for via in (A, B, C)]
-    assert came == [4, 0, 2] and life.member.rejected == {Reason.CROWDED: 18}
+    held = []
+    for via in (A, B, C):
+        assert all(life.hear(next(authors), 1, via) is Verdict.ACCEPT for _ in range(8))
+        held.append({holder.via: len(those) for holder, those in life.member.inbox._replays._held.items()})
+    assert [[these.get(via, 0) for via in (A, B, C)] for these in held] == [[8, 0, 0], [4, 4, 0], [2, 2, 4]]
 
 
 async def test_nothing_is_fetched_from_graylisted_peers(
