@@ -13,7 +13,7 @@ tell. A crash of the trainer does not drop the node from the swarm, nor the othe
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import trio
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.peers.introduction import PAUSED, TRAINING
-from p2p.types import PeerId, Reason, ReceivedBody, Started
+from p2p.types import PeerId, Reason, Started
 from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
@@ -34,7 +34,6 @@ from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
-from swarmd.daemon.local_api.programs import Programs
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
 from swarmd.daemon.membership import connection_news, run
@@ -105,7 +104,7 @@ class Daemon:
         self.sharing = Participant(
             config,
             folder,
-            self._hand_on,
+            lambda received: self.child.tell(received),
             lambda: PAUSED if self.guest.pauses else TRAINING,
             traffic,
         )
@@ -145,7 +144,6 @@ class Daemon:
             view.talk,
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
-        self.programs = Programs(config, peer_id, self._on_trainer_message, self._count)
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
         self._nursery: trio.Nursery | None = None
@@ -182,7 +180,6 @@ class Daemon:
             "limit": self._on_limit,
             "stop": self._on_stop,
             "compare": self.comparison.on_compare,
-            **self.programs.handlers,
         }
         opening = PageOpening(nursery, handlers)
         handlers["ui"] = opening.on_ui
@@ -223,10 +220,6 @@ class Daemon:
     async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.sharing.run)
         self._listens.set()
-
-    def _hand_on(self, received: ReceivedBody) -> None:
-        self.child.tell(received)
-        self.programs.put(received)
 
     async def _report_swarm(self) -> None:
         connected: set[PeerId] = set()
@@ -286,7 +279,8 @@ class Daemon:
 
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
-        self._count(done.shared, [(PeerId(author), specialty) for author, specialty in done.used])
+        self.sharing.given.rollouts += done.shared if self.member.peers() else 0
+        self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
         self.gatherer.next_round(done.line["round"] + 1, done.lead)
         self.publisher.next_round()
@@ -302,10 +296,6 @@ class Daemon:
         absent = ends or self.guest.pauses or self.member.away
         if done.affordable and not absent and self._nursery is not None:
             self._nursery.start_soon(self.judging.ask, done.line["round"])
-
-    def _count(self, shared: int, used: Sequence[tuple[PeerId, str]]) -> None:
-        self.sharing.given.rollouts += shared if self.member.peers() else 0
-        self.sharing.used(used)
 
     def _on_trainer_exit(self, death: Death) -> None:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"

@@ -27,7 +27,6 @@ from tests.packaging.checkout import ROOT
 from tests.processes import wait_until
 from tests.swarm.test_join import COMMON
 from tests.swarm.test_meeting import started
-from tests.swarm.waiting import until
 from tests.swarmd.tasks.hostile import CODE, DEEP, SLOW
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
@@ -116,37 +115,6 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
             return any(row["id"] == mine and row["frames"] >= 2 for row in trained)
 
         wait_until(used, every=0.6)
-
-
-def test_a_program_joins_through_a_running_node_with_its_key_and_settings(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        other = stack.enter_context(joined(tmp_path / "other"))
-        words = ["join", *COMMON, "--state-dir", str(tmp_path / "node"), "--bootstrap", address(other)]
-        node = started(stack, *words, "--curriculum", "tiny-9", "--pace", "0.2", SWARMD_GATE_MODE="off")
-        until(tmp_path / "node", lambda status: status["connected"] and status["round"], node)
-        with pytest.raises(swarmd.errors.ConfigError, match="its settings count"):
-            joined(tmp_path / "node")
-        with swarmd.join(folder=tmp_path / "node", author="beside") as swarm:
-            me, mine = swarm.report()["peer_id"], set()
-            assert me == control.call(tmp_path / "node", "status")["peer_id"] and swarm.joined
-            share(other, 2)
-            (group,) = swarm.collect(1, wait=TIMEOUT_S)
-            assert group.author == other.report()["peer_id"] and 0 < sum(group.rewards) < 2
-            # What the program shares reaches others as the node's, beside the trainer's own
-            for task in swarm.tasks.draw(4):
-                mine.add(f"of the program <answer>{swarm.tasks.truth(task)}</answer>")
-                swarm.share(task, [*mine, "<answer>no</answer>"])
-
-            def arrived() -> bool:
-                found = other.collect(8)
-                assert all(group.author == me for group in found)
-                return any(c.text in mine for group in found for c in group.completions)
-
-            wait_until(arrived, every=0.5)
-            assert control.call(tmp_path / "node", "stop")["stopping"]
-            wait_until(lambda: not swarm.joined)
-            swarm.share(task, ["<answer>1</answer>", "no"])
-            assert swarm.collect(1) == [] and swarm.report()["state"] == "left"
 
 
 def test_the_loop_of_the_examples_trains_on_what_others_share(tmp_path: Path) -> None:

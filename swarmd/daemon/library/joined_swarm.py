@@ -34,8 +34,7 @@ from swarmd.config.invitation import read_invitation
 from swarmd.config.own_strategy import load_take
 from swarmd.config.sources import resolve
 from swarmd.daemon.library.network import MAX_HELD, Network
-from swarmd.daemon.library.node_network import NodeNetwork, settings_of_node
-from swarmd.errors import ConfigError, SwarmdError
+from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, require_same_swarm
@@ -134,8 +133,8 @@ def join(
         external: others' rollouts that you can use between two calls of `collect`, at most.
         completions: answers to one question that you can use, at most.
         seed: of the questions that are drawn.
-        folder: keeps the key and who was met. One program at a time; by default one beside the node's. Where
-            a node runs in it, the program joins through it, with its key and its settings.
+        folder: keeps the key and the known peers. One program or node at a time; the default is next to the
+            node's.
         config: a configuration file, as `swarmd join --config`; SWARMD_* variables count, too.
         author: what others are told in place of a model's name.
 
@@ -145,14 +144,6 @@ def join(
     """
     place = Path(folder).expanduser().absolute() if folder is not None else None
     rank = int(os.environ.get("RANK") or 0) if int(os.environ.get("WORLD_SIZE") or 1) > 1 else 0
-    if place and (found := settings_of_node(place, patient=rank > 0)) is not None:
-        if invitation or name or curriculum or bootstrap or listen or external or completions or config:
-            raise ConfigError(
-                f"a node runs in {place}, and its settings count. Leave out what you set beside folder, seed"
-                " and author, or name another folder."
-            )
-        found = found.model_copy(update={"seed": seed})
-        return JoinedSwarm(found, None, author) if rank else JoinedSwarm(found, place, author).open()
     accepted = read_invitation(invitation) if invitation else None
     flags: dict[str, object] = {"swarm": name, "curriculum": curriculum, "bootstrap": tuple(bootstrap)}
     flags |= {"listen": tuple(listen), "external": external, "seed": seed}
@@ -176,7 +167,7 @@ class JoinedSwarm:
     def __init__(
         self,
         config: NodeConfig,
-        state: StateFolder | Path | None,
+        state: StateFolder | None,
         author: str,
         *,
         share: str | None = None,
@@ -185,8 +176,7 @@ class JoinedSwarm:
     ) -> None:
         """Build the member, without running it.
 
-        state: closed with the swarm; a path: the folder of a running node; None for a rank that does not
-        join. share: of SHARES, in place of the configured one. talk: gets events. stopped: called by a thread
+        state: closed with the swarm; None for a rank that does not join. share: of SHARES, in place of the configured one. talk: gets events. stopped: called by a thread
         when `swarmd stop` asks for it, or an error has ended the network's; by default the swarm is left.
 
         Raises ConfigError where the configuration cannot be used.
@@ -200,19 +190,14 @@ class JoinedSwarm:
         self._closed, self._round, self._collected = False, 1, 0
         self._given: deque[_Given] = deque(maxlen=MAX_HELD)
         self._scorer = threading.Thread(target=self._score_all, name="swarmd-scorer", daemon=True)
-        self._network: Network | NodeNetwork | None = None
+        self._network: Network | None = None
         if state is None:
             return
-        common = author, self._changed, talk, stopped or self._close_soon
         try:
             load_take(config.sharing.take)
-            if isinstance(state, Path):
-                self._network = NodeNetwork(config, state, *common)
-            else:
-                self._network = Network(config, state, *common)
+            self._network = Network(config, state, author, self._changed, talk, stopped or self._close_soon)
         except BaseException:
-            if isinstance(state, StateFolder):
-                state.close()
+            state.close()
             raise
         exchange = RolloutExchange(self._network, author, curriculum)
         sharing = Sharing(config.sharing)
@@ -249,7 +234,7 @@ class JoinedSwarm:
     # What the program uses.
 
     @property
-    def network(self) -> Network | NodeNetwork | None:
+    def network(self) -> Network | None:
         """The member of the swarm; None where this process is none: another rank, a forked child, closed."""
         network = self._network
         # No thread lives in a forked child.
@@ -328,7 +313,7 @@ class JoinedSwarm:
             if self._scorer.is_alive():
                 self._scorer.join(CLOSE_S)
             self._network.leave()
-            if isinstance(self._state, StateFolder):
+            if self._state is not None:
                 self._state.close()
         self._verifier.close()
 
@@ -365,7 +350,7 @@ class JoinedSwarm:
 
     def _collect(
         self,
-        network: Network | NodeNetwork,
+        network: Network,
         count: int,
         wait: float,
         unfit: Callable[[ScoredGroup], str | None],

@@ -6,22 +6,21 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
 from p2p.admission.fair_queue import FairQueue
 from p2p.errors import StateUnwritable
 from p2p.peers.introduction import TRAINING
-from p2p.types import PeerId, Reason, ReceivedBody, Sender
+from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api import control
 from swarmd.daemon.membership import run
 from swarmd.daemon.sharing import Participant
-from swarmd.errors import ConfigError, Unreachable
-from swarmd.exchange.offers import WHOLE_BYTES
+from swarmd.errors import ConfigError
 from swarmd.exchange.rollout_exchange import share
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import StateFolder
@@ -38,82 +37,12 @@ POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
+class Network:
+    """A member of the swarm in a thread. The program's side is a `p2p.types.Transport`.
 
-@contextlib.contextmanager
-def taken(waiting: deque[T]) -> Iterator[list[T]]:
-    """Take what waits to be handed over, and put it back where the node does not answer."""
-    found = [waiting.popleft() for _ in range(len(waiting))]
-    try:
-        yield found
-    except Unreachable:
-        waiting.extendleft(reversed(found))
-        raise
-
-
-class ProgramNetwork:
-    """The thread through which a program is in a swarm, and what came of others for it.
-
-    changed: held while bodies are put and drained; notified of each. run: what the thread does.
-    """
-
-    def __init__(
-        self,
-        config: NodeConfig,
-        author: str,
-        changed: threading.Condition,
-        name: str,
-        run: Callable[[], None],
-    ) -> None:
-        self._specialties, self._author, self._changed = curriculum_of(config).specialties, author, changed
-        self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
-        self._bodies: FairQueue[ReceivedBody] = FairQueue()
-        self.error: BaseException | None = None
-        self.ready = threading.Event()
-        self._thread = threading.Thread(target=run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; `ready` is set once others can reach us, or `error` is why they cannot."""
-        self._thread.start()
-
-    def offer(self, rollout: Rollout, round_number: int) -> None:
-        """Send it when somebody is there to receive it and the pace allows it."""
-        self.waiting.append((rollout, round_number))
-
-    def _share(self, sender: Sender, whole: int = WHOLE_BYTES) -> int:
-        """Send what waits together; returns how many rollouts."""
-        with taken(self.waiting) as waiting:
-            rollouts = [rollout for rollout, _ in waiting]
-            number = waiting[-1][1] if waiting else 0
-            return share(sender, rollouts, number, self._author, self._specialties, whole)
-
-    @property
-    def lives(self) -> bool:
-        return self.error is None and self._thread.is_alive()
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `received` would return something. Hold `changed`."""
-        return len(self._bodies) > 0
-
-    def received(self) -> Sequence[ReceivedBody]:
-        with self._changed:
-            return self._bodies.drain()
-
-    def refused(self) -> Mapping[Reason, int]:
-        return {}  # the status has them
-
-    def _put(self, body: ReceivedBody) -> None:
-        with self._changed:
-            self._bodies.put(body)
-            self._changed.notify_all()
-
-
-class Network(ProgramNetwork):
-    """A member of the swarm in a thread of its own. The program's side is a `p2p.types.Transport`.
-
-    talk: gets events. stop: called by this thread when `swarmd stop` asks for it, or an error has ended it.
+    changed: held while bodies are put and drained; notified of each. talk: gets events. stop: called by this
+    thread when `swarmd stop` asks for it, or an error has ended it.
     """
 
     def __init__(
@@ -128,8 +57,13 @@ class Network(ProgramNetwork):
         """Build the member, without running it. Raises ConfigError where the configuration cannot be used."""
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "libp2p".')
-        super().__init__(config, author, changed, "swarmd-network", self._run)
+        self._specialties, self._author, self._changed = curriculum_of(config).specialties, author, changed
         self._state, self._talk, self._stop = state, talk, stop
+        self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
+        self._bodies: FairQueue[ReceivedBody] = FairQueue()
+        self.error: BaseException | None = None
+        self.ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="swarmd-network", daemon=True)
         self._swarm = Participant(config, state.path, self._put, lambda: TRAINING)
         self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
         self._sent_at, self._leaving = -MIN_GAP_S, False
@@ -137,6 +71,30 @@ class Network(ProgramNetwork):
         self._scope = trio.CancelScope()
 
     # The program's side.
+
+    def start(self) -> None:
+        """Start the thread; `ready` is set once other nodes can reach us, or `error` says why they cannot."""
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        return self.error is None and self._thread.is_alive()
+
+    def offer(self, rollout: Rollout, round_number: int) -> None:
+        """Send it when somebody is there to receive it and the pace allows it."""
+        self.waiting.append((rollout, round_number))
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `received` would return something. Hold `changed`."""
+        return len(self._bodies) > 0
+
+    def received(self) -> Sequence[ReceivedBody]:
+        with self._changed:
+            return self._bodies.drain()
+
+    def refused(self) -> Mapping[Reason, int]:
+        return {}  # the status has them
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
         """Begin another round. used: author and specialty of what was trained on in the last one."""
@@ -205,6 +163,17 @@ class Network(ProgramNetwork):
                 nursery.start_soon(self._send)
                 self.ready.set()
 
+    def _put(self, body: ReceivedBody) -> None:
+        with self._changed:
+            self._bodies.put(body)
+            self._changed.notify_all()
+
+    def _share(self) -> int:
+        """Send the waiting rollouts together, and return their number."""
+        waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        rollouts = [rollout for rollout, _ in waiting]
+        return share(self._swarm.member, rollouts, waiting[-1][1], self._author, self._specialties)
+
     async def _send(self) -> None:
         """Send what waits together, when somebody is there to receive it and the pace allows it.
 
@@ -219,7 +188,7 @@ class Network(ProgramNetwork):
                 and (self._leaving or (gap and self._swarm.pacing.may_send(now)))
             ):
                 try:
-                    self._swarm.given.rollouts += self._share(self._swarm.member)
+                    self._swarm.given.rollouts += self._share()
                 except StateUnwritable as error:  # no sequence number can be reserved
                     self._talk(f"sharing is off for now: {error}")
                 self._swarm.pacing.sent(now)
