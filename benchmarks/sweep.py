@@ -80,7 +80,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--seconds", type=positive, default=3600, help="wall seconds after which no cell begins (3600)"
     )
     parser.add_argument(
-        "--plot", type=Path, help="write a figure here (needs matplotlib: pip install 'swarmd[plot]')"
+        "--plot", type=Path, help="write a figure here (needs matplotlib: pip install 'swarmd[research]')"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
@@ -155,7 +155,7 @@ def plot(cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise SystemExit(
-            "--plot needs matplotlib: pip install 'swarmd[plot]'. The table above is complete."
+            "--plot needs matplotlib: pip install 'swarmd[research]'. The table above is complete."
         ) from None
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):

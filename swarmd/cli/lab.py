@@ -79,6 +79,8 @@ def run(
         )
     if executor == "ray" and find_spec("ray") is None:
         raise ConfigError(f"Ray is not installed here. Run `{command_for('ray')}`, or leave --executor out.")
+    if find_spec("matplotlib") is None:
+        tell(f"The report will have no figures: matplotlib is missing. Run `{command_for('research')}`.")
     if judge and (engine, executor) != ("memory", "local"):
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))

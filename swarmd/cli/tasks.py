@@ -67,7 +67,7 @@ def show(
 ) -> None:
     """Show a question as every node regenerates it, and a right answer.
 
-    Own tasks do not say what is right: try `swarmd task score`.
+    A Python file of own tasks tells it by a function `solution`; else try `swarmd task score`.
     """
     found = _check(specialty, n, curriculum)
 
@@ -83,7 +83,7 @@ def show(
                 f"{found.name} has no task {specialty} {n}:"
                 f" {'; '.join(maker.faults) or 'it would take too long to make'}"
             )
-    right = solution(tasks, task) if isinstance(tasks, CurriculumTasks) else None
+        right = solution(tasks, task) if isinstance(tasks, CurriculumTasks) else tasks.solution(task.ref)
     document = {
         "schema": 1,
         "curriculum": found.name,
@@ -99,22 +99,33 @@ def show(
     )
 
 
-@app.command(
-    epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3"""
-)
-def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9") -> None:
-    """Score completions from standard input, one JSON object per line. Prints reward and reason of each.
+@app.command(epilog="Example: swarmd task score bf 3 --text 7")
+def score(
+    specialty: Specialty,
+    n: Number,
+    curriculum: CurriculumName = "sapo-9",
+    text: Annotated[
+        str | None, typer.Option(help="An answer to score; <answer> tags are added if they are missing.")
+    ] = None,
+) -> None:
+    """Score an answer, or completions from standard input. Prints reward and reason of each.
 
-    They are scored in the contained process: no code in them runs here. One that is too long earns 0.
+    Standard input has one JSON object per line, such as {"text": "<answer>7</answer>", "ended": true}. They
+    are scored in the contained process: no code in them runs here. One that is too long earns 0.
     """
     from swarmd.tasks.sandbox.client import Verifier
 
-    with Verifier(_check(specialty, n, curriculum)) as verifier:
-        for number, line in enumerate(sys.stdin, 1):
-            if line.strip():
-                completion = _completion(line, number)
-                ((given,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
-                print_json({"reward": given.reward, "reason": given.reason.value})
+    found = _check(specialty, n, curriculum)
+    with Verifier(found) as verifier:
+        for number, line in enumerate(sys.stdin if text is None else [text], 1):
+            if text is not None or line.strip():
+                given = (
+                    _completion(line, number)
+                    if text is None
+                    else Completion(found.tagged(specialty, line), ended=True)
+                )
+                ((scored,),) = verifier.judge([(TaskRef(specialty, n), [given])])
+                print_json({"reward": scored.reward, "reason": scored.reason.value})
 
 
 class _Given(msgspec.Struct):

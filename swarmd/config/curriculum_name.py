@@ -55,6 +55,14 @@ def curriculum_name(text: str) -> str:
         return text
     if text.endswith(FILES):
         return absolute(text)
+    path = Path(absolute(text))
+    if path.is_dir():
+        files = sorted(file.name for file in path.iterdir() if file.suffix in FILES)
+        raise ValueError(
+            f"it is a folder: name a file in it, {path / (files[0] if files else 'questions.jsonl')}"
+        )
+    if path.is_file():
+        raise ValueError(f"it is a file of another kind; own tasks are in {', '.join(FILES)} files")
     offered = sorted(point.name for point in entry_points(group=GROUP))
     if text not in offered:
         raise ValueError(

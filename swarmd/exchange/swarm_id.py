@@ -43,11 +43,11 @@ def curriculum_named(digest: str) -> str | None:
 def require_same_swarm(invitation: Invitation, curriculum: Curriculum) -> None:
     """Raise ConfigError where a node with this curriculum would never meet those who invited it."""
     if invitation.digest and swarm_digest(curriculum) != invitation.digest:
-        raise ConfigError(_another_swarm(invitation, curriculum.name))
+        raise ConfigError(_another_swarm(invitation, curriculum.name, swarm_digest(curriculum)))
 
 
-def _another_swarm(invitation: Invitation, here: str) -> str:
-    """Explain why the node would never meet those who invited it."""
+def _another_swarm(invitation: Invitation, here: str, digest: str) -> str:
+    """Explain why the node would never meet the nodes of the invitation."""
     versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
     if invitation.curriculum == here and here in BUILT_IN:
         return (
@@ -56,8 +56,8 @@ def _another_swarm(invitation: Invitation, here: str) -> str:
         )
     if invitation.curriculum == here:
         return (
-            f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and"
-            " give it with --curriculum."
+            f"the invitation is for other tasks called {here}: its swarm has the digest {invitation.digest},"
+            f" and your file makes {digest}. Get their file, and give it with --curriculum."
         )
     if invitation.curriculum in BUILT_IN:
         return (

@@ -266,7 +266,7 @@ def export(results: Results, to: Path) -> int:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
         raise BadResults(
-            f"Parquet needs a package that is not installed. Run `{command_for('parquet')}`."
+            f"Parquet needs a package that is not installed. Run `{command_for('research')}`."
         ) from None
     finished = [run for run in results.runs if run not in results.missing]
     if not finished:

@@ -104,6 +104,11 @@ class Curriculum:
         """Return the answer of a completion, checked, or why it cannot be scored."""
         return answers.read(specialty, text)
 
+    def tagged(self, specialty: str, text: str) -> str:
+        """Return the text with <answer> tags around it, if they are due and missing."""
+        missing = self.read(specialty, text) is answers.GradeReason.NO_ANSWER
+        return f"<answer>{text}</answer>" if missing else text
+
     @cached_property
     def questions(self) -> str:
         """16 hex digits of (configurations, TASKS_VERSION, the sample of the questions).

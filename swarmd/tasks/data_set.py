@@ -4,14 +4,18 @@ The node fetches the file. A contained process reads it as a file of questions (
 compares answers by math-verify, which knows LaTeX, sets, intervals and equations.
 """
 
+import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from swarmd.errors import ConfigError, command_for
+from swarmd.tasks.question_file import left_out, right_answer
 from swarmd.tasks.sandbox.pipe import MAX_OWN_ANSWER_CHARACTERS, MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
@@ -47,11 +51,11 @@ def fetched(name: str) -> Path:
         ) from None
 
 
-def lines(parquet: bytes) -> bytes:
-    """Return the rows of a Parquet file as lines of a question file.
+def lines(parquet: bytes) -> tuple[bytes, str]:
+    """Return the rows of a Parquet file as lines of a question file, and a sentence about dropped rows.
 
-    Rows without text, or over a limit, and repeated questions are left out: nobody can mend them. Raises
-    PluginRefused where there are no answers.
+    Rows without text, over a limit, and repeated questions are dropped: nobody can fix them. Raises
+    PluginRefused if no row is left.
     """
     try:
         import pyarrow
@@ -60,29 +64,72 @@ def lines(parquet: bytes) -> bytes:
         raise PluginRefused(f"it is a Parquet file, and pyarrow {INSTALL}") from None
     try:
         file = ParquetFile(pyarrow.BufferReader(parquet))
-        columns = file.schema_arrow.names
-        asked, right = (next((c for c in names if c in columns), None) for names in (QUESTIONS, ANSWERS))
-        if asked is None or right is None:
-            raise PluginRefused(
-                f"it has no {'questions' if asked is None else 'answers'} (a column"
-                f" {' or '.join(QUESTIONS if asked is None else ANSWERS)}), but {', '.join(columns)}. Name a"
-                " data set with questions and answers"
-            )
+        asked, right = _column(file.schema_arrow, QUESTIONS), _column(file.schema_arrow, ANSWERS)
         rows = file.read([asked, right], use_threads=False).to_pylist()
     except pyarrow.ArrowException as error:
         raise PluginRefused(f"it is no Parquet file: {error}") from None
-    kept = {row[asked]: row[right] for row in reversed(rows) if _usable(row[asked], row[right])}
-    return b"\n".join(msgspec.json.encode({"question": q, "answer": a}) for q, a in kept.items())
+    kept: dict[str, str] = {}
+    dropped = Counter[str]()
+    for row in rows:
+        question, answer = row[asked], _text(row[right])
+        if why := _fault(question, answer):
+            dropped[why] += 1
+        elif question in kept:
+            dropped["repeated"] += 1
+        else:
+            kept[question] = answer
+    said = left_out(dropped, len(rows), "rows")
+    if not kept:
+        raise PluginRefused(said or "it has no rows")
+    return b"\n".join(msgspec.json.encode({"question": q, "answer": a}) for q, a in kept.items()), said
 
 
-def _usable(question: Any, answer: Any) -> bool:
-    right = answer.rpartition("####")[2].strip() if isinstance(answer, str) else str(answer)
-    return (
-        isinstance(question, str)
-        and isinstance(answer, str | int | float)
-        and 0 < len(question) <= MAX_OWN_QUESTION_CHARACTERS
-        and 0 < len(right) <= MAX_OWN_ANSWER_CHARACTERS
+def _column(schema: Any, names: Sequence[str]) -> str:
+    """Return the first of these columns that holds text or numbers. Raises PluginRefused if none does."""
+    there = [name for name in names if name in schema.names]
+    if plain := [name for name in there if _kind(schema.field(name).type) == ""]:
+        return plain[0]
+    if there:
+        raise PluginRefused(
+            f"its column {there[0]} holds {_kind(schema.field(there[0]).type)}, not text. Name a data set"
+            f" whose {' or '.join(names)} is text"
+        )
+    raise PluginRefused(
+        f"it has no {'questions' if names is QUESTIONS else 'answers'} (a column {' or '.join(names)}), but"
+        f" {', '.join(schema.names)}. Name a data set with questions and answers"
     )
+
+
+def _kind(column: Any) -> str:
+    """Name a column's type if it is neither text nor a number; "" if it is."""
+    from pyarrow import types
+
+    if types.is_dictionary(column):
+        return _kind(column.value_type)
+    if types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column):
+        messages = types.is_struct(column.value_type) and column.value_type.get_field_index("role") >= 0
+        return "lists of messages" if messages else "lists"
+    plain = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    numbers = (types.is_integer, types.is_floating, types.is_decimal)
+    return "" if any(check(column) for check in (*plain, *numbers)) else str(column)
+
+
+def _text(answer: Any) -> str:
+    """Return an answer as text; "" if there is none. pandas writes a missing number as NaN."""
+    missing = answer is None or (isinstance(answer, float | Decimal) and not math.isfinite(answer))
+    return "" if missing else right_answer(answer)
+
+
+def _fault(question: Any, answer: str) -> str:
+    """Say why a row is dropped; "" if it is kept."""
+    if not isinstance(question, str) or not question:
+        return "without a question"
+    if not answer:
+        return "without an answer"
+    if len(question) > MAX_OWN_QUESTION_CHARACTERS:
+        return f"with a question of over {MAX_OWN_QUESTION_CHARACTERS:,} characters"
+    over = len(answer) > MAX_OWN_ANSWER_CHARACTERS
+    return f"with an answer of over {MAX_OWN_ANSWER_CHARACTERS:,} characters" if over else ""
 
 
 def mathematics(usual: Callable[[str, str], bool]) -> Callable[[str, str], bool]:

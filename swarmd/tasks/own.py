@@ -6,6 +6,7 @@ No code of a plug-in runs here: a contained process loads it, makes its question
 
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,14 @@ from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnT
 from swarmd.tasks.data_set import fetched
 from swarmd.tasks.sandbox.client import Verifier, describe
 from swarmd.tasks.sandbox.pipe import PluginDescription
+from swarmd.terminal import printable
 from swarmd.types import Task, TaskRef
 
 PLUGIN_PROCESS = "swarmd.tasks.sandbox.plugin_process"
 # References drawn for one question, before the plug-in is given up.
 MAX_TRIES = 16
+
+log = logging.getLogger(__name__)
 
 
 class NoQuestion(SwarmdError):
@@ -106,6 +110,8 @@ def _own(source: str) -> OwnCurriculum:
     assert described is not None
     configs: Mapping[str, Mapping[str, Any]] = {specialty: {} for specialty in described.specialties}
     found = OwnCurriculum(described.name, configs, source=file, plugin=described)
+    for note in described.notes:
+        log.warning("%s: %s", source, printable(note))
     if found.name in (*CURRICULA, "auto"):
         raise ConfigError(f"{source}: its name is {found.name!r}, which is swarmd's own; give it another")
     return found
@@ -134,6 +140,10 @@ class OwnTasks(DrawnTasks):
             return None
         question = self._maker.make(ref).question
         return None if question is None else Task(ref, question, {})
+
+    def solution(self, ref: TaskRef) -> str | None:
+        """Return a right answer; None if the plug-in does not tell one."""
+        return self._maker.make(ref).answer
 
     def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:
         fault = ""

@@ -10,6 +10,7 @@ import importlib.abc
 import random
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,13 +47,15 @@ class LoadedPlugin:
         specialties, name, version, limits      texts, and a dict of `pipe.TaskLimits`
         generate(specialty, seed)               a question, and the facts that `score` needs
         score(facts, answer)                    a reward from 0 to 1; from 0.999 on the answer is right
+        solution(facts)                         optional: a right answer, which `swarmd task show` prints
     """
 
-    def __init__(self, plugin: Any, name: str, digest: str) -> None:
+    def __init__(self, plugin: Any, name: str, digest: str, notes: Sequence[str] = ()) -> None:
         """Check a plug-in's attributes.
 
-        name: used where the plug-in gives itself none. Raises PluginRefused where something is missing or of
-            the wrong kind.
+        name: used if the plug-in gives itself none. notes: sentences about input that was left out.
+
+        Raises PluginRefused if something is missing or of the wrong kind.
         """
         missing = [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]
         if missing:
@@ -71,7 +74,8 @@ class LoadedPlugin:
         except msgspec.ValidationError as error:
             raise PluginRefused(f"limits: {error}") from None
         self._plugin = plugin
-        self.description = PluginDescription(name, version, _specialties(plugin.specialties), limits, digest)
+        specialties = _specialties(plugin.specialties)
+        self.description = PluginDescription(name, version, specialties, limits, digest, tuple(notes))
 
     def prepare(self, curriculum: str, specialty: str, n: int) -> Prepared | None:  # noqa: ARG002
         """Prepare a question as `sandbox.worker.Work` asks."""
@@ -93,7 +97,12 @@ class LoadedPlugin:
             raise TaskFault(
                 f"generate({specialty!r}, {n}) gave a question that is no text: it has lone surrogates"
             )
-        return Prepared(question, lambda answer: reward(self._plugin, "score", facts, answer), facts)
+        score = partial(reward, self._plugin, "score", facts)
+        return Prepared(question, score, facts, partial(self._solution, facts))
+
+    def _solution(self, facts: object) -> str | None:
+        tells = callable(getattr(self._plugin, "solution", None))
+        return str(called(self._plugin, "solution", facts)) if tells else None
 
 
 def called(plugin: Any, function: str, *arguments: object) -> Any:
@@ -137,18 +146,23 @@ def load(source: str) -> LoadedPlugin:
             raise PluginRefused(_describe(error)) from None
         asked = QuestionFile(opened.lines, opened.score)
         asked.limits = asked.limits | {"longest_answer": MAX_WHOLE_CHARACTERS, "whole": True}
+        # An answer of the file is a place in the taskset, not a text.
+        asked.solution = None  # type: ignore[assignment,method-assign]
         files = _files(opened.file, inside=opened.file.name == "__init__.py")
-        return LoadedPlugin(asked, _slug(path), _digest("foreign", *opened.identity, *files))
+        digest = _digest("foreign", *opened.identity, *files)
+        return LoadedPlugin(asked, _slug(path), digest, opened.notes)
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
-        found = lines(content) if path.suffix == ".parquet" else content
+        found, note = lines(content) if path.suffix == ".parquet" else (content, "")
         # Who compares otherwise has another digest: a copy outside of the hub's cache is another's tasks.
         data_set = path.suffix == ".parquet" or bool(_of_hub(path))
         same, kind = (mathematics(same_answer), "data set") if data_set else (same_answer, "questions")
-        return LoadedPlugin(QuestionFile(found, same), _slug(path), _digest(kind, content))
+        asked = QuestionFile(found, same)
+        notes = [note] if note else asked.notes
+        return LoadedPlugin(asked, _slug(path), _digest(kind, asked.canonical), notes)
     if path.suffix == ".py":
         content = _read(path)
-        return LoadedPlugin(_run_file(path, content), _slug(path), _digest("file", content))
+        return LoadedPlugin(_run_file(path, content), _slug(path), _digest("file", _source(path, content)))
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if source not in offered:
         raise PluginRefused(
@@ -242,7 +256,16 @@ def _files(module: Path, *, inside: bool) -> Sequence[bytes]:
     """Return names and contents of a module's file, or of all `inside` its folder."""
     found = (f for f in module.parent.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
     files = sorted(found) if inside else [module]
-    return [part for f in files for part in (str(f.relative_to(module.parent)).encode(), _read(f))]
+    return [
+        part for f in files for part in (str(f.relative_to(module.parent)).encode(), _source(f, _read(f)))
+    ]
+
+
+def _source(path: Path, content: bytes) -> bytes:
+    """Return a program's text as Python reads it, so that a copy with other line ends is the same program."""
+    if path.suffix not in (".py", ".yaml"):
+        return content
+    return content.removeprefix(BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def _read(path: Path) -> bytes:

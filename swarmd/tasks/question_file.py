@@ -1,15 +1,16 @@
 """A file of questions and answers as a task plug-in.
 
-It is JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md). A tenth of the
-questions, by a hash of their text, is held out. An answer of a mathematical kind is compared exactly, as a
-fraction, the rest as text: nothing is rounded, evaluated or parsed beyond that. The comparison is linear in
-the text.
+It is JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md). A line that repeats
+another one is left out and counted. A tenth of the questions, by a hash of their text, is held out. An answer
+of a mathematical kind is compared exactly, as a fraction, the rest as text: nothing is rounded, evaluated or
+parsed beyond that. The comparison is linear in the text.
 """
 
+import codecs
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated
 
@@ -31,9 +32,11 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CH
 class _Line(msgspec.Struct):
     """One line of the file. Other keys are ignored: data sets have columns of their own."""
 
-    answer: str | int | float
     question: _Text = ""
     problem: _Text = ""  # the same, as MATH-500 has it
+    prompt: _Text = ""  # the same
+    answer: str | int | float | None = None
+    final_answer: str | int | float | None = None  # the same
     specialty: _Name = SPECIALTY
 
 
@@ -50,9 +53,12 @@ class QuestionFile:
         """
         self._same = same or same_answer
         lines: dict[str, list[tuple[float, str, str]]] = {}
-        for line in _parsed(content):
-            row = _place(line.question), line.question, _answer(line)
-            lines.setdefault(line.specialty, []).append(row)
+        parsed, note = _parsed(content)
+        self.notes = (note,) if note else ()
+        for (specialty, question), answer in parsed.items():
+            lines.setdefault(specialty, []).append((_place(question), question, answer))
+        # The same questions have the same digest, however their lines are written and ordered.
+        self.canonical = msgspec.json.encode(sorted((*key, answer) for key, answer in parsed.items()))
         self.specialties = tuple(sorted(lines))
         self._training: dict[str, Sequence[tuple[str, str]]] = {}
         self._held_out: dict[str, Sequence[tuple[str, str]]] = {}
@@ -75,43 +81,86 @@ class QuestionFile:
     def score(self, facts: str, answer: str) -> float:
         return float(self._same(facts, answer))
 
+    def solution(self, facts: str) -> str:
+        return facts
 
-def _parsed(content: bytes) -> Sequence[_Line]:
-    """Parse the lines that are not blank."""
+
+def left_out(reasons: Mapping[str, int], total: int, of: str) -> str:
+    """Return a sentence that counts the dropped items of a file by reason; "" if none was dropped.
+
+    of: the word for the items, such as "lines".
+    """
+    why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+    return why and f"{sum(reasons.values()):,} of {total:,} {of} left out: {why}"
+
+
+def _parsed(content: bytes) -> tuple[Mapping[tuple[str, str], str], str]:
+    """Parse the lines that are not blank.
+
+    Returns the answers by specialty and question, and a sentence about repeated lines.
+    """
     decode = msgspec.json.Decoder(_Line).decode
-    good: list[_Line] = []
+    good: dict[tuple[str, str], str] = {}
     bad: list[str] = []
-    seen: dict[tuple[str, str], int] = {}
-    for number, text in enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
+    first: dict[tuple[str, str], int] = {}
+    repeated = 0
+    for number, text in enumerate(_utf8(content).splitlines(), 1):
         if not text.strip():
             continue
         try:
             line = decode(text)
-            line.question = line.question or line.problem
-            if not line.question:
+            question, answer = line.question or line.problem or line.prompt, _answer(line)
+            if not question:
                 raise msgspec.ValidationError("it has no `question`")
-            if not 0 < len(_answer(line)) <= MAX_OWN_ANSWER_CHARACTERS:
+            if not 0 < len(answer) <= MAX_OWN_ANSWER_CHARACTERS:
                 raise msgspec.ValidationError(
-                    f"the answer has {len(_answer(line))} characters; it may have 1 to"
-                    f" {MAX_OWN_ANSWER_CHARACTERS}"
+                    f"the answer has {len(answer)} characters; it may have 1 to {MAX_OWN_ANSWER_CHARACTERS}"
                 )
-            if (first := seen.setdefault((line.specialty, line.question), number)) != number:
-                raise msgspec.ValidationError(f"the question of line {first} again")
+            key = line.specialty, question
+            if good.setdefault(key, answer) != answer:
+                raise msgspec.ValidationError(f"the question of line {first[key]} again, with another answer")
+            repeated += first.setdefault(key, number) != number
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             bad.append(f"line {number}: {error}")
-            continue
-        good.append(line)
     if bad:
         more = f"; and {len(bad) - _MAX_MISTAKES} lines more" if len(bad) > _MAX_MISTAKES else ""
         raise PluginRefused("; ".join(bad[:_MAX_MISTAKES]) + more)
     if not good:
         raise PluginRefused("it has no lines")
-    return good
+    return good, left_out({"repeated": repeated}, len(good) + repeated, "lines")
+
+
+def _utf8(content: bytes) -> bytes:
+    """Return the text without a byte order mark; UTF-16, which some editors on Windows write, as UTF-8."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return content.decode("utf-16").encode()
+        except UnicodeDecodeError as error:
+            raise PluginRefused(f"it is damaged UTF-16 text: {error}. Save it as UTF-8") from None
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _answer(line: _Line) -> str:
-    """Return the answer behind the last ####, as in GSM8K; without one, the whole text."""
-    return str(line.answer).rpartition("####")[2].strip()
+    """Return the answer of a line. Raises ValidationError if it has none."""
+    given = line.final_answer if line.answer is None else line.answer
+    if given is None:
+        raise msgspec.ValidationError("it has no `answer`")
+    return right_answer(given)
+
+
+def right_answer(given: object) -> str:
+    """Return the answer behind the last ####, as in GSM8K, without a LaTeX box around the whole of it."""
+    text = str(given).rpartition("####")[2].strip()
+    inner = text.strip("$. ")
+    if not inner.startswith(r"\boxed{") or not inner.endswith("}"):
+        return text
+    body, depth = inner[len(r"\boxed{") : -1], 0
+    for character in body:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            # The box ends before the text does.
+            return text
+    return body.strip()
 
 
 def _place(question: str) -> float:

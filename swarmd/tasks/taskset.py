@@ -7,6 +7,7 @@ could not score it again.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from swarmd.errors import command_for
+from swarmd.tasks.question_file import left_out
 from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
@@ -32,6 +34,7 @@ class OpenedTaskset(NamedTuple):
     score: Callable[[str, str], float]
     identity: Sequence[str]  # what the digest is of, beside the package's files
     file: Path  # the taskset's module
+    notes: Sequence[str]  # sentences about tasks that were left out
 
 
 def open_taskset(source: str) -> OpenedTaskset:
@@ -52,25 +55,35 @@ def open_taskset(source: str) -> OpenedTaskset:
     taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name))
     if why := next(_reasons(vf, module, taskset), ""):
         raise PluginRefused(f"it needs {why}, and every node scores answers again. {_PURE}")
-    tasks = [
-        task for task in islice(taskset, MAX_TASKS) if len(_question(vf, task)) <= MAX_OWN_QUESTION_CHARACTERS
-    ]
-    if not tasks:
-        raise PluginRefused("it has no tasks")
+    tasks = list(islice(taskset, MAX_TASKS + 1))
+    more = [f"tasks after the first {MAX_TASKS:,} left out"] if len(tasks) > MAX_TASKS else []
+    del tasks[MAX_TASKS:]
+    lines, notes = _lines([_question(vf, task) for task in tasks])
     rewards = Rewards(vf, tasks)
     for reply in ("", "0"):
         # What a reward imports when it is first called cannot be imported later.
         rewards("0", reply)
-    lines = _lines([_question(vf, task) for task in tasks])
-    return OpenedTaskset(
-        lines, rewards, [name, version, *(t.hash for t in tasks)], Path(str(module.__file__))
-    )
+    identity = [name, version, *(task.hash for task in tasks)]
+    return OpenedTaskset(lines, rewards, identity, Path(str(module.__file__)), [*more, *notes])
 
 
-def _lines(questions: Sequence[str]) -> bytes:
-    """Return the lines of a question file: each question once, with its place as the answer."""
-    first = {question: place for place, question in reversed(list(enumerate(questions)))}
-    return b"\n".join(msgspec.json.encode({"question": q, "answer": place}) for q, place in first.items())
+def _lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
+    """Return the lines of a question file: each question once, with its place as the answer.
+
+    Returns a sentence about questions that are left out, too. Raises PluginRefused if none is left.
+    """
+    first: dict[str, int] = {}
+    dropped = Counter[str]()
+    for place, question in enumerate(questions):
+        if not question or len(question) > MAX_OWN_QUESTION_CHARACTERS:
+            dropped[f"empty or over {MAX_OWN_QUESTION_CHARACTERS:,} characters"] += 1
+        elif first.setdefault(question, place) != place:
+            dropped["repeated"] += 1
+    said = left_out(dropped, len(questions), "tasks")
+    if not first:
+        raise PluginRefused(said or "it has no tasks")
+    lines = [msgspec.json.encode({"question": q, "answer": place}) for q, place in first.items()]
+    return b"\n".join(lines), [said] if said else []
 
 
 def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
@@ -165,7 +178,8 @@ def open_harness_task(path: Path) -> OpenedTaskset:
     questions = [task.fewshot_context(doc, task.config.num_fewshot or 0) for doc in task.eval_docs]
     score = HarnessScores(task, questions)
     score("0", "0")
-    return OpenedTaskset(_lines(questions), score, [*questions, *map(str, score.targets)], path)
+    lines, notes = _lines(questions)
+    return OpenedTaskset(lines, score, [*questions, *map(str, score.targets)], path, notes)
 
 
 class HarnessScores:

@@ -393,7 +393,7 @@ def imported(folders: str) -> set[str]:
         (
             ".",
             "swarmd p2p",
-            ["", "bitsandbytes", "math", "parquet", "plot", "qr", *(BY_CHOICE - {"datasets"})],
+            ["", "bitsandbytes", "math", "qr", "research", *(BY_CHOICE - {"datasets"})],
         ),
         (".", "judge", ["judge", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
@@ -404,7 +404,7 @@ def imported(folders: str) -> set[str]:
 def test_imports_and_declared_dependencies_agree(project: str, folders: str, extras: list[str]) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
-    tested = ("judge", "judge-postgres", "math", "parquet", "plot", "qr", "tensorboard", "trl")
+    tested = ("judge", "judge-postgres", "math", "qr", "research", "tensorboard", "trl")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
     assert wanted - may - UNSEEN - BY_HAND == set(), "imported and not declared"
     assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"

@@ -117,7 +117,8 @@ def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
 
 def another(said: Introduced) -> str:
     """Name a swarm whose digest this version of swarmd does not know."""
-    return f"{printable(said.trains)[:SHOWN_CHARACTERS]} with {printable(said.runs)[:SHOWN_CHARACTERS]}"
+    trains, runs = printable(said.trains)[:SHOWN_CHARACTERS], printable(said.runs)[:SHOWN_CHARACTERS]
+    return f"{trains} ({printable(said.digest)[:SHOWN_CHARACTERS]}) with {runs}"
 
 
 def _off(facts: Facts) -> str | None:
@@ -166,7 +167,7 @@ def _known(facts: Facts) -> list[str]:
 
 def _others(facts: Facts) -> dict[str, Any]:
     there = ", ".join(f"{many(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
-    ours = f"{facts.curriculum} with {facts.runs}" if facts.runs else facts.curriculum
+    ours = f"{facts.curriculum} ({facts.digest}) with {facts.runs}" if facts.runs else facts.curriculum
     return {"name": facts.name, "there": there, "curriculum": facts.curriculum, "ours": ours}
 
 
@@ -232,8 +233,8 @@ CAUSES = (
     Cause(
         "no peer is heard: in swarm {name} there is only {there}, and this node is of {ours}",
         "the same, and this version knows none of these curricula",
-        "wait for nodes of {curriculum}, or see that all run the same version of swarmd and have the same"
-        " tasks",
+        "wait for nodes of {curriculum}, or see that all have the same version of swarmd and the same file of"
+        " tasks: the digests in brackets have to be equal",
         Stage.SETTLED,
         lambda f: _others(f) if _only_others(f) else None,
     ),

@@ -43,9 +43,10 @@ from swarmd.experience.batch import BatchBuilder, Fitting, SharingSampler
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import SHARES, Sharing
 from swarmd.state.folder import StateFolder, default_state_dir
-from swarmd.tasks.answers import GradeReason, ScoredAnswer
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.grading import solution
+from swarmd.tasks.own import OwnTasks
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.parts import ReceivingParts
@@ -102,8 +103,10 @@ class Questions:
         return self.source.task(ref)
 
     def truth(self, task: Task) -> str | None:
-        """Return a right answer, or None for own tasks, which do not say what is right."""
-        return solution(self.source, task) if isinstance(self.source, CurriculumTasks) else None
+        """Return a right answer; None for own tasks that do not tell one."""
+        if isinstance(self.source, CurriculumTasks):
+            return solution(self.source, task)
+        return self.source.solution(task.ref) if isinstance(self.source, OwnTasks) else None
 
 
 def join(
@@ -176,8 +179,9 @@ class JoinedSwarm:
     ) -> None:
         """Build the member, without running it.
 
-        state: closed with the swarm; None for a rank that does not join. share: of SHARES, in place of the configured one. talk: gets events. stopped: called by a thread
-        when `swarmd stop` asks for it, or an error has ended the network's; by default the swarm is left.
+        state: closed with the swarm; None for a rank that does not join. share: of SHARES, in place of the
+        configured one. talk: gets events. stopped: called by a thread when `swarmd stop` asks for it, or an
+        error has ended the network's; by default the swarm is left.
 
         Raises ConfigError where the configuration cannot be used.
         """
@@ -290,8 +294,7 @@ class JoinedSwarm:
 
     def judge(self, task: Task, text: str) -> Judged:
         """Score one answer, and say why. Tags, <answer>, are put around it where they are due and missing."""
-        untagged = self.curriculum.read(task.ref.specialty, text) is GradeReason.NO_ANSWER
-        completion = _completion(f"<answer>{text}</answer>" if untagged else text)
+        completion = _completion(self.curriculum.tagged(task.ref.specialty, text))
         ((score,),) = self._own_verifier().judge([(task.ref, [completion])])
         return Judged(completion, score)
 

@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib (the `plot` extra), which need no display.
+"""Figures drawn with matplotlib (the `research` extra), which need no display.
 
 They are reward curves of runs, from metrics.jsonl, and SAPO's Figure 3, from a judge's /v1/comparison
 (docs/judge-protocol.md).
@@ -20,7 +20,7 @@ class NoMatplotlib(SwarmdError):
     """Figures need matplotlib, which is not installed."""
 
     def __init__(self) -> None:
-        super().__init__(f"Figures need matplotlib. Run `{command_for('plot')}`.")
+        super().__init__(f"Figures need matplotlib. Run `{command_for('research')}`.")
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class PluginDescription(msgspec.Struct, frozen=True):
     specialties: tuple[str, ...]
     limits: TaskLimits
     digest: str  # digest of its source
+    notes: tuple[str, ...] = ()  # sentences about input that was left out
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -87,6 +88,7 @@ class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
 
     question: str | None
     fault: str = ""
+    answer: str | None = None  # a right answer, if the plug-in tells one
 
 
 class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):

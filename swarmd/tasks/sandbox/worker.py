@@ -56,6 +56,7 @@ class Prepared(NamedTuple):
     question: str
     mark: Callable[[str], GradeReason | float]
     facts: Any = None  # what it is scored by
+    solution: Callable[[], str | None] = lambda: None  # returns a right answer, if one is known
 
 
 class Marked(msgspec.Struct, tag="marked", array_like=True, frozen=True):
@@ -361,13 +362,14 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
 
     Raises a fatal TaskFault, once it is reported.
     """
-    prepared, fault = None, None
+    prepared, fault, right = None, None, None
     try:
         prepared = work.prepare(job.curriculum, item.specialty, item.n)
+        right = prepared.solution() if prepared and job.question else None
     except TaskFault as error:
         fault = error
     if job.question:
-        pipe.send(results, Made(prepared.question if prepared else None, str(fault or "")))
+        pipe.send(results, Made(prepared.question if prepared else None, str(fault or ""), right))
     for answer in item.answers:
         score, said = _scored(prepared, fault, answer)
         pipe.send(results, Marked(score.reason, score.reward, str(said or "")))

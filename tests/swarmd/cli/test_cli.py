@@ -261,7 +261,7 @@ def test_a_question_of_somebodys_file_controls_no_terminal(run: Run, tmp_path: P
     rows = [{"question": f"{n}\x1b[2J\nline", "answer": "1"} for n in range(2)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     said = run("task", "show", "questions", "0", "--curriculum", tmp_path / "own.jsonl")
-    assert re.fullmatch(r"[01]\\x1b\[2J\nline\n", said.out), said
+    assert re.fullmatch(r"[01]\\x1b\[2J\nline\n\nA right answer: <answer>1</answer>\n", said.out), said
 
 
 def test_tasks_are_listed_and_shown(run: Run) -> None:
@@ -276,6 +276,26 @@ def test_tasks_are_listed_and_shown(run: Run) -> None:
     shown = json.loads(run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9", "--json").out)
     assert shown["question"] in run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9").out
     assert "did you mean bf" in run("task", "show", "bff", "1").err
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("1", "correct"), ("2", "wrong"), ("so <answer>1.</answer>", "correct"), ("", "wrong")],
+)
+def test_one_answer_is_scored_with_or_without_tags(run: Run, tmp_path: Path, text: str, reason: str) -> None:
+    rows = [{"question": f"{n}", "answer": "1"} for n in range(2)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = run("task", "score", "questions", "0", "--curriculum", tmp_path / "own.jsonl", "--text", text)
+    assert json.loads(said.out)["reason"] == reason
+
+
+def test_a_folder_or_a_file_of_another_kind_is_no_curriculum(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").touch()
+    (tmp_path / "a.csv").touch()
+    said = run("task", "list", "--curriculum", tmp_path)
+    assert said.code == 2 and f"it is a folder: name a file in it, {tmp_path / 'b.jsonl'}" in said.err
+    assert "a file of another kind" in run("task", "list", "--curriculum", tmp_path / "a.csv").err
 
 
 @pytest.mark.net

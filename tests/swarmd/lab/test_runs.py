@@ -289,12 +289,12 @@ def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
     page = played.folder / "report.html"
     page.unlink(missing_ok=True)
     assert main(["lab", "report", str(played.folder)]) == 0
-    assert "Run `pip install 'swarmd[plot]'`" in capsys.readouterr().err and "1/1" in page.read_text()
+    assert "Run `pip install 'swarmd[research]'`" in capsys.readouterr().err and "1/1" in page.read_text()
     # Installed by uv as a tool, it has no pip
     (tmp_path / "uv-receipt.toml").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert main(["lab", "report", str(played.folder)]) == 0
-    assert "Run `SWARMD_EXTRAS=plot packaging/install.sh`" in capsys.readouterr().err
+    assert "Run `SWARMD_EXTRAS=research packaging/install.sh`" in capsys.readouterr().err
 
 
 def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:

@@ -370,6 +370,26 @@ def test_the_digest_is_of_what_is_in_the_file_not_of_its_name(tmp_path: Path) ->
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize("start, line_end", [(b"", b"\r\n"), (b"", b"\r"), (b"\xef\xbb\xbf", b"\n")])
+def test_a_copy_with_other_line_ends_is_the_same_program(
+    tmp_path: Path, start: bytes, line_end: bytes
+) -> None:
+    (tmp_path / "copy.py").write_bytes(start + GOOD.encode().replace(b"\n", line_end))
+    copy, own = (load(str(path)).description for path in (tmp_path / "copy.py", Path(plugin(tmp_path))))
+    assert copy.digest == own.digest
+
+
+def test_a_plugin_may_tell_a_right_answer(tmp_path: Path) -> None:
+    told = plugin(tmp_path, GOOD + "def solution(facts):\n    return facts + 1\n")
+    found = find_curriculum(told)
+    with Verifier(found) as maker:
+        assert OwnTasks(found, maker).solution(TaskRef("a", 7)) == "8"
+    (tmp_path / "silent.py").write_text(GOOD)
+    silent = find_curriculum(str(tmp_path / "silent.py"))
+    with Verifier(silent) as maker:
+        assert OwnTasks(silent, maker).solution(TaskRef("a", 7)) is None
+
+
 def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
     found = find_curriculum(plugin(tmp_path))
     plugin(tmp_path, GOOD.replace("return 1", "return 0"))

@@ -4,11 +4,13 @@ Those of the hub are read from its cache, which is laid out here as the hub's cl
 """
 
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx2
@@ -22,7 +24,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS
 from swarmd.tasks.own import _own, find_curriculum
-from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, same_answer
+from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, right_answer, same_answer
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier
 from swarmd.tasks.sandbox.worker import PluginRefused
 from swarmd.tasks.source import open_tasks
@@ -129,11 +131,11 @@ def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
             [{"problem": "a", "answer": "1"}, {"answer": "1"}],
             "line 2: it has no `question`",
         ),
-        ([{"question": "a"}], "line 1: Object missing required field `answer`"),
+        ([{"question": "a"}], "line 1: it has no `answer`"),
         ([{"question": "", "answer": "1"}], r"line 1: Expected `str` of length >= 1 - at `\$.question`"),
         (
             [{"question": "a", "answer": None}],
-            r"line 1: Expected `int | float | str`, got `null` - at `\$.answer`",
+            r"line 1: it has no `answer`",
         ),
         ([{"question": "a", "answer": " "}], "line 1: the answer has 0 characters"),
         (
@@ -146,7 +148,7 @@ def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
         (["[" * 100_000], "line 1: "),
         (
             [{"question": "a", "answer": 1}, "", {"question": "a", "answer": 2}],
-            "line 3: the question of line 1 again",
+            "line 3: the question of line 1 again, with another answer",
         ),
         (["x"] * 7, "line 5: .*; and 2 lines more"),
         ([{"question": "a", "answer": 1}], "specialty questions has 1 question; it needs 2, .* Add another"),
@@ -158,6 +160,52 @@ def test_bad_lines_are_named(lines: list[object], words: str) -> None:
         QuestionFile(content(*lines))
     with pytest.raises(PluginRefused, match="line 1: "):
         QuestionFile(b'{"question": "\xff", "answer": 1}')
+
+
+def test_repeated_lines_are_left_out_and_counted() -> None:
+    line, other = {"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}
+    file = QuestionFile(content(line, other, line, "", line))
+    assert file.notes == ("2 of 4 lines left out: 2 repeated",)
+    assert QuestionFile(content(line, other)).notes == ()
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: text.replace(b"\n", b"\r"),
+        lambda text: b"\xef\xbb\xbf" + text + b"\n\n",
+        lambda text: text.decode().encode("utf-16"),
+        lambda text: b"\n".join(text.split(b"\n")[::-1]),
+        lambda text: text.replace(b", ", b",").replace(b"\xc3\xa9", b"\\u00e9"),
+        lambda text: text + b"\n" + text,
+    ],
+    ids=["crlf", "cr", "mark", "utf-16", "order", "spacing", "repeated"],
+)
+def test_copies_with_the_same_questions_are_one_curriculum(copy: Callable[[bytes], bytes]) -> None:
+    lines = [
+        {"question": "caf\u00e9", "answer": "1", "source": "x"},
+        {"question": "b", "answer": 2, "specialty": "c"},
+    ]
+    lines += [{"question": "d", "answer": 3}, {"question": "e", "answer": 2, "specialty": "c"}]
+    text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode()
+    assert QuestionFile(copy(text)).canonical == QuestionFile(text).canonical
+    assert QuestionFile(text.replace(b"3", b"4")).canonical != QuestionFile(text).canonical
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        (r"\boxed{42}", "42"),
+        (r"$\boxed{42}$.", "42"),
+        (r"It is #### \boxed{\sqrt{\frac{1}{2}}}", r"\sqrt{\frac{1}{2}}"),
+        (r"\boxed{1} or \boxed{2}", r"\boxed{1} or \boxed{2}"),
+        (r"x = \boxed{1}", r"x = \boxed{1}"),
+        (3, "3"),
+    ],
+)
+def test_a_box_around_a_right_answer_is_no_part_of_it(given: object, right: str) -> None:
+    assert right_answer(given) == right
 
 
 @pytest.mark.net
@@ -217,7 +265,7 @@ def name(file: str) -> str:
     return f"hf:openai/gsm8k@{COMMIT}/main/{file}"
 
 
-def write(path: Path, columns: dict[str, list[str]]) -> None:
+def write(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
@@ -261,16 +309,51 @@ def test_a_data_set_of_the_hub_asks_its_questions_and_compares_as_mathematics(hu
             r"it has no answers \(a column answer or final_answer\), but question\. Name a",
         ),
         ({"text": ["a"], "answer": ["b"]}, r"it has no questions \(a column question or problem"),
-        ({"question": ["a?"], "answer": [""]}, "it has no lines"),
+        ({"question": ["a?"], "answer": [""]}, "1 of 1 rows left out: 1 without an answer"),
+        ({"question": [], "answer": []}, "it has no rows"),
+        (
+            {"prompt": [[{"role": "user", "content": "a?"}]], "answer": ["1"]},
+            "its column prompt holds lists of messages, not text",
+        ),
+        ({"question": ["a?"], "answer": [["1", "2"]]}, "its column answer holds lists, not text"),
+        ({"question": [b"a?"], "answer": ["1"]}, "its column question holds binary, not text"),
+        ({"question": [{"en": "a?"}], "answer": ["1"]}, "its column question holds struct<en: string>"),
     ],
 )
 @pytest.mark.net
 def test_a_data_set_without_answers_is_refused_before_anything_is_joined(
-    hub: Path, columns: dict[str, list[str]], words: str
+    hub: Path, columns: dict[str, list[object]], words: str
 ) -> None:
     write(hub / "train.parquet", columns)
     with pytest.raises(ConfigError, match=rf"own tasks cannot be used: hf:openai/gsm8k@.*{words}"):
         find_curriculum(name("train.parquet"))
+
+
+@pytest.mark.net
+def test_rows_of_no_use_are_left_out_and_counted_by_reason(
+    hub: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        ("a", "1"),
+        ("b", "2"),
+        ("a", "1"),
+        ("", "3"),
+        (None, "3"),
+        ("c", None),
+        ("d", " "),
+        ("e" * 16_385, "1"),
+    ]
+    rows += [("f", "x" * 1001)]
+    write(hub / "train.parquet", dict(zip(("question", "answer"), zip(*rows, strict=True), strict=True)))
+    find_curriculum(name("train.parquet"))
+    assert caplog.messages == [
+        f"{name('train.parquet')}: 7 of 9 rows left out: 1 repeated, 2 without a question, 2 without"
+        " an answer, 1 with a question of over 16,384 characters, 1 with an answer of over 1,000 characters"
+    ]
+    numbers: dict[str, Sequence[object]] = {"problem": ["a", "b", "c"], "answer": [1.5, math.nan, 2.0]}
+    write(hub / "numbers.parquet", {"question": [[1], [2], [3]], **numbers})
+    find_curriculum(name("numbers.parquet"))
+    assert caplog.messages[-1].endswith("1 of 3 rows left out: 1 without an answer")
 
 
 @pytest.mark.net

@@ -141,7 +141,7 @@ def test_certain_causes_are_told_at_once(facts: dict[str, Any]) -> None:
 def test_what_a_stranger_calls_itself_cannot_move_the_cursor() -> None:
     assert (
         another(Introduced(1, 0, "d", "x\x1b[2J" + "y" * 500, "z\r", "", False, (), 0.0))
-        == "x\\x1b[2J" + "y" * 56 + " with z\\r"
+        == "x\\x1b[2J" + "y" * 56 + " (d) with z\\r"
     )
 
 

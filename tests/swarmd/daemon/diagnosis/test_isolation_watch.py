@@ -142,7 +142,8 @@ def introduced(
             Topic("main", "0123456789abcdef"),
             False,
             SETTLED_S,
-            "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1",
+            "only 2 nodes of the other (0123456789abcdef) with swarmd 9, and this node is of sapo-9"
+            f" ({SAPO.digest}) with swarmd 1",
         ),
     ],
 )
