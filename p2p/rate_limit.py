@@ -1,12 +1,13 @@
-"""Rate limits: the token bucket, buckets by key, what runs at once, and bans of peers that send too much.
+"""Rate limits: token buckets, a rate shared in turn, counts of what runs at once, bans of flooding peers.
 
 Pure; `now` is an argument, in seconds.
 """
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from p2p.latest import Latest
@@ -14,6 +15,8 @@ from p2p.latest import Latest
 FIRST_BAN_S, LONGEST_BAN_S = 60.0, 16 * 60.0
 _DAY_S = 24 * 3600.0
 _MAX_PEERS = 1024
+# Tokens of one claim on a shared rate.
+MAX_PIECE = 16 * 1024.0
 
 K = TypeVar("K", bound=Hashable)
 
@@ -69,6 +72,86 @@ class TokenBuckets(Generic[K]):
 
     def forget(self, key: K) -> None:
         self._buckets.pop(key, None)
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A claim on a shared rate.
+
+    size: tokens; set it to 0 to give the claim up. grant: called when its turn has come.
+    """
+
+    size: float
+    grant: Callable[[], object]
+
+
+class _Share:
+    """One network group, machine or connection in the tree of those that share a rate.
+
+    Of the parts of a share, the one that has used fewest tokens is served next, so each gets as many as the
+    others, however it cuts its claims.
+    """
+
+    def __init__(self, used: float = 0.0) -> None:
+        self.waiting = 0  # claims in it and below
+        self.used = used  # tokens, measured against the siblings
+        self._even = 0.0  # tokens that those which wait have used on average
+        self._parts: dict[Hashable, _Share] = {}
+        self._claims = deque[Claim]()
+
+    def put(self, by: Sequence[Hashable], claim: Claim) -> None:
+        self.waiting += 1
+        if not by:
+            self._claims.append(claim)
+            return
+        part = self._parts.setdefault(by[0], _Share(self._even))
+        if not part.waiting:
+            # A part that pauses between its claims loses nothing, but a long pause earns nothing.
+            part.used = max(part.used, self._even - MAX_PIECE)
+        part.put(by[1:], claim)
+
+    def pop(self) -> Claim:
+        self.waiting -= 1
+        if self._claims:
+            return self._claims.popleft()
+        # Of those that have used as much the newest comes first, as it may have claimed nothing until now.
+        waiting = [part for part in reversed(self._parts.values()) if part.waiting]
+        part = min(waiting, key=lambda one: one.used)
+        claim = part.pop()
+        part.used += claim.size
+        self._even = max(self._even, sum(one.used for one in waiting) / len(waiting))
+        self._parts = {
+            key: part
+            for key, part in self._parts.items()
+            if part.waiting or part.used >= self._even - MAX_PIECE
+        }
+        return claim
+
+
+class SharedRate:
+    """One token bucket shared in turn, such as by network group, machine and connection.
+
+    A claim is granted while anything is left, and the bucket goes into debt for it: a large claim need not
+    find the bucket full. Keep claims small, `piece` at most, as each claim delays all that come after it.
+    """
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._bucket, self._all = TokenBucket(rate, burst, now), _Share()
+        self.piece = min(MAX_PIECE, burst / 2)
+
+    def put(self, by: Sequence[Hashable], claim: Claim) -> None:
+        """Add a claim. by: group, machine and connection, for example; a shorter path is served first."""
+        self._all.put(by, claim)
+
+    def serve(self, now: float) -> float:
+        """Grant what there are tokens for, and return the seconds until there are some again."""
+        while self._bucket.refill(now) > 0:
+            if not self._all.waiting:
+                return 0.0
+            claim = self._all.pop()
+            self._bucket.spend(claim.size)
+            claim.grant()
+        return -self._bucket.left / self._bucket.rate
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 Counted is what TCP carries for us. What lies below, and what is sent again, comes on top: some 5 in 100.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import trio
 
-from p2p.rate_limit import TokenBucket
+from p2p.rate_limit import Claim, SharedRate
 
 # How long a full token bucket lasts.
 BURST_S = 1.0
@@ -46,22 +46,32 @@ class Traffic:
 
 
 class RateGate:
-    """One token bucket that all connections share; whoever comes first is served first.
+    """Lets bytes pass at a limited rate that all who wait share in turn (`SharedRate`).
 
-    rate: None never waits.
+    rate: None never waits. burst: what passes at once after a pause; the default is that of one second.
     """
 
-    def __init__(self, rate: float | None) -> None:
-        self._bucket = TokenBucket(rate, rate * BURST_S, 0.0) if rate else None
-        self._turn = trio.Lock()
+    def __init__(self, rate: float | None, burst: float | None = None) -> None:
+        self._shared = SharedRate(rate, burst or rate * BURST_S, 0.0) if rate else None
+        # Whoever holds it sleeps until there are tokens, and then serves all.
+        self._serving = trio.Lock()
 
-    async def wait(self, size: float) -> None:
-        if self._bucket is None:
+    async def wait(self, size: float, by: Sequence[Hashable] = ("",)) -> None:
+        """Wait until so many may pass. by: whose they are: network group, machine, connection."""
+        if self._shared is None:
             return
-        async with self._turn:
-            while size > 0:
-                # Wait for pieces that the bucket can hold.
-                piece = min(size, self._bucket.burst / 2)
-                while (seconds := self._bucket.wait(trio.current_time(), piece)) > 0:
-                    await trio.sleep(max(seconds, LEAST_S))
-                size -= piece
+        while size > 0:
+            granted = trio.CancelScope()
+            claim = Claim(min(size, self._shared.piece), granted.cancel)
+            size -= claim.size
+            self._shared.put(by, claim)
+            self._shared.serve(trio.current_time())
+            try:
+                with granted:
+                    async with self._serving:
+                        while True:
+                            seconds = self._shared.serve(trio.current_time())
+                            await trio.sleep(max(seconds, LEAST_S))
+            finally:
+                # It is cancelled while it waits, or was granted.
+                claim.size = 0

@@ -1,12 +1,14 @@
 """The token bucket, buckets by key, and bans of peers that send too much."""
 
+import itertools
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.rate_limit import RateLimit, TokenBucket, TokenBuckets, counted
+from p2p.rate_limit import MAX_PIECE, Claim, RateLimit, SharedRate, TokenBucket, TokenBuckets, counted
 
 NOW = 1_900_000_000.0
 
@@ -45,6 +47,107 @@ def test_buckets_are_bounded() -> None:
     for i in range(1_000):
         buckets.of(str(i), 0.0).spend(1)
     assert buckets.of("999", 0.0).left == 0 and len(buckets._buckets) == 10  # the newest are remembered
+
+
+RATE = 128 * 1024.0
+HONEST = ("8.8", "8.8.8.8", 1)
+Path = tuple[object, ...]
+
+
+def used(flows: dict[Path, float], seconds: float, away: float = 0.0) -> Counter[Path]:
+    """Return what each flow got of a shared rate. It claims pieces of its size, one after another.
+
+    away: seconds from each grant to the next claim of the honest flow; the others claim at once.
+    """
+    shared, got, now = SharedRate(RATE, 2 * MAX_PIECE, 0.0), Counter[Path](), 0.0
+    ready, later = list(flows), float("inf")
+
+    def grant(flow: Path) -> None:
+        nonlocal later
+        got[flow] += int(flows[flow])
+        if flow == HONEST and away:
+            later = now + away
+        else:
+            ready.append(flow)
+
+    while now < seconds:
+        if later <= now:
+            ready.append(HONEST)
+            later = float("inf")
+        while ready:
+            flow = ready.pop()
+            shared.put(flow, Claim(flows[flow], partial(grant, flow)))
+        wait = shared.serve(now)
+        if not ready:
+            now = max(min(now + wait, later), now + 1e-6)
+    return got
+
+
+CROWDS: dict[str, list[Path]] = {
+    "circuits of one machine": [("1.1", "1.1.1.1", n) for n in range(128)],
+    "machines of one group": [("1.1", f"1.1.1.{n}", n) for n in range(128)],
+    "a circuit of the honest node's machine": [(*HONEST[:2], 2)],
+    "circuits in the honest node's group": [(HONEST[0], "8.8.1.1", n) for n in range(2, 20)],
+}
+
+
+@pytest.mark.parametrize("theirs", [64.0, 1024.0, MAX_PIECE])
+@pytest.mark.parametrize("ours", [200.0, 1024.0, MAX_PIECE])
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_a_shared_rate_is_shared_by_group_machine_and_connection(
+    crowd: str, ours: float, theirs: float
+) -> None:
+    got = used({HONEST: ours, **dict.fromkeys(CROWDS[crowd], theirs)}, seconds=4)
+    assert got[HONEST] >= 0.95 * 2 * RATE - MAX_PIECE
+    assert 4 * RATE <= got.total() <= 4 * RATE + 3 * MAX_PIECE
+
+
+def test_a_flow_that_is_away_between_its_pieces_waits_for_one_piece_of_others() -> None:
+    crowd: dict[Path, float] = dict.fromkeys(CROWDS["circuits of one machine"], MAX_PIECE)
+    got = used({HONEST: 1024.0, **crowd}, seconds=30, away=0.05)
+    assert got[HONEST] >= 1024 * 30 / (0.05 + MAX_PIECE / RATE + 1024 / RATE)
+    assert got.total() >= 30 * RATE
+
+
+@pytest.mark.parametrize("size", [64.0, MAX_PIECE])
+def test_newcomers_take_turns_with_those_that_wait(size: float) -> None:
+    """Each claim is of a new machine in the honest node's group, and two such wait at any time."""
+    shared, got, machines = SharedRate(RATE, RATE, 0.0), Counter[str](), itertools.count()
+
+    def honest() -> None:
+        got["honest"] += 1
+        shared.put(HONEST, Claim(size, honest))
+
+    def newcomer() -> None:
+        got["newcomers"] += 1
+        shared.put((HONEST[0], next(machines), 0), Claim(size, newcomer))
+
+    for grant in (honest, newcomer, newcomer):
+        grant()
+    for n in range(1000):
+        shared.serve(10 + n * size / RATE)
+    assert got.total() >= 1000 and got["honest"] >= got.total() / 5
+    assert len(shared._all._parts[HONEST[0]]._parts) <= 8 * MAX_PIECE / size
+
+
+def test_a_large_claim_need_not_find_the_bucket_full() -> None:
+    shared, got = SharedRate(1000.0, 500.0, 0.0), list[str]()
+    assert shared.piece == 250
+    for size, name in ((500, "first"), (250, "second")):
+        shared.put(("a",), Claim(size, partial(got.append, name)))
+    assert shared.serve(0.0) == 0 and got == ["first"]
+    assert shared.serve(0.01) == pytest.approx(0.24) and got == ["first", "second"]
+
+
+def test_a_claim_that_was_given_up_costs_nothing_and_a_short_path_goes_first() -> None:
+    shared, got = SharedRate(1000.0, 500.0, 0.0), list[str]()
+    claims = [Claim(400, partial(got.append, name)) for name in "abcd"]
+    for claim, by in zip(claims, (("x", 1), ("x", 1), ("y", 1), ()), strict=True):
+        shared.put(by, claim)
+    claims[0].size = 0
+    assert shared.serve(0.0) == pytest.approx(0.3) and got == ["d", "c"]
+    shared.serve(9.0)
+    assert got == ["d", "c", "a", "b"] and shared._all.waiting == 0
 
 
 def test_a_rate_limit_passes_a_busy_swarm_and_bans_flooders() -> None:
