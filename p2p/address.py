@@ -4,9 +4,11 @@ Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<
 after it.
 """
 
+import hashlib
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from p2p.errors import BadAddress
 from p2p.identity import public_key_of
@@ -15,6 +17,8 @@ from p2p.types import PeerId
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 # With _, which no host should have and containers do.
 _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+# Below the ports that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
+OWN_PORTS: Final = range(10_000, 30_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,16 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"/{self.kind}/{self.host}/tcp/{self.port}"
+
+
+def own_ports(peer: PeerId) -> list[int]:
+    """Return the four ports that belong to a node, the one that it takes if it can first.
+
+    They follow from its key. A node that starts again is found where it was, a key that moves to another
+    machine takes its port along, and two nodes on one machine have different ports.
+    """
+    drawn = hashlib.sha256(f"swarmd port {peer}".encode()).digest()
+    return [OWN_PORTS[int.from_bytes(drawn[at : at + 8], "big") % len(OWN_PORTS)] for at in range(0, 32, 8)]
 
 
 def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:

@@ -35,5 +35,9 @@ class CannotListen(OperatorError):
     """The node cannot listen at an address, or another program uses its port."""
 
 
+class AddressMissing(CannotListen):
+    """This machine does not have the address at which the node is to listen, or not yet."""
+
+
 class EngineMissing(OperatorError):
     """There is no such p2p engine, or what it needs is not installed."""

@@ -78,7 +78,7 @@ def join(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port"
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="the node's own port"
         ),
     ] = None,
     config: ConfigFile = None,

@@ -105,7 +105,7 @@ def answer_by_hand(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port"
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="the node's own port"
         ),
     ] = None,
     tries: Annotated[int, typer.Option(help="Answers that you may give to one question.", min=1, max=64)] = 2,

@@ -259,7 +259,10 @@ class SwarmConfig(_Section):
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],
         Field(description="a list of addresses such as /ip4/0.0.0.0/tcp/4001"),
-    ] = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")  # multiaddresses; port 0: any free one
+    ] = (
+        "/ip4/0.0.0.0/tcp/0",
+        "/ip6/::/tcp/0",
+    )  # multiaddresses; port 0: the node's own, which follows from its key
     bootstrap: Annotated[
         tuple[Annotated[str, AfterValidator(bootstrap_address)], ...],
         Field(description="a list of addresses such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"),

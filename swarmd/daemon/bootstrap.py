@@ -18,25 +18,26 @@ from typing import Any
 import trio
 
 from p2p.address import parse_endpoint
+from p2p.errors import AddressMissing
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
 from p2p.types import Envelope, Started
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.diagnosis.isolation import twin_trouble
+from swarmd.daemon.diagnosis.isolation import Trouble, no_address, twin_trouble
 from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.inviting import PLACES, invite, place
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import peers_document
-from swarmd.daemon.membership import engine_builder, introduce, nearby, run, topic_of
+from swarmd.daemon.membership import addresses_present, engine_builder, introduce, nearby, run, topic_of
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, StateFolder
 from swarmd.state.logs import set_up_logging
 from swarmd.tasks.curriculum import CURRICULA
-from swarmd.terminal import hang_up, printable
+from swarmd.terminal import hang_up, printable, tell
 
 # The listening port unless configured. Others write it down, so it must stay the same.
 PORT = 4001
@@ -72,6 +73,7 @@ class BootstrapNode:
         introduce(self.member, curriculum, lambda: HELPING)
         self._curricula = [curriculum.name, *(other.name for other in others)]
         self._stop = trio.Event()
+        self._waits: Trouble | None = None  # while it cannot listen
 
     async def run(self) -> None:
         handlers: Mapping[str, control.Handler] = {
@@ -85,14 +87,20 @@ class BootstrapNode:
             # Until all else has ended, as in the daemon.
             await outer.start(self._watch_signals)
             async with trio.open_nursery() as nursery:
+                await nursery.start(partial(control.serve, self._folder, handlers))
+                await addresses_present(self._config.swarm.listen, self._cannot_listen)
                 await nursery.start(self.member.run)
                 if self._config.swarm.mdns == "on":
                     nursery.start_soon(nearby(self.member).run)
-                await nursery.start(partial(control.serve, self._folder, handlers))
                 self._announce(self._document())
                 await self._stop.wait()
                 nursery.cancel_scope.cancel()
             outer.cancel_scope.cancel()
+
+    def _cannot_listen(self, error: AddressMissing | None) -> None:
+        before, self._waits = self._waits, no_address(error) if error else None
+        if self._waits not in (before, None):
+            tell(f"{self._waits.cause}; {self._waits.remedy}")
 
     def _count(self, envelope: Envelope) -> None:
         self._roster.heard(envelope.author, time.time())
@@ -155,7 +163,8 @@ class BootstrapNode:
 
     def _trouble(self) -> Mapping[str, str] | None:
         earlier = self.member.earlier_twin()
-        return twin_trouble(earlier).document() if earlier is not None else None
+        trouble = twin_trouble(earlier) if earlier is not None else self._waits
+        return trouble.document() if trouble else None
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self._config, None, self.member.addresses())

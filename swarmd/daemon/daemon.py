@@ -28,7 +28,8 @@ from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.choices import remember_limits
-from swarmd.daemon.diagnosis.reachability_survey import survey
+from swarmd.daemon.diagnosis.isolation import port_taken
+from swarmd.daemon.diagnosis.reachability_survey import listen_ports, survey
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
@@ -36,7 +37,7 @@ from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
-from swarmd.daemon.membership import connection_news, run
+from swarmd.daemon.membership import addresses_present, connection_news, run
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.sharing import Participant, Publisher
@@ -218,8 +219,14 @@ class Daemon:
     # The network's side.
 
     async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
+        swarm, member = self.config.swarm, self.member
+        if swarm.engine != "none":
+            await addresses_present(swarm.listen, self.sharing.isolation.cannot_listen)
         await nursery.start(self.sharing.run)
         self._listens.set()
+        moved = port_taken(swarm.listen, listen_ports(member.addresses()), member.identity.peer_id)
+        if moved is not None:
+            self.view.talk(f"listening {moved.cause}; {moved.remedy}")
 
     async def _report_swarm(self) -> None:
         connected: set[PeerId] = set()

@@ -4,17 +4,19 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Set
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from pathlib import Path
 
 import trio
 
+from p2p.address import parse_listen
 from p2p.engines import engine
 from p2p.engines.traffic import Traffic
-from p2p.errors import OperatorError
+from p2p.errors import AddressMissing, OperatorError
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import Introducer
+from p2p.peers.listen import held_ports
 from p2p.peers.mdns import Mdns
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.topic import Topic
@@ -25,6 +27,8 @@ from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
 
 ADDRESS_BOOK = "peers.json"
+# How often to look for an address that this machine does not have yet.
+LOOK_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +74,21 @@ def engine_builder(
         )
 
     return build
+
+
+async def addresses_present(listen: Sequence[str], tell: Callable[[AddressMissing | None], None]) -> None:
+    """Wait while this machine lacks an address that it is to listen at: a service may start before networks.
+
+    tell: called with why it waits at each look, and with None at the end. Raises CannotListen.
+    """
+    while True:
+        try:
+            with held_ports([*map(parse_listen, listen)]):
+                tell(None)
+                return
+        except AddressMissing as error:
+            tell(error)
+        await trio.sleep(LOOK_EVERY_S)
 
 
 def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) -> str:

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.address import EXAMPLE, Endpoint, parse_bootstrap, parse_endpoint, parse_listen
+from p2p.address import EXAMPLE, Endpoint, own_ports, parse_bootstrap, parse_endpoint, parse_listen
 from p2p.errors import BadAddress
 from p2p.identity import Identity
+from p2p.types import PeerId
 
 A = Identity(bytes([2]) * 32).peer_id
 WHERE = Endpoint("ip4", "203.0.113.7", 4001)
@@ -52,3 +53,10 @@ def test_no_address_from_a_peer_crashes(text: str) -> None:
     endpoint = parse_endpoint(text)
     assert endpoint is None or parse_endpoint(str(endpoint)) == endpoint
     assert parse_endpoint("/ip4/0.0.0.0/tcp/4001") is None and parse_endpoint("/ip4/10.0.0.1/tcp/0") is None
+
+
+def test_the_ports_of_a_node_follow_from_its_key_and_are_nobodys() -> None:
+    """None is given to an outgoing connection, which would be in the way at the next start."""
+    first, second = own_ports(PeerId(A)), own_ports(PeerId(A[::-1]))
+    assert first == own_ports(PeerId(A)) and len({*first, *second}) == 8
+    assert all(1024 <= port < 32768 for port in [*first, *second])

@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
+from p2p.address import Endpoint, own_ports, parse_bootstrap, parse_endpoint
 from p2p.engines.libp2p.discovery import Discovery
 from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.errors import EngineMissing
@@ -99,7 +99,7 @@ class HivemindEngine(NetworkEngine):
 
     async def _live(self, up: Callable[[], None]) -> None:
         starting = contextlib.ExitStack()
-        listen = starting.enter_context(held_ports(self._listen))
+        listen = starting.enter_context(held_ports(self._listen, own_ports(self.me)))
         try:
             async with (
                 open_p2pd(self._identity, self._flags(listen)) as p2pd,

@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 
+from p2p.address import own_ports
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.metering import message_limits
@@ -44,7 +45,7 @@ class Libp2pEngine(NetworkEngine):
     async def _live(self, up: Callable[[], None]) -> None:
         starting = contextlib.ExitStack()
         try:
-            listen = starting.enter_context(held_ports(self._listen))
+            listen = starting.enter_context(held_ports(self._listen, own_ports(self.me)))
             opened = open_stack(
                 self._identity,
                 self._topics,

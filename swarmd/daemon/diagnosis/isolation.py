@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from p2p.address import own_ports
+from p2p.errors import AddressMissing
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
-from p2p.types import Reason
+from p2p.types import PeerId, Reason
 from swarmd.daemon.local_api.status_words import many
 from swarmd.terminal import printable
 
@@ -91,12 +93,34 @@ TWIN = Cause(
     "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its"
     " identity.key",
 )
+NO_ADDRESS = Cause(
+    "no peer is heard: {why}",
+    "an address of swarm.listen cannot be bound, as none of this machine's networks has it",
+    "connect the network with that address: the node looks for it every 5 s and trains alone until then; or"
+    " change swarm.listen, /ip4/0.0.0.0/tcp/0 works everywhere",
+)
 DEAD = Cause(
     "bootstrap address {address} does not answer: {says}",
     "another key answers, the connection is refused, or nothing answers within 5 s",
     "ask its people for its address as it is now: that node is down, full, elsewhere or has a new key, or a"
     " firewall stops outgoing TCP connections to that port",
 )
+
+
+def port_taken(listen: Sequence[str], ports: Collection[int], peer: PeerId) -> Trouble | None:
+    """Return the trouble of a node that did not get its own port.
+
+    ports: those at which it listens, the one that others should dial first.
+    """
+    own = own_ports(peer)[0]
+    if not ports or own in ports or not all(text.endswith("/tcp/0") for text in listen):
+        return None
+    return PORT_TAKEN.trouble(port=next(iter(ports)), own=own)
+
+
+def no_address(error: AddressMissing) -> Trouble:
+    """Return the trouble of a node that waits for an address of its machine."""
+    return NO_ADDRESS.trouble(why=str(error).partition(";")[0])
 
 
 def twin_trouble(later: bool) -> Trouble:
@@ -193,6 +217,7 @@ def _main_reason(facts: Facts, of: Collection[Reason]) -> Blanks:
 
 CAUSES = (
     TWIN,
+    NO_ADDRESS,
     DEAD,
     Cause(
         "this machine's clock is {off} {who}: frames are refused for it",
@@ -306,21 +331,22 @@ LOOPBACK = Cause(
     "the addresses that it listens on",
     f"to be reachable set swarm.listen = {EVERYWHERE}",
 )
-PORT_CHANGES = Cause(
-    "on TCP port {port}, another one at each start",
-    "swarm.listen ends in /tcp/0",
-    f"set swarm.listen = {EVERYWHERE}, so that a router can forward it",
+PORT_TAKEN = Cause(
+    "on TCP port {port}, as another program uses {own}, which this node had before",
+    "swarm.listen ends in /tcp/0, and the port that follows from the node's key is not free",
+    "stop that program and start this node again, as its earlier invitations name port {own}; or set"
+    " swarm.listen to a port that stays free, and invite by that",
 )
 BEHIND_ROUTER = Cause(
     _NO_WAY_IN,
     "members dial back; no IPv4 address of this machine is public",
-    "nothing has to be done; to be reachable, forward TCP port {open} of your router to {local}; in vain"
+    "nothing has to be done; to be reachable, forward TCP port {port} of your router to {local}; in vain"
     " where its own address is in 100.64.0.0/10, the provider's NAT",
 )
 BEHIND_FIREWALL = Cause(
     _NO_WAY_IN,
     "members dial back; an address of this machine is public",
-    "nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port {open}",
+    "nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port {port}",
 )
 NOT_FROM_NEAR = Cause(
     "by members on the same network only: no; nobody could say whether the internet can reach it",
@@ -334,7 +360,7 @@ NO_RELAY = Cause(
     "a bootstrap node relays: set swarm.bootstrap to one",
 )
 UNREACHABLE = (
-    LOOPBACK, PORT_CHANGES, BEHIND_ROUTER, BEHIND_FIREWALL, NOT_FROM_NEAR, NOBODY_DIALS, NO_RELAY
+    LOOPBACK, PORT_TAKEN, BEHIND_ROUTER, BEHIND_FIREWALL, NOT_FROM_NEAR, NOBODY_DIALS, NO_RELAY
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from p2p.address import parse_bootstrap
+from p2p.errors import AddressMissing
 from p2p.member import Member
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
@@ -20,6 +21,7 @@ from swarmd.daemon.diagnosis.isolation import (
     Facts,
     Trouble,
     certain,
+    no_address,
     twin_trouble,
     why_alone,
 )
@@ -90,6 +92,10 @@ class IsolationWatch:
                 self._say(await self._search(heard, alone))
             heard_before = heard
             await trio.sleep(CHECK_EVERY_S)
+
+    def cannot_listen(self, error: AddressMissing | None) -> None:
+        """Note that the member does not run yet, as it cannot listen; None: it can."""
+        self._say(no_address(error) if error else None)
 
     def document(self) -> dict[str, str] | None:
         """Return the trouble as the status shows it."""

@@ -16,9 +16,9 @@ from swarmd.daemon.diagnosis.isolation import (
     NOBODY_DIALS,
     NOT_FROM_NEAR,
     PORT,
-    PORT_CHANGES,
     Trouble,
     dead_bootstrap,
+    port_taken,
 )
 
 # A survey as JSON, because it may come from the running node; `survey` writes it.
@@ -75,7 +75,7 @@ def diagnose(found: Survey) -> Diagnosis:
     takes_part = found["peers"]["connected"] > 0 or bool(answering) or not found["bootstrap"]
     findings = [
         Finding("engine", True, found["engine"]),
-        _listening(found, reachable),
+        _listening(found),
         _addresses(found, reachable),
         *_bootstrap(found),
         _trouble(found) or _members(found),
@@ -124,23 +124,18 @@ def _port(found: Survey) -> int:
     return int(found["ports"][0]) if found["ports"] else PORT
 
 
-def _changes_port(found: Survey) -> bool:
-    return any(text.endswith("/tcp/0") for text in found["listen"])
-
-
 def _this_machine_only(found: Survey) -> bool:
     return bool(found["listen"]) and all(only_here(address) for address in found["listen"])
 
 
-def _listening(found: Survey, reachable: bool | None) -> Finding:
+def _listening(found: Survey) -> Finding:
     port = _port(found)
     if not found["ports"]:
         return Finding("listening", None, "at no port now")
     if _this_machine_only(found):
         return Finding.of("listening", LOOPBACK.trouble(port=port))
-    if _changes_port(found):
-        good = True if reachable else None
-        return Finding.of("listening", PORT_CHANGES.trouble(port=port), good, advise=not reachable)
+    if (moved := port_taken(found["listen"], found["ports"], found["peer_id"])) is not None:
+        return Finding.of("listening", moved)
     return Finding("listening", True, f"on TCP port {port}; UDP is not used")
 
 
@@ -235,8 +230,8 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
         four = [address for address in own if address.version == 4]
         public = any(address.is_global for address in four or own)
         local = str(next(iter(four), "this machine"))
-        cause, to_open = BEHIND_FIREWALL if public else BEHIND_ROUTER, PORT if _changes_port(found) else port
-        return Finding.of("dialled back", cause.trouble(by=by, port=port, open=to_open, local=local))
+        cause = BEHIND_FIREWALL if public else BEHIND_ROUTER
+        return Finding.of("dialled back", cause.trouble(by=by, port=port, local=local))
     if _verdicts(found, Outcome.REACHED, far=False):
         says = "by members on the same network only: yes; nobody could say whether the internet can reach it"
         return Finding("dialled back", True, says)

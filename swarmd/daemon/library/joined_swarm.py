@@ -132,7 +132,7 @@ def join(
         name: of the swarm.
         curriculum: what it asks, as in `swarmd join --curriculum`.
         bootstrap: addresses of peers to connect to first.
-        listen: addresses to listen on; by default any free port.
+        listen: addresses to listen on; by default everywhere, at a port that follows from the key.
         external: others' rollouts that you can use between two calls of `collect`, at most.
         completions: answers to one question that you can use, at most.
         seed: of the questions that are drawn.

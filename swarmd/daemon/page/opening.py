@@ -3,13 +3,15 @@
 The server is loaded only then.
 """
 
+import errno
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from swarmd.daemon.local_api.control import Handler
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, Unreachable
 
 if TYPE_CHECKING:
     from swarmd.daemon.page.http import Respond
@@ -66,7 +68,9 @@ async def listen(host: str, port: int, setting: str = "--listen") -> list[trio.S
     try:
         return list(await trio.open_tcp_listeners(port, host=host))
     except OSError as error:
-        raise SwarmdError(
+        # A service starts again after the second: its networks or its name server may come late.
+        kind = Unreachable if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_AGAIN) else SwarmdError
+        raise kind(
             f"{setting}: {host}:{port}: cannot listen there: {error.strerror or error}. Choose another"
             " address or port."
         ) from None

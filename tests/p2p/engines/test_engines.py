@@ -1,5 +1,6 @@
 """What every p2p engine promises: one suite, run on each of them and on swarms of both kinds."""
 
+import contextlib
 import errno
 import itertools
 import random
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from ipaddress import IPv6Address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +23,12 @@ import pytest
 import trio
 from libp2p.network.exceptions import SwarmException
 
-from p2p.address import parse_bootstrap, parse_listen
+from p2p.address import own_ports, parse_bootstrap, parse_listen
 from p2p.admission.host_bans import BANNED_AT_ONCE
 from p2p.engines import BUILT_IN, GROUP, engine, offered
 from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm
-from p2p.errors import BadAddress, CannotListen, EngineMissing, OperatorError
+from p2p.errors import AddressMissing, BadAddress, CannotListen, EngineMissing, OperatorError
 from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.peers.listen import SOMEWHERE, dialable, has_route, held_ports, outward_first
@@ -364,6 +366,18 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
     assert [peer.id for peer in a.peers()] == [b.identity.peer_id] and a.engine.restarts == 0  # type: ignore[attr-defined]
 
 
+async def test_a_node_has_one_port_and_another_only_while_that_is_taken(real: Any) -> None:
+    """An invitation names it, and a router forwards it."""
+    (own, second, *_), found = own_ports(Identity(bytes([1]) * 32).peer_id), list[int]()
+    for taken in (None, ("127.0.0.1", own), None):
+        with socket.create_server(taken) if taken else contextlib.nullcontext():
+            async with trio.open_nursery() as nursery:
+                _, endpoint = parse_bootstrap((await nursery.start(member(real, 1).run))[0])
+                found.append(endpoint.port)
+                nursery.cancel_scope.cancel()
+    assert found == [own, second, own]
+
+
 # What the operator gets wrong.
 
 
@@ -378,7 +392,7 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
         await (await trio.open_tcp_stream(endpoint.host, endpoint.port)).aclose()
         for listen, error, said in (
             (f"/ip4/127.0.0.1/tcp/{endpoint.port}", CannotListen, rf"port {endpoint.port} .*swarm.listen"),
-            ("/ip4/203.0.113.7/tcp/0", CannotListen, r"203\.0\.113\.7.*swarm.listen"),
+            ("/ip4/203.0.113.7/tcp/0", AddressMissing, r"203\.0\.113\.7.*swarm.listen"),
         ):
             caught: BaseException | None = None
             try:
@@ -390,8 +404,8 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
     assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
 
 
-def test_addresses_of_bridges_to_containers_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An invitation names three addresses: they left none for the machine's own network."""
+def test_addresses_of_bridges_to_containers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each container host has the same ones."""
     here = parse_listen("/ip4/127.0.0.1/tcp/9")
     bridges = ["10.0.3.1", "127.0.0.0", "172.17.0.1"]
     assert outward_first([*bridges, "127.0.0.1"], [here]) == ["127.0.0.1", *bridges]
@@ -400,8 +414,24 @@ def test_addresses_of_bridges_to_containers_come_last(monkeypatch: pytest.Monkey
             pytest.skip("needs a route to the internet")
         own = ["0.0.0.9", probe.getsockname()[0], "127.0.0.1"]
     named = [SimpleNamespace(family=socket.AF_INET, address=address) for address in own]
-    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": named})
+    bridge = [SimpleNamespace(family=socket.AF_INET, address="172.17.0.1")]
+    found = {"eth0": named, "br-lan": [], "docker0": bridge, "br-0123456789ab": bridge, "veth12ab": bridge}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
     assert dialable(["/ip4/0.0.0.0/tcp/9"]) == [f"/ip4/{host}/tcp/9" for host in reversed(own)]
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="Linux alone says which ones pass")
+def test_an_address_that_is_gone_tomorrow_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems for desktops draw an IPv6 address each day, and send from it."""
+    hosts = [f"2600::{n}" for n in "123"]
+    lines = [
+        f"{IPv6Address(host).packed.hex()} 02 40 00 {flags} eth0\n"
+        for host, flags in zip(hosts, ("80", "01", "20"), strict=True)
+    ]
+    monkeypatch.setattr(Path, "read_text", lambda *_: "".join(lines))
+    named = [SimpleNamespace(family=socket.AF_INET6, address=host) for host in hosts]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": named})
+    assert dialable(["/ip6/::/tcp/9"]) == ["/ip6/2600::1/tcp/9"]
 
 
 @pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")

@@ -3,11 +3,13 @@
 Tested are what the trainer says of them, and what begins only when others can reach the node.
 """
 
+import errno
 import io
 import os
 import random
 import signal
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +18,17 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.address import Endpoint
 from p2p.identity import Identity
 from p2p.member import Member
+from p2p.peers import listen as listening
 from p2p.types import PeerId
 from swarmd import link
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import daemon as daemon_module
-from swarmd.daemon import sharing
+from swarmd.daemon import membership, sharing
+from swarmd.daemon.bootstrap import BootstrapNode
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.daemon.membership import connection_news
@@ -110,6 +115,43 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
         nursery.cancel_scope.cancel()
     (addresses,) = announced
     assert len(addresses) == 1
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("runs", ["a node", "a bootstrap node"])
+async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At boot a service may be up before its network; one that ends with code 2 is not started again."""
+    real, absent, here = listening._open, "cannot listen on /ip4/127.0.0.1/tcp/0: ", [False]
+
+    def opened(endpoint: Endpoint) -> socket.socket:
+        if not here[0]:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return real(endpoint)
+
+    monkeypatch.setattr(listening, "_open", opened)
+    monkeypatch.setattr(membership, "LOOK_EVERY_S", 0.01)
+    config = NodeConfig.model_validate({"swarm": {"engine": "libp2p", "listen": ("/ip4/127.0.0.1/tcp/0",)}})
+    said: list[Mapping[str, Any]] = []
+    async with trio.open_nursery() as nursery:
+        if runs == "a node":
+            node = Daemon(config, tmp_path, PlainView(io.StringIO()))
+            await node.startup(nursery, nursery)
+            listens, trouble = (lambda: node.member.addresses()), node.sharing.isolation.document
+        else:
+            helper = BootstrapNode(config, tmp_path, said.append)
+            nursery.start_soon(helper.run)
+            listens, trouble = (lambda: said), helper._trouble
+        await until(trouble)
+        why = trouble()
+        assert why and absent in why["cause"] and "looks for it every 5 s" in why["remedy"]
+        assert not listens()
+        here[0] = True
+        await until(listens)
+        assert trouble() is None
+        nursery.cancel_scope.cancel()
+    assert capsys.readouterr().err.count(absent) == (runs == "a bootstrap node")
 
 
 @pytest.mark.parametrize("patience", ["ends", "is ended by Ctrl-C"])

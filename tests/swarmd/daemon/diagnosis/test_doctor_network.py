@@ -15,7 +15,9 @@ import pytest
 import trio
 
 from benchmarks.probes import ProbeProcess
+from p2p.address import own_ports
 from p2p.errors import CannotListen
+from p2p.types import PeerId
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.sources import resolve
@@ -83,7 +85,9 @@ def test_which_peers_count_as_others(verdicts: list[dict[str, Any]], reachable: 
 NAT = {"verdicts": [verdict("NOT_REACHED")]}
 PUBLIC = {"verdicts": [verdict("NOT_REACHED", "11.0.0.2")], "own": ["11.0.0.2"]}
 BOTH = NAT | {"own": ["192.168.2.10", "2611::2"]}
-MOVING = NAT | {"listen": ["/ip4/0.0.0.0/tcp/0"], "ports": [43151]}
+OWN_PORT = own_ports(PeerId("12D3KooWMe"))[0]
+OWN = NAT | {"listen": ["/ip4/0.0.0.0/tcp/0"], "ports": [OWN_PORT]}
+MOVED = OWN | {"ports": [43151]}
 LOOPBACK = {"addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWMe"], "listen": ["/ip4/127.0.0.1/tcp/4001"]}
 OFFLINE = LOOPBACK | {"listen": ["/ip4/0.0.0.0/tcp/4001"], "own": []}
 ALONE = {"peers": {"connected": 0, "relayed": 0}}
@@ -123,10 +127,11 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
             "dialled back",
             "by calm-owl, calm-owl, at TCP port 4001 -> ",
         ),
-        # A port that changes cannot be forwarded
-        (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]'),
-        (MOVING, "dialled back", "forward TCP port 4001"),
-        (MOVING | {"verdicts": [verdict("REACHED")]}, "listening", "another one at each start -> "),
+        (OWN, "listening", f"True on TCP port {OWN_PORT}; UDP"),
+        (OWN, "dialled back", f"forward TCP port {OWN_PORT}"),
+        (MOVED, "listening", f"None on TCP port 43151, as another program uses {OWN_PORT}, which this node"),
+        (MOVED, "listening", "-> stop that program and start this node again, as its earlier invitations"),
+        (NAT | {"ports": [43151]}, "listening", "True on TCP port 43151"),  # it was told that port
         (LOOPBACK, "summary", "not reachable from other machines"),
         (LOOPBACK, "listening", "only this machine can dial"),
         (OFFLINE, "listening", "True on TCP port 4001"),  # it would listen to others, had it a network
