@@ -3,23 +3,27 @@
 Pure; nothing is looked up, dialled or run. One line, here on three:
 
     swarm:main,curriculum=sapo-9,digest=0123456789abcdef,model=qwen2.5-0.5b,
-    at=/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…,
+    at=192.0.2.7:4001+2001:db8::7:4001/12D3KooW…,
     judge=https://judge.example,check=89abcdef
 
 It is a URI (RFC 3986) of ASCII letters that no shell treats in a special way, so it can be pasted without
-quotes. All fields but the name and the check may be left out; `at` may come several times. Other characters
+quotes. All fields but the name and the check may be left out; `at` comes once for each peer. Other characters
 are percent-encoded. `check` is the beginning of the SHA-256 of all before it. An invitation is untrusted:
 there is no field for files, for code or for the node's own limits.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
-from swarmd.config.addresses import bootstrap_address, web_address
+from p2p.address import parse_bootstrap
+from p2p.errors import BadAddress
+from p2p.types import PeerId
+from swarmd.config.addresses import web_address
 from swarmd.config.curriculum_name import BUILT_IN
 from swarmd.config.messages import nearest, shown
 from swarmd.errors import ConfigError
@@ -63,10 +67,14 @@ class Invitation:
 
 
 def write_invitation(invitation: Invitation) -> str:
-    """Write an invitation as text, with its checksum."""
+    """Write an invitation as text, with its checksum. A name that is looked up is read back as /dns."""
     of = invitation
     fields = [("curriculum", of.curriculum), ("digest", of.digest), ("model", of.model)]
-    fields += [("at", address) for address in of.bootstrap] + [("judge", of.judge)]
+    places: dict[PeerId, list[str]] = {}
+    for peer, endpoint in map(parse_bootstrap, of.bootstrap):
+        places.setdefault(peer, []).append(f"{endpoint.host}:{endpoint.port}")
+    fields += [("at", f"{'+'.join(there)}/{peer}") for peer, there in places.items()]
+    fields += [("judge", of.judge)]
     text = SCHEME + ",".join(
         [of.name, *(f"{key}={quote(value, safe=_PLAIN)}" for key, value in fields if value)]
     )
@@ -107,10 +115,13 @@ def read_invitation(text: str) -> Invitation:
             )
         said[key].append(_decoded(key, value))
     for key, values in said.items():
-        if len(values) > (most := MAX_ADDRESSES if key == "at" else 1):
-            raise _wrong(f"it says {key} {len(values)} times, and {most} is the most")
+        if len(values) > 1 and key != "at":
+            raise _wrong(f"it says {key} {len(values)} times, and once is the most")
     one = {key: values[0] if values else "" for key, values in said.items()}
-    found = Invitation(name, one["curriculum"], one["digest"], one["model"], tuple(said["at"]), one["judge"])
+    at = tuple(address for value in said["at"] for address in _addresses(value))
+    if len(at) > MAX_ADDRESSES:
+        raise _wrong(f"it names {len(at)} addresses, and {MAX_ADDRESSES} are the most")
+    found = Invitation(name, one["curriculum"], one["digest"], one["model"], at, one["judge"])
     _require_form(found)
     return found
 
@@ -127,15 +138,29 @@ def _require_form(found: Invitation) -> None:
             raise _wrong(f"its {key} is {shown(value)}; expected {wanted}")
     if found.curriculum == "auto" or bool(found.curriculum) != bool(found.digest):
         raise _wrong("it has to name a curriculum and its digest, or neither")
-    for key, values, check in (
-        ("at", found.bootstrap, bootstrap_address),
-        ("judge", (found.judge,), web_address),
-    ):
-        for value in values:
-            try:
-                check(value)
-            except ValueError as error:
-                raise _wrong(f"its {key} is {shown(value)}: {error}") from None
+    try:
+        web_address(found.judge)
+    except ValueError as error:
+        raise _wrong(f"its judge is {shown(found.judge)}: {error}") from None
+
+
+def _addresses(value: str) -> Iterator[str]:
+    """Yield the multiaddresses that a peer's `at` stands for. Raises ConfigError."""
+    places, _, peer = value.rpartition("/")
+    for text in places.split("+"):
+        host, _, port = text.rpartition(":")
+        try:
+            kind = f"ip{ip_address(host).version}"
+        except ValueError:
+            kind = "dns"
+        try:
+            _, endpoint = parse_bootstrap(f"/{kind}/{host}/tcp/{port}/p2p/{peer}")
+        except BadAddress:
+            raise _wrong(
+                f"its at is {shown(value)}; expected addresses and a peer id, such as"
+                " 203.0.113.7:4001/12D3KooW…"
+            ) from None
+        yield f"{endpoint}/p2p/{peer}"
 
 
 def _decoded(key: str, value: str) -> str:

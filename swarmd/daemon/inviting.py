@@ -24,8 +24,9 @@ PLACES: Final = ("internet", "network", "machine")  # from where an address can 
 def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = ()) -> dict[str, Any]:
     """Return the invitation as a document, with notes for the person who hands it on.
 
-    Addresses that can be dialled from the internet come first, then configured bootstrap addresses, then the
-    node's others.
+    Where one of the node's own or of its bootstrap addresses can be dialled from the internet, it names only
+    such; else those of a local network; else those of this machine. Of the node's own that are on the
+    internet it names one by IPv4 and one by IPv6.
 
     Args:
         curriculum: None for a bootstrap node, which helps those of every curriculum and model.
@@ -40,12 +41,13 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
             'swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to'
             ' "libp2p".'
         )
-    usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
-    public = [address for address in usable if place(address) == "internet"]
-    known = dict.fromkeys([*public, *config.swarm.bootstrap, *usable])
-    # Addresses of this machine alone would lead others to their own. Where there are no others, they can
-    # still invite another node here.
-    addresses = tuple([address for address in known if place(address) != "machine"] or known)[:MAX_ADDRESSES]
+    usable = [*filter(_can_be_invited_to, own)]
+    public = {address.split("/")[1]: address for address in reversed(usable) if place(address) == "internet"}
+    near = [address for address in usable if place(address) != "internet"]
+    known = dict.fromkeys([*sorted(public.values()), *config.swarm.bootstrap, *near])
+    where = min(map(place, known), key=PLACES.index, default="")
+    # Others would look for an address of this machine on theirs, and one of its network on theirs.
+    addresses = tuple(address for address in known if place(address) == where)[:MAX_ADDRESSES]
     if not addresses:
         raise Unreachable(
             "the node has no address that others could dial, and no bootstrap address is configured. Ask"
@@ -63,16 +65,14 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
             " --model"
         )
         model = ""
-    if not any(place(address) == "internet" for address in addresses):
-        where = (
-            "this machine" if all(place(address) == "machine" for address in addresses) else "your network"
-        )
+    if where != "internet":
+        good = "this machine" if where == "machine" else "your network"
         notes.append(
-            f"no address in it can be dialled from the internet: it is good on {where} alone. `swarmd doctor"
+            f"no address in it can be dialled from the internet: it is good on {good} alone. `swarmd doctor"
             " network` helps"
         )
     judge = config.judge.url
-    if urlsplit(judge).hostname in LOOPBACK and any(place(address) != "machine" for address in addresses):
+    if urlsplit(judge).hostname in LOOPBACK and where != "machine":
         notes.append(
             f"the judge {judge} is at an address of this machine alone, so the invitation names none: others"
             " say it with --judge, by an address that they reach"

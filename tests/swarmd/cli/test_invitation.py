@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from p2p.identity import Identity
 from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.invitation import Invitation, as_link, read_invitation, write_invitation
 from swarmd.config.sources import FLAGS
@@ -30,11 +31,15 @@ from tests.swarmd.conftest import Run
 from tests.terminals import rest_of, terminal
 
 PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+ID = PEER.rpartition("/")[2]
 PUBLIC = PEER.replace("203.0.113.7", "1.1.1.1")
 LOCAL = PEER.replace("203.0.113.7", "127.0.0.1")
 WHOLE = Invitation(
     "main", "sapo-9", swarm_digest(SAPO_9), "qwen2.5-0.5b", (PEER, LOCAL), "https://judge.example:8443"
 )
+SIX = PEER.replace("ip4/203.0.113.7", "ip6/2001:db8::7")
+NAMED = PEER.replace("ip4/203.0.113.7", "dns/node.example")
+OTHER = f"/ip4/203.0.113.7/tcp/4001/p2p/{Identity(bytes([3]) * 32).peer_id}"
 MUTATIONS = 500
 
 
@@ -52,6 +57,7 @@ def checked(text: str) -> str:
         Invitation("lab", bootstrap=(PEER,)),
         replace(WHOLE, model="Qwen/Qwen2.5-0.5B-Instruct"),
         replace(WHOLE, curriculum="own_tasks", judge="http://[::1]:8400"),
+        replace(WHOLE, bootstrap=(PEER, SIX, NAMED, OTHER)),
     ],
 )
 def test_a_written_invitation_is_read_back(invitation: Invitation) -> None:
@@ -66,11 +72,14 @@ def test_a_written_invitation_is_read_back(invitation: Invitation) -> None:
 
 
 def test_an_invitation_is_short_and_readable() -> None:
-    text = write_invitation(replace(WHOLE, bootstrap=(PEER,)))
+    """A peer's id comes once, however many addresses it has."""
+    text = write_invitation(replace(WHOLE, bootstrap=(PEER, SIX, NAMED)))
     assert text.startswith(
-        f"swarm:main,curriculum=sapo-9,digest={swarm_digest(SAPO_9)},model=qwen2.5-0.5b,at=/ip4/203.0.113.7/tcp/4001/p2p/"
+        f"swarm:main,curriculum=sapo-9,digest={swarm_digest(SAPO_9)},model=qwen2.5-0.5b,"
+        "at=203.0.113.7:4001+2001:db8::7:4001+node.example:4001/12D3KooW"
     )
-    assert len(text) < 240
+    assert len(text) < 250
+    assert len(write_invitation(Invitation("main", "tiny-9", 16 * "0", "tiny", (PEER,)))) == 151
 
 
 @pytest.mark.parametrize(
@@ -107,15 +116,25 @@ def test_an_invitation_is_short_and_readable() -> None:
         ),
         (checked("swarm:main,curriculum=sapo-9,check="), "name a curriculum and its digest"),
         (
-            checked("swarm:main,at=/ip4/192.0.2.7/tcp/0/p2p/x,check="),
-            "its at is '/ip4/192.0.2.7/tcp/0/p2p/x'",
+            checked("swarm:main,at=192.0.2.7:0/x,check="),
+            "its at is '192.0.2.7:0/x'; expected addresses and a peer id, such as",
         ),
+        (checked(f"swarm:main,at=192.0.2.7:0/{ID},check="), "its at is '192.0.2.7:0/"),
+        (checked(f"swarm:main,at=192.0.2.7/{ID},check="), "its at is '192.0.2.7/"),
+        (checked(f"swarm:main,at=a/b:1/{ID},check="), "its at is 'a/b:1/"),
+        (checked(f"swarm:main,at=1.2.3.4:1++1.2.3.4:2/{ID},check="), "its at is '1.2.3.4:1++"),
+        (checked(f"swarm:main,at={ID},check="), "its at is '12D3KooW"),
+        (checked("swarm:main,at=1.2.3.4:1,check="), "its at is '1.2.3.4:1'"),
+        (checked(f"swarm:main,at={PEER},check="), "its at is '/ip4/"),
         (checked("swarm:main,judge=file:///etc/passwd,check="), "its judge is 'file:///etc/passwd'"),
         (checked("swarm:main,judge=%1b[31m,check="), "not plain text"),
         (checked("swarm:main,judge=%1B%5B31m,check="), "its judge is '\\x1b[31m'"),
         (checked("swarm:main,model=,check="), "its model is '', which is not plain text"),
         (checked("swarm:main,model=%74iny,check="), "not plain text in its one spelling"),
-        (checked("swarm:main" + 9 * f",at={PEER}" + ",check="), "it says at 9 times, and 8 is the most"),
+        (
+            checked(f"swarm:main,at=1.2.3.4:1{8 * '+1.2.3.4:1'}/{ID},check="),
+            "it names 9 addresses, and 8 are",
+        ),
     ],
 )
 def test_a_malformed_invitation_names_the_mistake(text: str, said: str) -> None:
@@ -252,6 +271,8 @@ def written(folder: Path, text: str) -> Path:
     return folder / "node.toml"
 
 
+GLOBAL_SIX = PEER.replace("ip4/203.0.113.7", "ip6/2600::2")
+NEAR = PEER.replace("203.0.113.7", "10.1.2.3")
 LAN = PEER.replace("203.0.113.7", "192.168.1.9")
 RELAYED = f"{PEER}/p2p-circuit/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 TINY = Invitation("main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC,))
@@ -264,9 +285,18 @@ HERE = {"url": "http://127.0.0.1:8000"}
         (
             {"swarm": {"bootstrap": (PEER,)}},
             [LOCAL, RELAYED, LAN, PUBLIC],
-            replace(TINY, bootstrap=(PUBLIC, PEER, LAN)),
+            TINY,  # a friend reaches no other network
             [],
         ),
+        # One address by IPv4 and one by IPv6: those that lead to the internet come first
+        (
+            {"swarm": {"bootstrap": (NAMED,)}},
+            [PUBLIC, PUBLIC.replace("1.1.1.1", "1.1.1.2"), GLOBAL_SIX, GLOBAL_SIX.replace("::2", "::3")],
+            replace(TINY, bootstrap=(PUBLIC, GLOBAL_SIX, NAMED)),
+            [],
+        ),
+        ({"swarm": {"bootstrap": (LAN,)}}, [NEAR, LOCAL], replace(TINY, bootstrap=(LAN, NEAR)), ["network"]),
+        ({"swarm": {"bootstrap": (NAMED,)}}, [LAN], replace(TINY, bootstrap=(NAMED,)), []),
         # 127.0.0.1 is another machine for whoever is invited
         ({"swarm": {"bootstrap": (LOCAL,)}}, [LOCAL, LAN], replace(TINY, bootstrap=(LAN,)), ["network"]),
         ({}, [LOCAL], replace(TINY, bootstrap=(LOCAL,)), ["good on this machine alone"]),
