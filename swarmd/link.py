@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from p2p.types import ReceivedBody
-from swarmd.types import Lead
+from swarmd.types import Lead, ShownRollout
 
 # Both ends are ours, so anything larger is a bug.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -132,6 +132,16 @@ class RoundDone(_Message, frozen=True):
     # Author and specialty of each of others' rollouts that was trained on for the first time.
     used: tuple[tuple[str, str], ...] = ()
     lead: Lead = Lead()  # what the daemon chooses offers by
+    shown: ShownRollout | None = None  # one of our own rollouts
+
+
+class StageProgress(_Message, frozen=True):
+    """How far a long round is, at most once a second."""
+
+    stage: str  # of `types.STAGES`
+    done: int  # answers that have been through the stage
+    of: int  # answers; 0: not counted
+    left: float | None  # seconds until the round ends, estimated
 
 
 class Note(_Message, frozen=True):
@@ -185,6 +195,7 @@ ToDaemon = (
     | Alive
     | TrainerReady
     | RoundDone
+    | StageProgress
     | Note
     | JudgeAnswer
     | ComparedAnswers

@@ -33,6 +33,11 @@ def ago(seconds: float) -> str:
     return "now"
 
 
+def left_words(seconds: float) -> str:
+    """Say how long something will take: "2 min left", "40 s left"."""
+    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+
+
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
     """Print a message for people, on standard error unless told otherwise, and flush it.
 

@@ -160,6 +160,16 @@ class Figure:
     keys: Mapping[str, str] = field(default_factory=dict)  # for a mapping with known keys: key -> meaning
 
 
+@dataclass(frozen=True, slots=True)
+class ShownRollout:
+    """One of our own rollouts as people see it, its texts cut to a length that fits a terminal."""
+
+    round: int
+    specialty: str
+    question: str
+    answers: tuple[tuple[str, float, bool], ...]  # text, reward, and whether it ended by itself
+
+
 # What a round's seconds are spent on.
 STAGES: Mapping[str, str] = {
     "generate": "answering our own questions; with `[workers]` waiting for generators",
@@ -207,6 +217,25 @@ class UpdateReport:
     skipped: Annotated[
         int, Figure("skipped", "updates that were left out: a loss or gradient was not finite")
     ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFigures:
+    """Describes the form of our own completions. `null`: there were none."""
+
+    made: Annotated[int, Figure("made", "completions")]
+    cut: Annotated[
+        float | None,
+        Figure(
+            "cut",
+            "share that no end token ended: cut at `generate.max_new_tokens` or the model's context",
+            "0 to 1",
+        ),
+    ]
+    in_form: Annotated[
+        float | None, Figure("in_form", "share with an answer between `<answer>` and `</answer>`", "0 to 1")
+    ]
+    length: Annotated[float | None, Figure("length", "length, mean", "tokens")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +296,8 @@ class RoundReport:
     informative: Annotated[
         int, Figure("informative", "of these, rollouts whose completions earned different rewards")
     ] = 0
+    answers: Annotated[AnswerFigures | None, Figure("answers", "our own completions")] = None
+    shown: ShownRollout | None = None
     off_policy_mean: Annotated[
         float,
         Figure(

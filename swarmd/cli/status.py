@@ -38,11 +38,19 @@ def status(
     state_dir: StateDir = None,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep running and show every change.")] = False,
+    answers: Annotated[
+        bool,
+        typer.Option("--answers", help="Show the newest questions, with the model's answers and rewards."),
+    ] = False,
 ) -> None:
     """Show the node's state, last round, reward, peers and refused messages."""
-    from swarmd.daemon.local_api.status_words import NAME_COLUMNS, status_lines
+    from swarmd.daemon.local_api.status_words import NAME_COLUMNS, answer_lines, status_lines
 
     folder = as_state_dir(state_dir)
+    if answers:
+        document = ask(folder, "answers")
+        answer(document, "\n".join(answer_lines(document)), as_json)
+        return
     if watch:
         _watch(folder, as_json)
     document = ask(folder, "status")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec import structs
 
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
@@ -173,6 +174,7 @@ class Daemon:
         self._nursery = nursery
         handlers: dict[str, control.Handler] = {
             "status": self._on_status,
+            "answers": self.status.on_answers,
             "peers": self.sharing.on_peers,
             "network": self._on_network,
             "invitation": self._on_invitation,
@@ -261,6 +263,8 @@ class Daemon:
                 self._on_trainer_ready(message)
             case link.RoundDone():
                 self._on_round_done(message)
+            case link.StageProgress() if self.status.state == "training":
+                self.status.progress = structs.asdict(message)
             case link.Note(text):
                 self.view.talk(text)
             case link.JudgeAnswer() if self._nursery is not None:

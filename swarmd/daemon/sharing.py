@@ -17,6 +17,7 @@ from p2p.sequence import SequenceFile
 from p2p.types import Envelope, PeerId, PeerRequest, ReceivedBody, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
+from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import peers_document
 from swarmd.daemon.membership import engine_builder, introduce, nearby, topic_of
@@ -125,7 +126,8 @@ class Participant:
             "engine": self._config.swarm.engine,
             "peers": self.heard(),
             "connected": len(self.member.peers()),
-            "addresses": list(self.member.addresses()),
+            # First those that most can reach.
+            "addresses": sorted(self.member.addresses(), key=lambda address: PLACES.index(place(address))),
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
             "advice": {
                 reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy

@@ -17,8 +17,9 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
-from swarmd.policy.inference.decode import Sample, Sampling
+from swarmd.policy.inference.decode import Done, Sample, Sampling
 from swarmd.policy.inference.driver import Driver
+from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import Chat
@@ -166,6 +167,7 @@ class LanguagePolicy:
     def description(self) -> Mapping[str, Any]:
         """The model being trained: model, revision, device, dtype, parameters, lora (rank or None).
 
+        new_tokens, context: tokens that an answer may have, and a question with its answer.
         keeps_first: whether `first_answer` can be had.
         """
         loaded = self._loaded
@@ -177,6 +179,8 @@ class LanguagePolicy:
                 "dtype": loaded.plan.dtype,
                 "parameters": loaded.shape.parameters,
                 "lora": loaded.plan.lora_rank,
+                "new_tokens": self._sampling.limit,
+                "context": self._sampling.context,
                 "keeps_first": self._learner.reference is not None and not self._driver.foreign,
             }
         )
@@ -239,7 +243,9 @@ class LanguagePolicy:
             return UpdateReport()
         self._driver.sleep()
         self._learner.rest()
-        return replace(self._step(self._learner, rows), useful=sum(map(any, given)))
+        report = self._step(self._learner, rows)
+        # A step that was left out taught nothing.
+        return replace(report, useful=sum(map(any, given)) if report.tokens else 0)
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return our tokens of each rollout's completions, with the current policy's log-probabilities.
@@ -279,6 +285,12 @@ class LanguagePolicy:
         other = copy(self)
         other._step = step
         return other
+
+    def watch(self, done: Done) -> None:
+        """Have `done` told how many answers are generated, and how many of a batch are trained on."""
+        self._learner.done = done
+        if isinstance(self._driver.engine, OwnEngine):
+            self._driver.engine.done = done
 
     @property
     def network(self) -> nn.Module:

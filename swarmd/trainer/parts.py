@@ -58,3 +58,4 @@ class RoundParts(ReceivingParts):
     # The filter for text that may be trained on; None: all that has an advantage.
     gate: Gate | None = None
     generators: Answers | None = None  # None: a round generates its own answers
+    enter: Callable[[str], object] = lambda _: None  # told which stage begins; "" when it is over

@@ -2,15 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import mul
 from typing import Any
 
 from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import PoolEntry
+from swarmd.tasks.answers import GradeReason
 from swarmd.trainer.parts import RoundParts
-from swarmd.types import RoundReport, Scored, UpdateReport
+from swarmd.types import AnswerFigures, RoundReport, Scored, ShownRollout, UpdateReport
+
+# Of a question or an answer that is shown to people.
+SHOWN_CHARACTERS, SHOWN_ANSWERS = 2000, 8
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,11 @@ def report_of(
     ]
     off_policy = [parts.pool.began + i - kept.since for i, step in enumerate(steps) for kept in step.before]
     rewards = [r for s in local for r in s.rewards]
+    lengths = [len(ids) for s in local if s.tokens for ids in s.tokens.ids]
     return RoundReport(
         round=t,
         seconds=seconds,
-        tokens_generated=sum(len(ids) for s in local if s.tokens for ids in s.tokens.ids),
+        tokens_generated=sum(lengths),
         update=whole,
         local=len(batch) - len(external),
         external=len(external),
@@ -98,10 +103,38 @@ def report_of(
         resting=resting,
         generated=len(local),
         informative=sum(s.informative for s in local),
+        answers=_answer_figures(local, lengths, parts.tasks.curriculum.read),
+        shown=_shown(local[0]) if local else None,
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
         unfit=parts.fitting.take_refused() if parts.fitting else {},
         **_refused(parts.gate),
+    )
+
+
+def _answer_figures(
+    local: Sequence[Scored], lengths: Sequence[int], read: Callable[[str, str], str | GradeReason]
+) -> AnswerFigures:
+    """Return how our own completions ended, and whether they give an answer.
+
+    lengths: of the completions, in tokens. read: of the curriculum.
+    """
+    made = [(s.ref.specialty, completion) for s in local for completion in s.rollout.completions]
+    return AnswerFigures(
+        len(made),
+        cut=_mean([not completion.ended for _, completion in made]),
+        in_form=_mean([read(specialty, c.text) is not GradeReason.NO_ANSWER for specialty, c in made]),
+        length=_mean(lengths),
+    )
+
+
+def _shown(scored: Scored) -> ShownRollout:
+    answers = zip(scored.rollout.completions[:SHOWN_ANSWERS], scored.rewards, strict=False)
+    return ShownRollout(
+        scored.round,
+        scored.ref.specialty,
+        scored.question[:SHOWN_CHARACTERS],
+        tuple((answer.text[:SHOWN_CHARACTERS], reward, answer.ended) for answer, reward in answers),
     )
 
 

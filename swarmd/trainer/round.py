@@ -34,7 +34,7 @@ SCORED_OF_ONE = 2
 
 
 def run_round(t: int, parts: RoundParts) -> RoundReport:
-    watch = _Stopwatch(parts.clock)
+    watch = _Stopwatch(parts.clock, parts.enter)
 
     local = _own(t, parts, watch)  # B^n; R^n(q), q in B^n
 
@@ -177,14 +177,16 @@ def _trained_part(parts: ReceivingParts, scored: Scored) -> Scored:
 
 
 class _Stopwatch:
-    """Adds up seconds per stage."""
+    """Adds up seconds per stage, and says which one begins."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float], enter: Callable[[str], object]) -> None:
+        self.clock, self.enter = clock, enter
         self.seconds = dict.fromkeys(STAGES, 0.0)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         start = self.clock()
+        self.enter(stage)
         yield
+        self.enter("")
         self.seconds[stage] += self.clock() - start

@@ -40,6 +40,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.checkpoint import Checkpoints, Timetable
 from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.progress import RoundProgress
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.trainer.workers import (
@@ -78,6 +79,7 @@ class Trainer:
     round: int  # rounds behind us
     timetable: Timetable
     saved: int  # rounds in a checkpoint
+    progress: RoundProgress
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # whether waiting for others' rollouts was reported
     slowed: bool = False  # whether it was reported that checkpoints come less often than configured
@@ -114,8 +116,10 @@ class Trainer:
     def _one_round(self) -> None:
         log_with(round=self.round + 1)
         rested, shared = self.parts.schedule.state.rests, self.exchange.shared
+        self.progress.begin()
         report = run_round(self.round + 1, self.parts)
         self.round += 1
+        self.progress.before = report.seconds
         if (guard := self.parts.schedule.state).rests > rested:
             log.warning(
                 "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction"
@@ -147,7 +151,9 @@ class Trainer:
         shared = self.exchange.shared - shared
         used, lead = report.first_used, self.parts.sharing.lead
         self.link.tell(
-            link.RoundDone(line, authors, self.verifier.pid, self.saved, affordable, shared, used, lead)
+            link.RoundDone(
+                line, authors, self.verifier.pid, self.saved, affordable, shared, used, lead, report.shown
+            )
         )
 
     def _supplied(self) -> bool:
@@ -325,7 +331,12 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     with closing(policy):
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
-        parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
+        progress = RoundProgress(daemon.tell, clock)
+        policy.watch(progress.done)
+        parts = replace(
+            build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock),
+            enter=progress.enter,
+        )
         behind, notes = resume(checkpoints, parts, policy, start.seed)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         notes += [*metrics.notes, *unused_gpu(config.model.device, policy.device)]
@@ -345,7 +356,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
             yield Trainer(
                 config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, metrics, behind,
-                timetable, saved=behind, workers=workers,
+                timetable, saved=behind, progress=progress, workers=workers,
             )  # fmt: skip
 
 

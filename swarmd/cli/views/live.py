@@ -40,7 +40,7 @@ LAST_PAGE_S = 1.0
 # costs 10 ms of CPU, and the daemon tells its status every half second.
 DRAW_PAUSED_S = 5.0
 # What the page shows of the facts that `swarmd status` prints.
-SHOWN = ("paused", "model", "peers", "refused", "judge", "trainer", "workers", "away")
+SHOWN = ("paused", "now", "learning", "model", "peers", "refused", "judge", "trainer", "workers", "away")
 _MARKS = {
     "training": "green",
     "starting": "cyan",

@@ -19,6 +19,7 @@ from typing import IO, Any, Final
 from swarmd.daemon.local_api.status_words import (
     many,
     round_sentence,
+    sentence,
     so_far,
     state_sentence,
     trouble_sentence,
@@ -70,6 +71,7 @@ class Lines:
                 trouble_sentence(document)
                 or "no problem with the swarm any more" * ("trouble" in self._said),
             )
+        self._once("learning", sentence(document.get("learning") or {}))
         self._tell_rounds(every=ROUNDS_EVERY_S)
 
     def round(self, line: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from p2p.types import Peer, PeerId
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
+from swarmd.daemon.diagnosis.isolation import Trouble
+from swarmd.daemon.diagnosis.learning import KEPT_LINES, trouble_of
 from swarmd.daemon.local_api.roster import AuthorRecord, Roster
+from swarmd.types import ShownRollout
 
-# Rounds of the reward curve.
-KEPT_REWARDS = 500
+# Rounds of the reward curve, and of the answers that `swarmd status --answers` shows.
+KEPT_REWARDS, KEPT_ANSWERS = 500, 8
 LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections
 
 
@@ -41,6 +45,10 @@ class StatusBoard:
         self.verifier_pid: int | None = None
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last measured KL, and its round
+        self.progress: Mapping[str, Any] | None = None  # how far a long round is
+        self.learning: Trouble | None = None  # why nothing is learnt
+        self.answers: deque[ShownRollout] = deque(maxlen=KEPT_ANSWERS)
+        self._lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LINES)  # of this start's last rounds
         self.rewards: deque[float | None] = deque(maxlen=KEPT_REWARDS)
         # Rollouts of others in the batches of these rounds.
         self.external: deque[int] = deque(maxlen=KEPT_REWARDS)
@@ -56,7 +64,7 @@ class StatusBoard:
     def say(self, state: str, cause: str, remedy: str) -> None:
         if (state, cause) != (self.state, self.cause):
             self.since = time.time()
-        self.state, self.cause, self.remedy = state, cause, remedy
+        self.state, self.cause, self.remedy, self.progress = state, cause, remedy, None
 
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take up the rounds of earlier runs, from metrics.jsonl."""
@@ -77,6 +85,9 @@ class StatusBoard:
             # The first round is over.
             self.say("training", "", "")
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
+        self.progress = None
+        if "answers" in done.line:
+            self._learn(done)
         self.rewards.append(done.line["reward_mean"])
         self.external.append(done.line.get("external", 0))
         if done.line.get("kl") is not None:
@@ -84,6 +95,21 @@ class StatusBoard:
             self.kl = {"round": self.round, "value": done.line["kl"]}
         for author, said in done.authors.items():
             self._roster.says(PeerId(author), said[0], said[1])
+
+    def _learn(self, done: link.RoundDone) -> None:
+        """Note what the round taught, and its answers."""
+        self._lines.append(done.line)
+        if done.shown is not None:
+            self.answers.append(done.shown)
+        sample = self.answers[-1].answers[0][0] if self.answers else ""
+        found = trouble_of(self._lines, self.model, sample) if self.config.round.train == "on" else None
+        # What was said stays as it is, with its sample, while it is the same trouble.
+        if found is None or self.learning is None or found.remedy != self.learning.remedy:
+            self.learning = found
+
+    async def on_answers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer "answers" of the control API."""
+        return {"schema": 1, "answers": list(map(asdict, self.answers))}
 
     def document(
         self,
@@ -109,6 +135,8 @@ class StatusBoard:
             "rewards": list(self.rewards),
             "external": list(self.external),
             "kl": self.kl,
+            "progress": self.progress,
+            "learning": self.learning.document() if self.learning else None,
             **swarm,
             **guest,
             "limits": self.limits,

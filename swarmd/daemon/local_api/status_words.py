@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from swarmd.terminal import printable
+from swarmd.terminal import left_words, printable
 
 # The width of a terminal, at least.
 MIN_COLUMNS = 80
@@ -85,7 +85,8 @@ def round_sentence(line: Mapping[str, Any]) -> str:
     unfit = counts(line.get("unfit") or {})
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
-        f"trained on {line['local']} own and {line['external']} of others",
+        learnt_from_words(line),
+        answers_words(line),
         f"{line['pool']['size']} in the pool",
         many(line["peers"], "peer"),
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
@@ -95,6 +96,48 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         f"odd, but trained on: {odd}" if odd else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def learnt_from_words(line: Mapping[str, Any]) -> str:
+    """Say how many of the rollouts that a round trained on taught something: those with an advantage."""
+    batch = f"{line['local']} own and {line['external']} external rollouts"
+    learnt = f"learnt from {line['useful']} of" if line["useful"] else "nothing learnt from"
+    return f"{learnt} {batch}"
+
+
+def answers_words(line: Mapping[str, Any]) -> str:
+    """Say how long a round's own answers are, and how many are cut and have the asked form."""
+    answers = line.get("answers") or {}
+    if not answers.get("made"):
+        return ""
+    return (
+        f"{answers['made']} answers of {answers['length']:.0f} tokens ({answers['cut']:.0%} cut,"
+        f" {answers['in_form']:.0%} in the asked form)"
+    )
+
+
+def progress_words(document: Mapping[str, Any]) -> str:
+    """Say how far a long round is: "answers 12 of 32, about 2 min left"; "" for a short one."""
+    if not (progress := document.get("progress")):
+        return ""
+    stage, left = progress["stage"], progress["left"]
+    what = {"generate": "answers", "score": "scored answers", "train": "trained on answers"}.get(stage, stage)
+    done = f"{what} {progress['done']} of {progress['of']}" if progress["of"] else f"stage: {stage}"
+    return done + (f", about {left_words(left)}" if left else "")
+
+
+def answer_lines(document: Mapping[str, Any]) -> list[str]:
+    """Format the newest questions with the model's answers and their rewards, the newest last."""
+    lines = list[str]()
+    for shown in document["answers"]:
+        lines += [f"round {shown['round']}, {shown['specialty']}:", *_indented(shown["question"])]
+        for text, reward, ended in shown["answers"]:
+            lines += [f"  reward {reward:g}{'' if ended else ', cut'}:", *_indented(text)]
+    return lines or ["no answers yet: a round has to end first"]
+
+
+def _indented(text: str) -> list[str]:
+    return ["    " + printable(line) for line in text.split("\n")]
 
 
 def counts(refused: Mapping[str, int]) -> str:
@@ -131,12 +174,14 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("state", state_sentence(document)),
         *(("paused", words) for words in other_pauses(document)),
         *(("away", pause_words(each, COMES_BACK)) for each in document.get("away") or ()),
-        ("trouble", trouble_sentence(document)),
         (
             "round",
             f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else "",
         ),
+        ("now", progress_words(document)),
         ("reward", mean_reward_words(document)),
+        ("learning", sentence(document.get("learning") or {})),
+        ("trouble", trouble_sentence(document)),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
@@ -146,7 +191,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("exchange", exchange_words(document.get("exchange") or {})),
         ("offers", offers_words(document.get("offers") or {})),
         ("given", given_words(document.get("given") or {})),
-        *(("address", printable(str(address))) for address in document.get("addresses") or ()),
+        ("address", addresses_words(document.get("addresses") or ())),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
@@ -209,6 +254,12 @@ def workers_words(workers: Mapping[str, Any]) -> str:
         f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}",
     ]
     return printable(", ".join(parts))
+
+
+def addresses_words(addresses: Sequence[str]) -> str:
+    """Name the first address, which is the one most can reach, and say how many more there are."""
+    more = f" and {len(addresses) - 1} more: swarmd status --json" * (len(addresses) > 1)
+    return printable(f"{addresses[0]}{more}") if addresses else ""
 
 
 def exchange_words(exchange: Mapping[str, Any]) -> str:

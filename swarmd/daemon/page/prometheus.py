@@ -35,7 +35,7 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
     last, exchange, judge, trainer, model, given = (
         document.get(part) or {} for part in ("last", "exchange", "judge", "trainer", "model", "given")
     )
-    state = document.get("state")
+    state, answers = document.get("state"), last.get("answers") or {}
 
     def single(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
         return name, what, [({}, value)]
@@ -66,6 +66,12 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
         single("round", "rounds trained", document.get("round")),
         single("reward_mean", "mean reward of the last round", last.get("reward_mean")),
         single("loss", "loss of the last update", last.get("loss")),
+        (
+            "answers_share",
+            "share of the last round's own answers that were cut, or are in the asked form",
+            [({"which": which}, answers.get(which)) for which in ("cut", "in_form")],
+        ),
+        single("answer_tokens", "mean length of the last round's own answers", answers.get("length")),
         (
             "round_seconds",
             "seconds of the last round, by stage",

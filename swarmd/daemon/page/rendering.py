@@ -12,6 +12,7 @@ from typing import Any
 from swarmd.daemon.local_api.status_words import (
     COMES_BACK,
     NO_FIRST,
+    answers_words,
     exchange_words,
     given_words,
     helped_words,
@@ -23,6 +24,7 @@ from swarmd.daemon.local_api.status_words import (
     other_pauses,
     pause_words,
     peers_words,
+    progress_words,
     round_sentence,
     sentence,
     trouble_sentence,
@@ -156,7 +158,7 @@ def curve(document: Document) -> dict[str, Any]:
 def _state(document: Document) -> str:
     swarm = document.get("swarm") or {}
     state = str(document.get("state") or "")
-    trouble = trouble_sentence(document)
+    troubles = sentence(document.get("learning") or {}), trouble_sentence(document)
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
         f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(sentence(document))}</p>'
@@ -167,7 +169,7 @@ def _state(document: Document) -> str:
         )
         + "".join(map(_paragraph, other_pauses(document)))
         + "".join(_paragraph(pause_words(away, COMES_BACK)) for away in document.get("away") or ())
-        + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
+        + "".join(f'<p class="trouble">{_text(each)}</p>' for each in troubles if each)
     )
 
 
@@ -196,7 +198,9 @@ def _round(document: Document) -> str:
             "Round",
             f"{document['round']:,}" + (f" of {rounds:,}" if rounds else "") if "round" in document else "",
         ),
+        ("Now", progress_words(document)),
         ("Reward", mean_reward_words(document)),
+        ("Answers", answers_words(last or {})),
         ("Shared", _shared(list(document.get("external") or ()))),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
         # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.

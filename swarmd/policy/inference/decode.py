@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from swarmd.policy.models.device import to_device
 
 # About the square root of a vocabulary, of small ones and large.
 STRIDE_TOKENS: Final = 64
+# Told how much is done: answers that are, all answers, and the share of the work, 0 to 1.
+Done = Callable[[int, int, float], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ def decode(
     between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
+    done: Done = lambda *_: None,
 ) -> list[list[Sample]]:
     """Draw `copies` samples of each prompt, in order.
 
@@ -60,9 +64,10 @@ def decode(
             4), nothing else that comes of weights may outlive a pass.
         rest: called before each pass, too; may wait.
         drawn: called with each step's tokens, one for each row that goes on; may raise to end the decoding.
+        done: told after each step how many answers have ended.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
-    device, shared = generator.device, adopt(network)
+    device, shared, ended = generator.device, adopt(network), 0
     with torch.inference_mode():
         for group in groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
@@ -72,10 +77,20 @@ def decode(
                 rows = SharedPrefix(network, asked, copies, max(room), device, frozen=between is None)
             else:
                 rows = PaddedRows(network, asked, copies, device)
-            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn)
+            note = partial(_note, done, ended, len(room), len(prompts) * copies)
+            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note)
+            ended += len(room)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
+
+
+def _note(done: Done, before: int, rows: int, of: int, ended: int, share: float) -> None:
+    """Tell how far all groups are, from how far one is.
+
+    before: answers of the groups before it. rows: its answers, of which so many ended. share: of its tokens.
+    """
+    done(before + ended, of, (before + max(ended, rows * share)) / of)
 
 
 def groups(
@@ -118,11 +133,13 @@ def decode_rows(
     between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
+    note: Callable[[int, float], object] = lambda *_: None,
 ) -> list[Sample]:
     """Decode rows until they end or are full.
 
     The device is waited for once a token, to see which rows are left. room: how many tokens each row may
-    become. between, rest, drawn: see `decode`.
+    become. between, rest, drawn: see `decode`. note: told after each step how many rows ended, and the share
+    of the steps.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
@@ -142,6 +159,7 @@ def decode_rows(
         drawn(token)
         alive = alive & (token[:, None] != ends).all(1) & (step + 1 < most[row])
         left = [place for place, lives in enumerate(alive.tolist()) if lives]
+        note(total - len(left), (step + 1) / steps)
         if not left:
             break
         if len(left) <= rows.compact_at * len(alive):

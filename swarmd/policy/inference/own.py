@@ -12,7 +12,7 @@ from torch import nn
 
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt
-from swarmd.policy.inference.decode import Sample, Sampling, decode, groups
+from swarmd.policy.inference.decode import Done, Sample, Sampling, decode, groups
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class OwnEngine:
         tokens: how many tokens' keys and values are held at once; fewer once memory was short.
         """
         self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
+        self.done: Done = lambda *_: None  # told how many answers have ended
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
@@ -52,6 +53,7 @@ class OwnEngine:
                     self._tokens,
                     self._between,
                     self._rest,
+                    done=self.done,
                 )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from swarmd.terminal import left_words
+
 REPORT_EVERY_S: Final = 5.0
 
 
@@ -28,9 +30,7 @@ class Download:
             f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
             self.seconds_left,
         )
-        if not left:
-            return words
-        return words + (f", {left / 60:.0f} min left" if left >= 90 else f", {left:.0f} s left")
+        return words + (f", {left_words(left)}" if left else "")
 
 
 class Progress:

@@ -167,6 +167,8 @@ class Learner:
         self._recompute = learning.checkpointing
         self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
         self.reference = ReferencePolicy(network, self.weights) if learning.train.kl_every else None
+        # Told how many rows are done, of how many, and the share.
+        self.done: Callable[[int, int, float], object] = lambda *_: None
 
     def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
@@ -260,7 +262,7 @@ class Learner:
     def _accumulate(self, groups: Sequence[Sequence[Row]], rest: Callable[[], object] | None) -> Sums:
         references, figures = self._reference_logprobs(groups), list[Tensor]()
         with recomputing(self._network) if self._recompute else nullcontext():
-            for group, reference in zip(groups, references, strict=True):
+            for i, (group, reference) in enumerate(zip(groups, references, strict=True)):
                 if rest is not None:
                     rest()
                 if self._decoder:
@@ -268,6 +270,7 @@ class Learner:
                 else:
                     batch = pad(group, self._device)
                     figures.append(self._backward_logits(self._padded_logits(batch), batch.scores, reference))
+                self._note(groups, i)
         if not figures:
             return Sums()
         # The one wait for the device.
@@ -285,11 +288,17 @@ class Learner:
 
     def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:
         found: dict[Row, tuple[float, ...]] = {}
-        for group in groups:
+        for i, group in enumerate(groups):
             self.rest()
             each = iter(self._logprobs(group).tolist())
             found |= {row: tuple(islice(each, len(row.completion))) for row in group}
+            self._note(groups, i)
         return found
+
+    def _note(self, groups: Sequence[Sequence[Row]], last: int) -> None:
+        """Tell that the micro-batches up to the `last` are done."""
+        done, of = sum(map(len, groups[: last + 1])), sum(map(len, groups))
+        self.done(done, of, done / of)
 
     @torch.no_grad()
     def _logprobs(self, group: Sequence[Row]) -> Tensor:

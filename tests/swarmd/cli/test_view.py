@@ -20,7 +20,9 @@ from swarmd.cli import status
 from swarmd.cli.views.live import LivePage, LiveView, braille
 from swarmd.cli.views.plain import JsonView, LogView, PlainView, StartView
 from swarmd.daemon.local_api.status_words import (
+    answer_lines,
     peer_lines,
+    progress_words,
     round_sentence,
     state_sentence,
     status_lines,
@@ -56,6 +58,8 @@ LAST = {
     "entropy": 1.25,
     "staleness": {"mean": 0.5, "max": 1},
     "replays_mean": 0.0,
+    "useful": 3,
+    "answers": {"made": 32, "cut": 0.25, "in_form": 0.5, "length": 11.6},
     "peers": 2,
     "judge": None,
 }
@@ -193,7 +197,7 @@ def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
     assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(
         LAST | {"peers": 0}
     )
-    assert "reward –, trained on" in round_sentence(LAST | {"reward_mean": None})
+    assert "reward –, learnt from 3" in round_sentence(LAST | {"reward_mean": None})
 
 
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
@@ -239,8 +243,9 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         "paused: you paused it; swarmd resume",
         "training",
         (
-            "round 120: reward 0.3125, trained on 4 own and 3 of others, 17 in the pool, 2 peers, 3.4 s"
-            " (generate 2.1, score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
+            "round 120: reward 0.3125, learnt from 3 of 4 own and 3 external rollouts, 32 answers of 12"
+            " tokens (25% cut, 50% in the asked form), 17 in the pool, 2 peers, 3.4 s (generate 2.1, score"
+            " 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
             " over 120 questions"
         ),
         r"peer \x1b[2J connected",
@@ -440,6 +445,39 @@ def test_the_status_as_lines() -> None:
         assert said in status_lines(document(judge=judge))
     assert status_lines({"state": "starting"})
     assert state_sentence({"state": "training", "cause": "", "remedy": ""}) == "training"
+
+
+def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_ended() -> None:
+    learnt = round_sentence(LAST)
+    assert "learnt from 3 of 4 own and 3 external rollouts" in learnt
+    assert "32 answers of 12 tokens (25% cut, 50% in the asked form)" in learnt
+    nothing = round_sentence(LAST | {"useful": 0})
+    assert "nothing learnt from 4 own and 3 external rollouts" in nothing
+    none = {"made": 0, "cut": None, "in_form": None, "length": None}
+    assert "answers" not in round_sentence(LAST | {"answers": none})
+
+
+def test_the_status_says_how_far_a_long_round_is_and_why_nothing_is_learnt() -> None:
+    told = {"stage": "generate", "done": 12, "of": 32, "left": 118.0}
+    lines = status_lines(document(progress=told, learning={"cause": "all wrong", "remedy": "choose easier"}))
+    assert {"now      answers 12 of 32, about 2 min left", "learning all wrong; choose easier"} <= {*lines}
+    assert progress_words({"progress": told | {"of": 0, "left": None}}) == "stage: generate"
+    assert progress_words({"progress": None}) == ""
+
+
+def test_the_newest_answers_are_shown_as_text() -> None:
+    answers = [["4\x1b[2J", 1.0, True], ["5", 0.25, False]]
+    shown = {"round": 7, "specialty": "sums", "question": "2 + 2?\nBriefly.", "answers": answers}
+    assert answer_lines({"answers": [shown]}) == [
+        "round 7, sums:",
+        "    2 + 2?",
+        "    Briefly.",
+        "  reward 1:",
+        "    4\\x1b[2J",
+        "  reward 0.25, cut:",
+        "    5",
+    ]
+    assert answer_lines({"answers": []}) == ["no answers yet: a round has to end first"]
 
 
 def test_peers_as_lines() -> None:

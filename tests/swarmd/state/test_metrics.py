@@ -29,7 +29,7 @@ from swarmd.state.metrics import (
     metrics_line,
     read_metrics,
 )
-from swarmd.types import STAGES, RoundReport, UpdateReport
+from swarmd.types import STAGES, AnswerFigures, RoundReport, UpdateReport
 from tests import ROOT
 
 REFERENCE = "\n".join(runpy.run_path(str(ROOT / "scripts" / "tables"))["metrics"]())
@@ -45,10 +45,19 @@ def report(number: int, loss: float = 0.5) -> RoundReport:
         "zero_advantage_dropped": 2,
         "external_authors": (),
     }
+    answers = AnswerFigures(32, cut=0.25, in_form=0.5, length=16.0)
     rejected, rewards = {"no such task in this curriculum": 1}, {"reward_mean": 0.25, "reward_sum": 8.0}
     ages = {"staleness_mean": 0.5, "staleness_max": 1, "replays_mean": 0.5}
     return RoundReport(
-        number, dict.fromkeys(STAGES, 0.5), 512, update, rejected=rejected, **counts, **rewards, **ages
+        number,
+        dict.fromkeys(STAGES, 0.5),
+        512,
+        update,
+        rejected=rejected,
+        answers=answers,
+        **counts,
+        **rewards,
+        **ages,
     )  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import pytest
 from p2p.engines.memory import MemorySwarm
 from p2p.member import QueuedMember
 from p2p.types import Reason, ReceivedBody
-from swarmd.config.config import NodeConfig
+from swarmd.config.config import GenerateConfig, NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
@@ -26,7 +26,17 @@ from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import SCORED_PER_ROUND, run_round
-from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef, UpdateReport, Weigh
+from swarmd.types import (
+    AnswerFigures,
+    Completion,
+    Rollout,
+    RoundReport,
+    Scored,
+    Task,
+    TaskRef,
+    UpdateReport,
+    Weigh,
+)
 from tests.p2p.lossy import LossySwarm
 from tests.swarmd.trainer.conftest import join, play, swarm_of, watched, weights, without_seconds
 
@@ -426,3 +436,23 @@ def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifi
         weak == 0 for weak, _ in scores["strict"]
     )
     assert any(whole for _, whole in scores["strict"])
+
+
+def test_a_round_counts_answers_that_are_cut_and_those_without_the_asked_form(verifier: Verifier) -> None:
+    """Three tokens are too few for `<answer>`, an answer and `</answer>`, and for the end."""
+    settings = config(external=0)
+    short = settings.model_copy(update={"generate": GenerateConfig(max_new_tokens=2)})
+    for of, ended in ((settings, True), (short, False)):
+        node, _, _ = join(MemorySwarm(), 1, verifier, of)
+        report = run_round(1, node)
+        assert report.answers is not None and report.answers.made == 32
+        assert report.answers.length == report.tokens_generated / 32
+        if ended:
+            assert report.answers.cut is not None and report.answers.cut < 0.5
+            assert report.answers.in_form is not None and report.answers.in_form > 0.9
+        else:
+            assert (report.answers.cut, report.answers.in_form, report.answers.length) == (1.0, 0.0, 2.0)
+        assert report.shown is not None and len(report.shown.answers) == 8 and report.shown.question
+    silent, _, _ = join(MemorySwarm(), 1, verifier, config(local=0))
+    report = run_round(1, silent)
+    assert report.answers == AnswerFigures(0, None, None, None) and report.shown is None

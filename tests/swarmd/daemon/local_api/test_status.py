@@ -13,6 +13,7 @@ from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_docu
 from swarmd.daemon.local_api.status_words import given_words, status_lines
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.daemon.sharing import Participant
+from swarmd.types import ShownRollout
 
 ME = Identity(bytes(32)).peer_id
 OTHER = Identity(b"\1" * 32).peer_id
@@ -146,4 +147,52 @@ def test_shared_rollouts_are_shown_with_how_often_they_were_used() -> None:
     assert "given    1 rollout; nobody has said yet that it used one" in unused
     assert not any(
         line.startswith("given") for line in status_lines(shown | {"given": dict.fromkeys(GIVEN, 0)})
+    )
+
+
+def lines_of(number: int, trained: int, **answers: float) -> dict[str, Any]:
+    return {
+        "round": number,
+        "reward_mean": 0.0,
+        "reward_sum": 0.0,
+        "seconds": {"generate": 2.0},
+        "tokens": {"generated": 96, "trained": trained},
+        "skipped": 0,
+        "answers": {"made": 8, "cut": 0.0, "in_form": 1.0, "length": 12.0, **answers},
+    }
+
+
+async def test_two_rounds_that_teach_nothing_are_a_trouble_until_one_teaches_something() -> None:
+    of = board()
+    for number in (1, 2, 3):
+        shown = ShownRollout(number, "sums", "2 + 2?", ((f"text {number}", 0.0, True),))
+        of.round_done(link.RoundDone(lines_of(number, 0, in_form=0.0), {}, 42, shown=shown))
+        assert (document(of)["learning"] is not None) is (number > 1)
+    trouble = document(of)["learning"]
+    assert "0 of 16 answers are in the asked form" in trouble["cause"] and "“text 2”" in trouble["cause"]
+    answers = (await of.on_answers({}))["answers"]
+    assert [(each["round"], each["answers"][0][0]) for each in answers] == [
+        (number, f"text {number}") for number in (1, 2, 3)
+    ]
+    for number in (4, 5):
+        of.round_done(link.RoundDone(lines_of(number, 9), {}, 42))
+    assert document(of)["learning"] is None
+
+
+def test_a_frozen_model_is_no_trouble_and_progress_ends_with_its_round() -> None:
+    of = board()
+    of.config = NodeConfig.model_validate({"round": {"train": "off"}})
+    for number in (1, 2, 3):
+        of.progress = {"stage": "generate", "done": 1, "of": 8, "left": None}
+        of.round_done(link.RoundDone(lines_of(number, 0), {}, 42))
+    assert (document(of)["learning"], document(of)["progress"]) == (None, None)
+    of.progress = {"stage": "generate", "done": 1, "of": 8, "left": None}
+    of.say("paused", "you paused it", "swarmd resume")
+    assert document(of)["progress"] is None
+
+
+def test_one_address_is_named_and_the_others_are_counted() -> None:
+    addresses = ["/ip4/192.0.2.1/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1"]
+    assert "address  /ip4/192.0.2.1/tcp/1 and 2 more: swarmd status --json" in status_lines(
+        document(board(), addresses=addresses)
     )

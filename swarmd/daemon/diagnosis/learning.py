@@ -1,0 +1,139 @@
+"""Why nothing is learnt, or answers do not end: cause and remedy, from the lines of the last rounds. Pure.
+
+`CAUSES` is read from above: the first that fits is said.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swarmd.daemon.diagnosis.isolation import Trouble
+from swarmd.daemon.local_api.status_words import many
+
+# Rounds that a word is about, at least, and the seconds that they took.
+ROUNDS, SECONDS = 2, 2.0
+# Lines that are kept: rounds that are too short for SECONDS.
+KEPT_LINES = 100
+# From this share on, cut answers are told of, though something is learnt.
+MANY_CUT = 0.5
+# Below this share of answers in the asked form, the form is the cause.
+FEW_IN_FORM = 0.05
+# Characters of the sample answer.
+SAMPLE_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Lately:
+    """The sums over the last rounds."""
+
+    rounds: int
+    trained: int  # tokens that had a gradient
+    skipped: int  # updates
+    made: int  # own answers
+    cut: int
+    in_form: int
+    tokens: int  # of own answers
+    rewards: float
+
+
+def lately(lines: Sequence[Mapping[str, Any]]) -> Lately | None:
+    """Return the sums over the newest rounds of SECONDS and at least ROUNDS; None if there are fewer."""
+    seconds, chosen = 0.0, list[Mapping[str, Any]]()
+    for line in reversed(lines):
+        chosen.append(line)
+        seconds += sum(line["seconds"].values())
+        if len(chosen) >= ROUNDS and (seconds >= SECONDS or len(chosen) == KEPT_LINES):
+            break
+    else:
+        return None
+    answers = [line["answers"] for line in chosen if line["answers"]["made"]]
+    return Lately(
+        len(chosen),
+        trained=sum(line["tokens"]["trained"] for line in chosen),
+        skipped=sum(line["skipped"] for line in chosen),
+        made=sum(each["made"] for each in answers),
+        cut=round(sum(each["cut"] * each["made"] for each in answers)),
+        in_form=round(sum(each["in_form"] * each["made"] for each in answers)),
+        tokens=sum(line["tokens"]["generated"] for line in chosen),
+        rewards=sum(line["reward_sum"] for line in chosen),
+    )
+
+
+# What is said of rounds in which no token had a gradient, its remedy, and when it fits. {names} are filled
+# in.
+CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
+    (
+        "{skipped} updates were left out, for their loss or gradient was not finite",
+        "set a lower train.learning_rate, or model.dtype = 'float32'",
+        lambda seen: seen.skipped > 0,
+    ),
+    (
+        "no rollout of other nodes had an advantage, and round.local = 0 asks no questions here",
+        "wait for other nodes, or set round.local above 0",
+        lambda seen: not seen.made,
+    ),
+    (
+        "the questions fill the model's context of {context} tokens, so that nothing is answered",
+        "choose a model with a longer context, or a shorter model.system_prompt",
+        lambda seen: not seen.tokens,
+    ),
+    (
+        "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}, and {in_form} are in the asked"
+        " form, <answer>…</answer>",
+        "raise generate.max_new_tokens; if answers never end, `swarmd doctor model` says which token would"
+        " end one",
+        lambda seen: _mostly_cut(seen) and _formless(seen),
+    ),
+    (
+        "{in_form} of {made} answers are in the asked form, <answer>…</answer>",
+        "wait for other nodes, whose answers teach the form; or show it in model.system_prompt, or choose a"
+        " larger instruct model (`swarmd models`)",
+        lambda seen: _formless(seen),
+    ),
+    (
+        "all {made} answers are wrong",
+        "wait for other nodes' right answers; or choose easier questions (swarm.curriculum,"
+        " tasks.specialties) or a larger model",
+        lambda seen: seen.rewards == 0,
+    ),
+    (
+        "all {made} answers are right",
+        "choose harder questions: swarm.curriculum, tasks.specialties",
+        lambda seen: seen.rewards >= seen.made,
+    ),
+    (
+        "the answers to each question earned the same, so that none had an advantage",
+        "raise round.completions or generate.temperature",
+        lambda _: True,
+    ),
+)
+_CUT = (
+    "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}",
+    "raise it if answers need more room; if they never end, `swarmd doctor model` says which token would end"
+    " one",
+)
+
+
+def _mostly_cut(seen: Lately) -> bool:
+    return seen.made > 0 and seen.cut >= MANY_CUT * seen.made
+
+
+def _formless(seen: Lately) -> bool:
+    return seen.in_form < FEW_IN_FORM * seen.made
+
+
+def trouble_of(
+    lines: Sequence[Mapping[str, Any]], model: Mapping[str, Any], sample: str = ""
+) -> Trouble | None:
+    """Return why the last rounds taught nothing, or that many answers do not end; None if all is well.
+
+    lines: of metrics.jsonl. model: as the trainer describes it. sample: one of the answers.
+    """
+    if (seen := lately(lines)) is None or (seen.trained and not _mostly_cut(seen)):
+        return None
+    limit, context = model.get("new_tokens"), model.get("context")
+    blanks = {**asdict(seen), "limit": limit, "context": context}
+    says, remedy = _CUT if seen.trained else next(row[:2] for row in CAUSES if row[2](seen))
+    lead = "" if seen.trained else f"nothing was learnt in the last {many(seen.rounds, 'round')}: "
+    shown = f", such as “{' '.join(sample.split())[:SAMPLE_CHARACTERS]}”" if sample.strip() else ""
+    return Trouble(lead + says.format(**blanks) + shown, remedy)

@@ -1,0 +1,74 @@
+"""Why nothing is learnt, from the lines of the last rounds."""
+
+from typing import Any
+
+import pytest
+
+from swarmd.daemon.diagnosis.learning import CAUSES, KEPT_LINES, lately, trouble_of
+
+MODEL = {"new_tokens": 4, "context": 2048}
+
+
+def line(seconds: float = 1.0, trained: int = 0, **changes: Any) -> dict[str, Any]:
+    answers = {"made": 16, "cut": 0.0, "in_form": 1.0, "length": 4.0} | changes.pop("answers", {})
+    return {
+        "seconds": {"generate": seconds},
+        "tokens": {"generated": changes.pop("generated", 64), "trained": trained},
+        "skipped": 0,
+        "reward_sum": 3.0,
+        "answers": answers,
+        **changes,
+    }
+
+
+NONE = {"made": 0, "cut": None, "in_form": None, "length": None}
+STATES = [
+    (line(skipped=1), "2 updates were left out", "lower train.learning_rate"),
+    (line(answers=NONE, generated=0), "round.local = 0 asks no questions", "wait for other nodes"),
+    (line(generated=0, answers={"cut": 1.0, "in_form": 0.0}), "context of 2048 tokens", "a longer context"),
+    (
+        line(answers={"cut": 0.97, "in_form": 0.0}),
+        "31 of 32 answers are cut at generate.max_new_tokens = 4, and 0 are in the asked form",
+        "raise generate.max_new_tokens",
+    ),
+    (
+        line(answers={"in_form": 0.0}),
+        "0 of 32 answers are in the asked form",
+        "show it in model.system_prompt",
+    ),
+    (line(reward_sum=0.0), "all 32 answers are wrong", "easier questions"),
+    (line(reward_sum=16.0), "all 32 answers are right", "harder questions"),
+    (line(), "the answers to each question earned the same", "raise round.completions"),
+]
+
+
+@pytest.mark.parametrize(("state", "cause", "remedy"), STATES)
+def test_each_cause_is_told_with_its_remedy_and_a_sample(
+    state: dict[str, Any], cause: str, remedy: str
+) -> None:
+    found = trouble_of([state, state], MODEL, "The answer\n is  4")
+    assert found is not None and cause in found.cause and remedy in found.remedy
+    assert found.cause.startswith("nothing was learnt in the last 2 rounds: ")
+    assert found.cause.endswith(", such as “The answer is 4”")
+
+
+def test_every_row_has_a_state_that_it_is_told_of() -> None:
+    remedies = [trouble_of([state, state], MODEL) for state, _, _ in STATES]
+    assert [found and found.remedy for found in remedies] == [remedy for _, remedy, _ in CAUSES]
+
+
+def test_many_cut_answers_are_told_of_though_something_is_learnt() -> None:
+    cut = line(trained=9, answers={"cut": 0.5})
+    found = trouble_of([cut, cut], MODEL)
+    assert found is not None and found.cause == "16 of 32 answers are cut at generate.max_new_tokens = 4"
+    assert trouble_of([line(trained=9, answers={"cut": 0.4})] * 2, MODEL) is None
+
+
+def test_short_rounds_are_taken_together_before_a_word_is_said() -> None:
+    """A model of a few rounds a second often has two in a row that teach nothing."""
+    short = line(seconds=0.1)
+    assert lately([line(seconds=60.0)]) is None and lately([short] * 19) is None
+    seen = lately([line(trained=9), *[short] * 25])
+    assert (seen is not None and (seen.rounds, seen.trained) == (20, 0)) or seen.rounds == 21
+    seen = lately([line(seconds=0.0)] * KEPT_LINES)
+    assert seen is not None and seen.rounds == KEPT_LINES

@@ -1,0 +1,57 @@
+"""How far a long round is, as it is told the daemon."""
+
+from swarmd import link
+from swarmd.testing import Clock
+from swarmd.trainer.progress import RoundProgress
+
+
+class Told:
+    def __init__(self) -> None:
+        self.clock, self.messages = Clock(0.0), list[link.StageProgress]()
+        self.progress = RoundProgress(self.messages.append, self.clock)
+
+    def after(self, seconds: float, done: int, share: float) -> None:
+        self.clock.now += seconds
+        self.progress.done(done, 32, share)
+
+
+def test_a_long_round_is_told_once_a_second_with_the_seconds_left() -> None:
+    told = Told()
+    told.progress.begin()
+    told.progress.enter("generate")
+    for step in range(1, 101):
+        told.after(0.125, step // 4, step / 100)
+    assert len(told.messages) == 11, "none in the first two seconds, then one a second"
+    first, last = told.messages[0], told.messages[-1]
+    assert first == link.StageProgress("generate", 4, 32, 10.5)
+    assert last == link.StageProgress("generate", 24, 32, 0.5)
+
+    told.progress.enter("")
+    told.after(5.0, 1, 0.5)
+    assert len(told.messages) == 11, "what is answered outside of a stage, as for the judge, is not told"
+    told.progress.enter("train")
+    assert told.messages[-1] == link.StageProgress("train", 0, 0, None), "a stage begins after a long one"
+
+
+def test_the_last_round_tells_of_the_stages_to_come() -> None:
+    told = Told()
+    told.progress.before = {"generate": 10.0, "score": 1.0, "train": 20.0}
+    told.progress.begin()
+    told.progress.enter("generate")
+    told.after(4.0, 1, 0.01)
+    assert told.messages[-1].left == 6.0 + 21.0, "too early in the stage for its share to tell"
+    told.after(4.0, 16, 0.5)
+    assert told.messages[-1].left == 8.0 + 21.0
+    told.progress.enter("score")
+    assert told.messages[-1] == link.StageProgress("score", 0, 0, 21.0)
+
+
+def test_short_rounds_are_not_told() -> None:
+    told = Told()
+    for _ in range(100):
+        told.progress.begin()
+        for stage in ("generate", "score", "train"):
+            told.progress.enter(stage)
+            told.after(0.1, 32, 1.0)
+            told.progress.enter("")
+    assert told.messages == []
