@@ -79,7 +79,7 @@ class Resume(_Message, frozen=True):
 
 
 class Stop(_Message, frozen=True):
-    pass
+    now: bool = False  # cut the round, instead of finishing it
 
 
 # Trainer to daemon.

@@ -5,7 +5,9 @@ What was joined is written to the state folder, so that the next `swarmd join` n
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,17 +21,21 @@ from swarmd.cli.options import (
     StateDir,
     SwarmName,
     Yes,
+    answer,
     as_state_dir,
     ask,
     confirm,
     print_json,
 )
+from swarmd.cli.service import go_to_background, installed_for
 from swarmd.cli.settings import config_file, joined
 from swarmd.errors import ConfigError, NotRunning
 from swarmd.state.folder import LOCK_FILE, Leaving, StateFolder, in_use, leaving
-from swarmd.terminal import ended_by_signals, printable, shows_pages, tell
+from swarmd.terminal import ended_by_signals, hang_up, printable, shows_pages, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from swarmd.cli.views.notify import Send
     from swarmd.config.config import NodeConfig
     from swarmd.config.invitation import Invitation
@@ -100,6 +106,9 @@ def join(
     profile: Annotated[
         str | None, typer.Option(help="Set of settings: default, or sapo-paper.", show_default="default")
     ] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return once the node runs; it goes on without a terminal.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per round on standard output.")
     ] = False,
@@ -110,6 +119,9 @@ def join(
     """
     if sys.stderr.isatty():
         tell("starting swarmd …")
+        if hang_up() and not background:
+            tell("Closing this terminal stops the node; with --background it goes on.")
+    runs = go_to_background(partial(_say_it_runs, state_dir, as_json)) if background else lambda: None
     flags: dict[str, object] = {
         "model": model,
         "swarm": swarm,
@@ -135,13 +147,30 @@ def join(
             resolved = resolve(
                 config_file(config), os.environ, flags, accepted.settings() if accepted else {}
             )
-            raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
+            raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json, runs))
     except (KeyboardInterrupt, SystemExit):
         tell("stopped; `swarmd join` goes on from what is saved")
         raise
 
 
-def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:
+def _say_it_runs(state_dir: Path | None, as_json: bool, pid: int) -> None:
+    where = f" --state-dir {quote(str(as_state_dir(state_dir)))}" if state_dir else ""
+    lines = [
+        f"The node runs in the background, as process {pid}.",
+        f"Watch it: `swarmd status --watch{where}`, or `swarmd ui{where}` in a browser",
+        f"Stop it: `swarmd stop{where}`",
+        "After the machine starts again: `swarmd join --background`, or `swarmd service install` once",
+    ]
+    answer({"schema": 1, "pid": pid, "state_dir": str(as_state_dir(state_dir))}, "\n".join(lines), as_json)
+
+
+def _join(
+    resolved: "Resolved",
+    accepted: "Invitation | None",
+    folder: Path,
+    as_json: bool,
+    runs: "Callable[[], None]",
+) -> int:
     from swarmd.daemon.choices import recalled, remember
     from swarmd.policy.models import preflight
 
@@ -161,7 +190,11 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
                 view.talk(joining)
             from swarmd.daemon.daemon import run_node
 
-            code = run_node(node_config, state, view, lambda: remember(resolved, folder))
+            def works() -> None:
+                remember(resolved, folder)
+                runs()
+
+            code = run_node(node_config, state, view, works)
             view.ended(None)
         except OperatorError as error:
             view.ended(str(error))
@@ -340,7 +373,5 @@ def _names(paths: Any) -> str:
 
 def _refuse_a_service(folder: Path) -> None:
     """Raise ConfigError if a service is installed: it would start the node again, in the default swarm."""
-    from swarmd.cli.service import installed_for
-
     if (file := installed_for(folder)) is not None:
         raise ConfigError(f"{file} starts the node again. Run `swarmd service uninstall` first.")

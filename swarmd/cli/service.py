@@ -1,10 +1,15 @@
-"""`swarmd service`: run the node whenever this user's machine runs, by systemd or launchd."""
+"""`swarmd service`: run the node whenever this user's machine runs, by systemd or launchd.
+
+`swarmd join --background`, too: a node that outlives its terminal, in a process that its starter waits for.
+"""
 
 import os
 import re
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,6 +21,8 @@ from swarmd.terminal import printable, tell
 if TYPE_CHECKING:
     from swarmd.state.service import UserService
 
+# The last byte that a node in the background writes to its starter: it runs. No text for people contains it.
+RUNS: Final = b"\0"
 app = typer.Typer(
     help="Run the node as a service of this user: systemd on Linux, launchd on macOS.", no_args_is_help=True
 )
@@ -104,3 +111,52 @@ def _service(state_dir: Path | None) -> "UserService":
     home = os.environ.get("XDG_CONFIG_HOME")
     given = state_dir.expanduser().absolute() if state_dir else None
     return user_service(sys.platform, given, Path.home(), Path(home) if home else None)
+
+
+def go_to_background(running: Callable[[int], object]) -> Callable[[], None]:
+    """Go on in a new process without a terminal; leave the present one as soon as the node runs.
+
+    Called before threads and sockets exist, since a fork copies neither. Until the node runs, all that it
+    says is passed on; if it ends before, the present process ends with the same exit code.
+
+    Args:
+        running: called in the present process with the node's process id.
+
+    Returns:
+        In the new process, a function to call once the node runs.
+    """
+    reads, writes = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if node := os.fork():
+        os.close(writes)
+        if (code := _exit_code(node, reads)) is None:
+            running(node)
+        raise typer.Exit(code or 0)
+    # A session of its own: neither Ctrl-C nor a closed terminal reaches it.
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for end, descriptor in ((nowhere, 0), (nowhere, 1), (writes, 2)):
+        os.dup2(end, descriptor)
+    os.close(reads)
+    os.close(writes)
+
+    def runs() -> None:
+        os.write(2, RUNS)
+        os.dup2(nowhere, 2)
+
+    return runs
+
+
+def _exit_code(node: int, reads: int) -> int | None:
+    """Pass on what the node says until it runs (None) or ends (its exit code). Ctrl-C stops it."""
+    try:
+        while said := os.read(reads, 1 << 16):
+            os.write(2, said.removesuffix(RUNS))
+            if said.endswith(RUNS):
+                return None
+        code = os.waitstatus_to_exitcode(os.waitpid(node, 0)[1])
+    except KeyboardInterrupt:
+        os.kill(node, signal.SIGTERM)
+        raise
+    return code if code >= 0 else 128 - code

@@ -156,6 +156,9 @@ def duration_s(text: str) -> float:
 
 
 def stop(
+    now: Annotated[
+        bool, typer.Option("--now", help="Cut the round: save the rounds before it, and end within seconds.")
+    ] = False,
     state_dir: StateDir = None,
     as_json: AsJson = False,
     timeout: Annotated[
@@ -166,9 +169,10 @@ def stop(
     from swarmd.daemon.local_api.control import wait_until_gone
 
     folder = as_state_dir(state_dir)
-    document = ask(folder, "stop")
+    document = ask(folder, "stop", now=now)
     if not as_json:
-        tell(": ".join(filter(None, ("stopping", document.get("cause")))) + " …")
+        hint = "" if now else " (`swarmd stop --now` does not wait for the round)"
+        tell(": ".join(filter(None, ("stopping", document.get("cause")))) + f" …{hint}")
     if not wait_until_gone(folder, timeout):
         raise Unreachable(
             f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"

@@ -69,6 +69,8 @@ ASKED = {
 }
 # How long a trainer may take to finish its round when it is told to stop.
 GRACE_S = 600.0
+# The same if it is told to cut the round: it waits for one token or micro-batch, and saves.
+NOW_GRACE_S = 15.0
 
 
 def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable[[], None]) -> int:
@@ -376,24 +378,32 @@ class Daemon:
             return "The trainer is starting or stopping. Ask again in a moment."
         return "" if (self.status.model or {}).get("keeps_first") else NO_FIRST
 
-    async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._stop("you asked it to")
+    async def _on_stop(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._stop("you asked it to", now=bool(arguments.get("now")))
         return {"schema": 1, "stopping": True, "cause": self.status.cause}
 
-    def _stop(self, why: str) -> None:
-        doing = "it finishes its round and saves" if self.child.ready else "no round has begun"
+    def _stop(self, why: str, *, now: bool = False) -> None:
+        doing, remedy = (
+            "it finishes its round and saves",
+            "`swarmd stop --now` cuts the round; Ctrl-C again saves nothing",
+        )
+        if not self.child.ready:
+            doing = "no round has begun"
+        elif now:
+            doing = (
+                f"it saves {many(self.status.round, 'round')} and loses the unfinished one; what takes over"
+                f" {NOW_GRACE_S:.0f} s to save is lost, too"
+            )
         asked = any(self.status.cause.startswith(each.cause) for each in self.guest.pauses)
         if self.status.state == "paused" and not asked:
             # For a full disk.
             doing = f"it cannot save, and ends with what is saved: {self.status.cause}"
-        self.status.say(
-            "stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving"
-        )
+        self.status.say("stopping", f"{why}: {doing}", f"wait; {remedy}")
         self.view.status(self._document())
         self._stopping = True
-        self.child.stop()
+        self.child.stop(now=now)
         assert self._nursery is not None
-        self._nursery.start_soon(self._kill_after_grace)
+        self._nursery.start_soon(self._kill_after, NOW_GRACE_S if now else GRACE_S)
 
     async def _watch_signals(self, *, task_status: Started) -> None:
         """Ask the trainer to stop on a signal; where it was asked already, kill it.
@@ -412,8 +422,8 @@ class Daemon:
                 log.info("stopped by %s", signal.Signals(number).name)
                 self._stop(ASKED[signal.Signals(number)])
 
-    async def _kill_after_grace(self) -> None:
-        await trio.sleep(GRACE_S)
+    async def _kill_after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
         self.child.kill()
 
     async def _refresh_view(self) -> None:

@@ -80,8 +80,8 @@ class TrainerChild:
         self._outbox.put(message)
         self._wake.set()
 
-    def stop(self) -> None:
-        """Let it finish the current round, save and exit.
+    def stop(self, *, now: bool = False) -> None:
+        """Let it finish the current round, or cut it `now`, save and exit.
 
         Kill it if it has not begun, for then there is nothing to save.
         """
@@ -89,7 +89,7 @@ class TrainerChild:
             self.kill()
             return
         self._told_to_stop.set()
-        self.tell(link.Stop())
+        self.tell(link.Stop(now))
 
     def kill(self) -> None:
         """Kill it. The rounds since the last checkpoint are lost."""

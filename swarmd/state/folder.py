@@ -93,8 +93,9 @@ class StateFolder:
         if owner is not None:
             os.close(lock)
             raise StateFolderInUse(
-                f"{path}: another node{owner} owns this state folder. Stop it with `swarmd stop --state-dir"
-                f" {quote(str(path))}`, or give this one another folder with --state-dir."
+                f"{path}: another node{owner} runs with this state folder already: `swarmd status` shows it."
+                f" Stop it with `swarmd stop --state-dir {quote(str(path))}`, or give this one another folder"
+                " with --state-dir."
             )
         if (path / RESTORING).exists() and not restoring:
             os.close(lock)

@@ -8,15 +8,15 @@
     timetable, metrics           when checkpoints are due, and the line of each round
     workers      `[workers]`: generators and further trainers; None in one process
 
-`open_trainer` builds them all; none knows the trainer. A round is never cut: stop, pause, saves and the
-judge's questions are looked at between rounds.
+`open_trainer` builds them all; none knows the trainer. Only `swarmd stop --now` cuts a round: stop, pause,
+saves and the judge's questions are looked at between rounds.
 """
 
 import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.progress import RoundProgress
 from swarmd.trainer.round import run_round
-from swarmd.trainer.trainer_link import TrainerLink
+from swarmd.trainer.trainer_link import RoundCut, TrainerLink
 from swarmd.trainer.workers import (
     WorkerGroup,
     check_workers,
@@ -87,10 +87,18 @@ class Trainer:
     waited: float = 0.0  # seconds waited for their rollouts since the last round
 
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
-        """Round after round, until the limit is reached or the daemon says stop; then save and leave.
+        """Run rounds until the limit is reached or the daemon says stop; then save and leave.
+
+        A round that is cut does not count: its answers are lost, and its place is taken by other questions.
 
         after_first: called after one.
         """
+        with suppress(RoundCut):
+            self._rounds(after_first)
+        self._save_all()
+        self.link.tell(link.Stopped(self.round))
+
+    def _rounds(self, after_first: Callable[[], None]) -> None:
         limit, begun_at = self.config.round.rounds, self.round
         self.link.tell(
             link.TrainerState("training", "the first round since the start", "wait: it is often the longest")
@@ -110,8 +118,6 @@ class Trainer:
                 self.link.wait(QUESTION_S)
             self._between_rounds()
             self._rest(begun + self.config.round.pace)
-        self._save_all()
-        self.link.tell(link.Stopped(self.round))
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)

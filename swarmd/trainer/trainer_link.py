@@ -12,6 +12,10 @@ from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
 
 
+class RoundCut(Exception):
+    """The node stops at once: the round is not finished."""
+
+
 class TrainerLink:
     """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop.
 
@@ -26,7 +30,7 @@ class TrainerLink:
         self._start: link.StartTrainer | None = None
         self._questions: deque[link.JudgeQuestion] = deque(maxlen=1)
         self._refused: Counter[Reason] = Counter()
-        self._closing = self.stopping = False
+        self._closing = self.stopping = self.hurried = False
         self.peers = 0
         self.compares = False  # whether a CompareRequest waits
         self.judged: link.JudgeScore | None = None
@@ -120,8 +124,10 @@ class TrainerLink:
     def rest(self) -> None:
         """Wait while the node is paused, or over its share of the CPU, unless it stops.
 
-        Called by whoever computes, between two steps.
+        Called by whoever computes, between two steps. Raises RoundCut if the node stops at once.
         """
+        if self.hurried:
+            raise RoundCut
         if not self.must_rest:
             return
         begun, said = time.monotonic(), link.TrainerState("training")
@@ -182,8 +188,8 @@ class TrainerLink:
                 self.judged = message
             case link.Pause() | link.Resume():
                 self.pause = message if isinstance(message, link.Pause) else None
-            case link.Stop():
-                self.stopping = True
+            case link.Stop(now):
+                self.stopping, self.hurried = True, self.hurried or now
             case link.StartTrainer():
                 self._start = message
         if isinstance(message, link.Pause | link.Resume | link.Stop):

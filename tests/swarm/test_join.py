@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from swarmd.trainer.checkpoint import Checkpoints
 from tests.engines.p2pd import p2pd_missing
 from tests.processes import killed_after
 from tests.swarm.waiting import until
+from tests.terminals import rest_of, terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
@@ -160,8 +162,8 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
         == "starting: loading PyTorch; wait: usually 2 s, many times that where other programs use all cores"
     )
     told = (
-        "stopping: you asked it to: it finishes its round and saves; wait, or press Ctrl-C again to stop at"
-        " once, without saving"
+        "stopping: you asked it to: it finishes its round and saves; wait; `swarmd stop --now` cuts the"
+        " round; Ctrl-C again saves nothing"
     )
     rounds = read_metrics(tmp_path / "state" / "metrics.jsonl")[-1]["round"]
     assert [line for line in said if line.startswith("stop")] == [
@@ -181,10 +183,53 @@ def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path
     assert said == [
         (
             "stopping: the system or another program asked it to: no round has begun; "
-            "wait, or press Ctrl-C again to stop at once, without saving"
+            "wait; `swarmd stop --now` cuts the round; Ctrl-C again saves nothing"
         ),
         "stopped: at once: no round had begun; `swarmd join` goes on from there",
     ]
+
+
+def test_a_node_in_the_background_outlives_its_terminal_and_is_stopped_at_once(tmp_path: Path) -> None:
+    """Started from a terminal that is closed then, as by a person; `--now` does not wait for its round."""
+    state = ("--state-dir", str(tmp_path))
+    ours, theirs = terminal()
+    command = [sys.executable, "-m", "swarmd", "join", *COMMON, *state, "--background"]
+    with killed_after(
+        subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    ) as starter:
+        os.close(theirs)
+        said = " ".join(rest_of(ours).split())
+        assert starter.wait(TIMEOUT_S) == 0
+    assert "The node runs in the background" in said and "swarmd stop --state-dir" in said
+    assert "Closing this terminal" not in said and "loading the model tiny" in said
+    status = control.call(tmp_path, "status")
+    assert os.getsid(status["pid"]) == status["pid"] != starter.pid
+    # It holds no file of the terminal's.
+    assert {str(Path(f"/proc/{status['pid']}/fd/{each}").readlink()) for each in range(3)} == {os.devnull}
+
+    second = swarmd("join", *COMMON, *state, "--background")
+    assert second.returncode == 5 and f"pid {status['pid']}" in second.stderr
+    assert "runs with this state folder already" in second.stderr
+
+    begun = time.monotonic()
+    stopped = swarmd("stop", "--now", *state)
+    assert stopped.returncode == 0 and "loses the unfinished one" in stopped.stderr
+    assert time.monotonic() - begun < 60
+    assert saved_all(tmp_path)
+
+
+def test_a_background_node_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    for words, code in (
+        (("--local", "-1"), 2),
+        (("--model", str(tmp_path / "weights")), 3),
+    ):
+        done = join(tmp_path / "state", "--background", *words)
+        alone = join(tmp_path / "state", *words)
+        assert (done.returncode, done.stderr) == (alone.returncode, alone.stderr)
+        assert done.returncode in (2, code) and done.stderr
+    json_too = join(tmp_path / "state", "--background", "--json", "--rounds", "1")
+    assert json_too.returncode == 0 and json.loads(json_too.stdout)["pid"] > 0
 
 
 def test_joining_on_a_port_in_use_names_the_port(tmp_path: Path) -> None:

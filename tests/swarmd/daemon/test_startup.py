@@ -154,13 +154,13 @@ async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
     assert capsys.readouterr().err.count(absent) == (runs == "a bootstrap node")
 
 
-@pytest.mark.parametrize("patience", ["ends", "is ended by Ctrl-C"])
+@pytest.mark.parametrize("patience", ["ends", "is cut", "is ended by Ctrl-C"])
 async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str
 ) -> None:
     """As one that got a signal: a trainer may hang, and `swarmd stop` waits no longer than that takes."""
-    if patience == "ends":
-        monkeypatch.setattr(daemon_module, "GRACE_S", 0.01)
+    if patience != "is ended by Ctrl-C":
+        monkeypatch.setattr(daemon_module, "NOW_GRACE_S" if patience == "is cut" else "GRACE_S", 0.01)
     daemon, killed = (
         Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO())),
         trio.Event(),
@@ -174,13 +174,14 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
             killed.set()
 
         daemon.child.ready, daemon.child.kill = True, kill  # type: ignore[method-assign]
-        await daemon._on_stop({})
-        if patience != "ends":
+        await daemon._on_stop({"now": patience == "is cut"})
+        assert ("loses the unfinished" in daemon.status.cause) is (patience == "is cut")
+        if patience == "is ended by Ctrl-C":
             signal.raise_signal(signal.SIGHUP)  # a terminal that is closed does not hurry it
             signal.raise_signal(signal.SIGINT)
         with trio.fail_after(20):
             await killed.wait()
-        assert codes[0] == (130 if patience != "ends" else 0)
+        assert codes[0] == (130 if patience == "is ended by Ctrl-C" else 0)
         nursery.cancel_scope.cancel()
 
 

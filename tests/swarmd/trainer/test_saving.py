@@ -23,6 +23,7 @@ from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, RunState
+from tests.processes import wait_until
 from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_checkpoint import written
 
@@ -332,3 +333,30 @@ def test_a_round_is_saved_before_the_next_begins(trainer_in: TrainerIn, tmp_path
         heard(daemon)
     assert begun == [0, 1] and disk.durable() == 2
     assert read_metrics(tmp_path / "metrics.jsonl")[1]["seconds"]["checkpoint"] >= disk.late
+
+
+@pytest.mark.parametrize("stage", ["generate", "train"])
+def test_a_round_that_is_cut_is_lost_and_those_before_it_are_saved(
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """`swarmd stop --now`, at the first token or the first micro-batch of the third round."""
+    with trainer_in(tmp_path, 0) as (trainer, daemon):
+        policy = trainer.policy
+        name = "generate" if stage == "generate" else "update"
+        work = getattr(policy, name)
+
+        def stopped(*given: Any) -> Any:
+            if trainer.round == 2:
+                daemon.sendall(link.pack(link.Stop(now=True)))
+                wait_until(lambda: trainer.link.hurried)
+            return work(*given)
+
+        monkeypatch.setattr(policy, name, stopped)
+        trainer.run()
+        told = heard(daemon)
+    assert told[-1] == link.Stopped(2) and len([m for m in told if isinstance(m, link.RoundDone)]) == 2
+    assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+    with trainer_in(tmp_path, 3) as (trainer, daemon):
+        assert trainer.round == 2
+        trainer.run()
+        assert heard(daemon)[-1] == link.Stopped(3)
