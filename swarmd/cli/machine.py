@@ -289,7 +289,10 @@ def serve(
         tell(f"{model.name}, {model.round} rounds trained. Ctrl-C ends.")
         print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
         api = ChatApi(
-            model, anybody=anybody, renewed=lambda number: tell(f"answers with round {number} from now on")
+            model,
+            anybody=anybody,
+            renewed=lambda number: tell(f"answers with round {number} from now on"),
+            ignored=lambda names: tell(f"a client asks for what is ignored here: {names} (docs/trained.md)"),
         )
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
             async with trio.open_nursery() as nursery:

@@ -1,11 +1,13 @@
 """OpenAI's chat API for a node's own model: /v1/chat/completions, also as a stream, and /v1/models.
 
-One answer at a time; other requests wait. What would change an answer and is not there (tools, top_p, several
-choices) is refused by name. `system_fingerprint` names the checkpoint that answered.
+One answer at a time; other requests wait. A field without which the answer would not be what was asked for
+(tools, a format, several choices) is refused by name; other unknown fields (top_p) are ignored, and the
+response's header `x-swarmd-ignored` names them. `system_fingerprint` names the checkpoint that answered.
 """
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from secrets import randbits, token_hex
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -22,57 +24,125 @@ if TYPE_CHECKING:
 
 # A conversation that fills the context of a large model, as JSON.
 MAX_BODY_BYTES: Final = 2**20
-HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+# Sets of ignored fields that are told of, at most: clients make up names.
+MOST_TOLD: Final = 20
+HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
-class _Part(msgspec.Struct):
-    text: str
+_COUNT: Final = "a whole number of at least 1"
+_FLAG: Final = "true or false"
+_NO_TOOLS: Final = "left out: the model calls no tools"
+# The value that each field has to have, as an error says it; [] is any place in a list.
+_WANTED: Final[Mapping[str, str]] = {
+    "": "a JSON object",
+    "messages": "a list of at least one message",
+    "messages[]": "an object with role and content",
+    "messages[].role": "system, developer, user or assistant",
+    "messages[].content": "text, or a list of text parts",
+    "messages[].content[]": 'a part such as {"type": "text", "text": "…"}',
+    "messages[].content[].type": '"text": the model reads nothing else',
+    "messages[].content[].text": "text",
+    "messages[].tool_calls": _NO_TOOLS,
+    "messages[].function_call": _NO_TOOLS,
+    "model": "text",
+    "temperature": "a number from 0 to 2",
+    "max_tokens": _COUNT,
+    "max_completion_tokens": _COUNT,
+    "seed": "a whole number",
+    "stop": "text, or a list of texts",
+    "stop[]": "text",
+    "stream": _FLAG,
+    "stream_options": "an object with include_usage",
+    "stream_options.include_usage": _FLAG,
+    "n": "1: ask again for another answer",
+    "logprobs": "false: log-probabilities are not told",
+    "top_logprobs": "0: log-probabilities are not told",
+    "logit_bias": "empty: every token may be drawn",
+    "response_format": '{"type": "text"}: ask for a format in a message',
+    "response_format.type": '"text": ask for a format in a message',
+    "tools": _NO_TOOLS,
+    "tool_choice": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "function_call": _NO_TOOLS,
+    "modalities": '["text"]: the model writes nothing else',
+    "modalities[]": '"text": the model writes nothing else',
+    "audio": "left out: the model writes text alone",
+    "web_search_options": "left out: the model searches nothing",
+}
+_Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)] | None
+_NoTool = Literal["none", "auto"] | None
+
+
+class _Text(msgspec.Struct):
     type: Literal["text"] = "text"
+
+
+class _Part(_Text, kw_only=True):
+    text: str
 
 
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Part]
+    content: str | list[_Part] | None = None
+    tool_calls: _Nothing = None
+    function_call: None = None
 
     def plain(self) -> dict[str, str]:
-        content = self.content
+        content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class _Completion(msgspec.Struct):
-    """The body of a request. Fields that are not named here change no answer, and are ignored."""
+    """The body of a request: the fields that are obeyed, then those that may only ask for nothing.
+
+    The answer is of use without any other field; those are ignored, and `ignored` names them.
+    """
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
-    model: str = ""
+    model: str | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    # Not there. A value that asks for nothing is taken, for clients send them unasked.
     n: Literal[1] | None = None
-    top_p: Any = None
     logprobs: Literal[False] | None = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logit_bias: Any = None
-    response_format: Any = None
-    tools: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+    top_logprobs: Literal[0] | None = None
+    logit_bias: Annotated[dict[str, Any], msgspec.Meta(max_length=0)] | None = None
+    response_format: _Text | None = None
+    tools: _Nothing = None
+    tool_choice: _NoTool = None
+    functions: _Nothing = None
+    function_call: _NoTool = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    web_search_options: None = None
 
-    def check(self) -> None:
-        changed = self.presence_penalty or self.frequency_penalty or self.logit_bias
-        if changed or self.top_p not in (None, 1) or self.response_format not in (None, {"type": "text"}):
-            raise msgspec.ValidationError(
-                "answers are drawn as in training, from all tokens: leave out top_p, presence_penalty,"
-                " frequency_penalty, logit_bias and response_format"
-            )
+    @classmethod
+    def read(cls, body: bytes) -> tuple["_Completion", list[str]]:
+        """Return the request, and the names of the fields that it is answered without. Raises _Unusable."""
+        try:
+            found = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _Unusable("", "JSON text in UTF-8") from None
+        try:
+            asked = msgspec.convert(found, cls)
+        except msgspec.ValidationError as error:
+            raise _Unusable(_field(str(error))) from None
+        for at, message in enumerate(asked.messages):
+            if message.content is None and message.role != "assistant":
+                raise _Unusable(f"messages[{at}].content")
+        known = set(cls.__struct_fields__)
+        return asked, [
+            k for k, value in found.items() if k not in known and value and (k, value) != ("top_p", 1)
+        ]
 
     def settings(self) -> "AnswerSettings":
         from swarmd.trainer.trained_model import AnswerSettings
@@ -83,33 +153,62 @@ class _Completion(msgspec.Struct):
         return AnswerSettings(self.temperature, most, tuple(filter(None, stop)), seed)
 
 
+class _Unusable(Exception):
+    """A field of a request has a value that cannot be obeyed."""
+
+    def __init__(self, field: str, wanted: str = "") -> None:
+        wanted = wanted or _WANTED[re.sub(r"\[\d+\]", "[]", field)]
+        super().__init__(f"{field or 'the request'} has to be {wanted}")
+        self.field = field
+
+
+def _field(fault: str) -> str:
+    """Return the field that a message of msgspec's names, such as "messages[0].role"."""
+    path = re.search(r"`\$\.?([^`]*)`$", fault)
+    missing = re.match(r"Object missing required field `(\w+)`", fault)
+    return ".".join(found[1] for found in (path, missing) if found and found[1])
+
+
 class ChatApi:
     """Answers requests with a model.
 
-    anybody: whether other machines may ask, as the address is not a loopback one. renewed: called with each
-        newer checkpoint's round.
+    Args:
+        anybody: whether other machines may ask, as the address is not a loopback one.
+        renewed: called with each newer checkpoint's round.
+        ignored: called with the names of fields that requests were answered without, once for each set.
     """
 
     def __init__(
-        self, model: "TrainedModel", *, anybody: bool, renewed: Callable[[int], object] = lambda _: None
+        self,
+        model: "TrainedModel",
+        *,
+        anybody: bool,
+        renewed: Callable[[int], object] = lambda _: None,
+        ignored: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._model, self._anybody, self._renewed = model, anybody, renewed
+        self._model, self._anybody, self._renewed, self._ignored = model, anybody, renewed, ignored
+        self._told: set[str] = set()
         self._one = trio.CapacityLimiter(1)
 
     async def respond(self, request: Request) -> Response:
         why = None if self._anybody else access.foreign(request.headers)
         if why is not None:
             return _refused(403, why)
+        about: dict[str, Any] = {
+            "id": self._model.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "swarmd",
+        }
+        if (request.method, request.path) == ("GET", f"/v1/models/{self._model.name}"):
+            return _json(about)
         if (request.method, request.path) == ("GET", "/v1/models"):
-            about = {"id": self._model.name, "object": "model", "created": 0, "owned_by": "swarmd"}
             return _json({"object": "list", "data": [about]})
         if (request.method, request.path) != ("POST", "/v1/chat/completions"):
             return _refused(404, "There are POST /v1/chat/completions and GET /v1/models.")
         try:
-            asked = msgspec.json.decode(request.body, type=_Completion)
-            asked.check()
-            if asked.model not in ("", self._model.name):
-                return _refused(404, f"There is the model {self._model.name!r} alone.", "model_not_found")
+            asked, without = _Completion.read(request.body)
+            headers = self._warned(without + ["model"] * (asked.model not in (None, "", self._model.name)))
             prompt = await self._in_thread(partial(self._prompt, asked))
             about = {
                 "id": f"chatcmpl-{token_hex(12)}",
@@ -120,17 +219,31 @@ class ChatApi:
                 return Response(
                     200,
                     "text/event-stream",
-                    headers=HEADERS,
+                    headers=headers,
                     stream=partial(self._stream, asked, prompt, about),
                 )
             # The answer ends where its client leaves.
             still = trio.from_thread.check_cancelled
             answer = await self._in_thread(partial(self._answer, asked, prompt, about, lambda _: still()))
-        except (msgspec.MsgspecError, UnicodeDecodeError, SwarmdError, RecursionError) as error:
+        except _Unusable as error:
+            return _refused(400, f"{error}.", error.field or None)
+        except SwarmdError as error:
             return _refused(400, str(error))
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
-        return _json({**about, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)})
+        whole = {**about, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
+        return _json(whole, headers=headers)
+
+    def _warned(self, ignored: Sequence[str]) -> Mapping[str, str]:
+        """Return a response's headers, which name ignored fields, and tell of these once."""
+        # A client writes the names: only such as fit a header are repeated.
+        names = ", ".join(sorted(name for name in ignored if re.fullmatch(r"[a-z_]{1,40}", name))[:20])
+        if not names:
+            return HEADERS
+        if names not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(names)
+            self._ignored(names)
+        return {**HEADERS, "x-swarmd-ignored": names}
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await trio.to_thread.run_sync(work, limiter=self._one)
@@ -187,10 +300,10 @@ def _usage(answer: "Answer") -> dict[str, int]:
     }
 
 
-def _json(document: dict[str, Any], status: int = 200) -> Response:
-    return Response(status, "application/json", msgspec.json.encode(document), HEADERS)
+def _json(document: dict[str, Any], status: int = 200, headers: Mapping[str, str] = HEADERS) -> Response:
+    return Response(status, "application/json", msgspec.json.encode(document), headers)
 
 
-def _refused(status: int, message: str, code: str | None = None) -> Response:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+def _refused(status: int, message: str, field: str | None = None) -> Response:
+    error = {"message": message, "type": "invalid_request_error", "param": field, "code": None}
     return _json({"error": error}, status)

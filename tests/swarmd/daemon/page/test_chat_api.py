@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from swarmd.daemon.page import http, opening
+from swarmd.daemon.page import chat_api, http, opening
 from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.trained_model import Answer, TrainedModel
@@ -42,7 +42,9 @@ async def served(
 async def test_models_and_an_answer_of_the_newest_checkpoint(tmp_path: Path) -> None:
     renewed: list[int] = []
     async with served(tmp_path, renewed=renewed.append) as client:
-        assert [m["id"] for m in (await client.get("/models")).json()["data"]] == ["tiny"]
+        listed = (await client.get("/models")).json()["data"]
+        assert [m["id"] for m in listed] == ["tiny"]
+        assert listed == [(await client.get("/models/tiny")).json()]
         first = (await client.post("/chat/completions", json=GREEDY)).json()
         (choice,) = first["choices"]
         said = open_policy("tiny").answer(MESSAGES[0]["content"])
@@ -75,29 +77,129 @@ async def test_a_stream_has_the_same_answer_in_pieces(tmp_path: Path) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+USER = {"role": "user", "content": "x"}
+
+
 @pytest.mark.parametrize(
-    "change, status, why",
+    "change, field, why",
     [
-        ({"model": "gpt-4"}, 404, "model 'tiny' alone"),
-        ({"messages": []}, 400, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages"),
-        ({"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "context is 1,024"),
-        ({"top_p": 0.5}, 400, "top_p"),
-        ({"n": 2}, 400, r"\$\.n"),
-        ({"tools": [{}]}, 400, "tools"),
-        ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
-        ({"temperature": -1}, 400, "temperature"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": None}, "messages", "at least one message"),
+        ({"messages": ["x"]}, "messages[0]", "an object with role and content"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "system, developer, user or assistant"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role", "assistant"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "text, or a list"),
+        ({"messages": [{"role": "system"}, USER]}, "messages[0].content", "text, or a list"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "a part such as"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+            "reads nothing else",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, USER]},
+            "messages[1].tool_calls",
+            "calls no tools",
+        ),
+        ({"temperature": -1}, "temperature", "from 0 to 2"),
+        ({"temperature": 2.5}, "temperature", "from 0 to 2"),
+        ({"temperature": "hot"}, "temperature", "from 0 to 2"),
+        ({"temperature": True}, "temperature", "from 0 to 2"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens", "at least 1"),
+        ({"seed": "x"}, "seed", "a whole number"),
+        ({"stop": 5}, "stop", "text, or a list of texts"),
+        ({"stop": ["x", 5]}, "stop[1]", "text"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"stream_options": []}, "stream_options", "include_usage"),
+        ({"stream_options": {"include_usage": 2}}, "stream_options.include_usage", "true or false"),
+        ({"model": 5}, "model", "text"),
+        ({"n": 2}, "n", "ask again"),
+        ({"n": "1"}, "n", "ask again"),
+        ({"logprobs": True}, "logprobs", "not told"),
+        ({"top_logprobs": 3}, "top_logprobs", "not told"),
+        ({"logit_bias": {"5": 100}}, "logit_bias", "every token"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", "in a message"),
+        ({"response_format": "json"}, "response_format", "in a message"),
+        ({"tools": [{"type": "function"}]}, "tools", "calls no tools"),
+        ({"tool_choice": "required"}, "tool_choice", "calls no tools"),
+        ({"functions": [{}]}, "functions", "calls no tools"),
+        ({"modalities": ["text", "audio"]}, "modalities[1]", "writes nothing else"),
+        ({"audio": {"voice": "x"}}, "audio", "text alone"),
+        ({"web_search_options": {}}, "web_search_options", "searches nothing"),
     ],
 )
-async def test_what_cannot_be_answered_is_refused_by_name(
-    tmp_path: Path, change: dict[str, Any], status: int, why: str
+async def test_what_cannot_be_obeyed_is_refused_by_its_field(
+    api: ChatApi, change: dict[str, Any], field: str, why: str
 ) -> None:
-    async with served(tmp_path) as client:
-        for stream in (False, True):
-            answer = await client.post("/chat/completions", json=GREEDY | change | {"stream": stream})
-            assert answer.status_code == status and re.search(why, answer.json()["error"]["message"])
+    for stream in [False, True] * ("stream" not in change) or [False]:
+        code, said = await asked(api, {"stream": stream, **GREEDY, **change})
+        assert code == 400 and said["error"]["param"] == field
+        assert said["error"]["message"].startswith(f"{field} has to be ") and why in said["error"]["message"]
+
+
+def test_every_field_has_words_for_its_error() -> None:
+    kinds = {
+        "": chat_api._Completion,
+        "messages[].": chat_api._Message,
+        "messages[].content[].": chat_api._Part,
+    }
+    fields = {prefix + name for prefix, kind in kinds.items() for name in kind.__struct_fields__}
+    assert fields <= set(chat_api._WANTED)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"5", b"\xff", b'{"temperature": NaN}', b"[" * 100_000])
+async def test_what_is_no_request_is_refused(api: ChatApi, body: bytes) -> None:
+    answer = await api.respond(http.Request("POST", "/v1/chat/completions", {}, {"host": "localhost"}, body))
+    message = json.loads(answer.body)["error"]["message"]
+    assert answer.status == 400 and re.match(r"(the request|messages) has to be ", message)
+
+
+async def test_a_conversation_that_is_too_long_is_refused(api: ChatApi) -> None:
+    code, said = await asked(api, {"messages": [{"role": "user", "content": "x " * 2000}]})
+    assert code == 400 and "context is 1,024" in said["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "change, names",
+    [
+        ({"model": "gpt-4"}, "model"),
+        ({"top_p": 0.5, "presence_penalty": 1, "user": "me"}, "presence_penalty, top_p, user"),
+        ({"top_p": 1, "presence_penalty": 0, "metadata": {}, "model": "", "seed": 10**30}, None),
+        ({"x\r\nevil: 1": 1}, None),
+        ({"messages": [USER, {"role": "assistant", "content": None}, USER]}, None),
+        ({"messages": [USER, {"role": "assistant"}, {**USER, "name": "me"}]}, None),
+        ({"messages": [{"role": "user", "content": []}]}, None),
+        ({"max_tokens": 10**30, "temperature": 2, "stop": ["", "<"]}, None),
+        (dict.fromkeys(("n", "stop", "tools", "response_format", "stream", "max_tokens"), None), None),
+    ],
+)
+async def test_what_changes_nothing_is_ignored_and_named(
+    tmp_path: Path, change: dict[str, Any], names: str | None
+) -> None:
+    told: list[str] = []
+    async with served(tmp_path, ignored=told.append) as client:
+        for _ in range(2):
+            answer = await client.post("/chat/completions", json=GREEDY | change)
+            assert answer.status_code == 200 and answer.json()["model"] == "tiny"
+            assert answer.headers.get("x-swarmd-ignored") == names
+        stream = await client.post("/chat/completions", json=GREEDY | change | {"stream": True})
+        assert stream.headers.get("x-swarmd-ignored") == names
+    assert told == ([names] if names else [])  # once
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> ChatApi:
+    save(open_policy("tiny"), tmp_path, 1)
+    return ChatApi(TrainedModel(tmp_path, config("tiny")), anybody=False)
+
+
+async def asked(api: ChatApi, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    request = http.Request(
+        "POST", "/v1/chat/completions", {}, {"host": "localhost"}, json.dumps(body).encode()
+    )
+    answer = await api.respond(request)
+    return answer.status, json.loads(answer.body)
 
 
 async def test_who_may_ask(tmp_path: Path) -> None:
