@@ -5,7 +5,7 @@ Anybody may tell us of anyone, in messages of megabytes.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -20,7 +20,9 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.records.validator import NamespacedValidator
 from multiaddr.exceptions import Error as MultiaddrError
 
+from p2p.engines.libp2p.network import circuit, remote_host
 from p2p.engines.libp2p.streams import MeteredStream
+from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import counted
 
 # Addresses of one peer; ours announce fewer than ten.
@@ -161,7 +163,7 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
 
 
 class BoundedProviders(ProviderStore):  # type: ignore[misc]
-    """A provider store that drops the keys that nobody has announced for longest.
+    """A provider store in which no network group crowds out the others.
 
     Of a key the library keeps the first 20. Members announce theirs again and again, so the others of a large
     swarm would learn of these alone, and dial them, whose places are taken: here the oldest makes room.
@@ -170,8 +172,35 @@ class BoundedProviders(ProviderStore):  # type: ignore[misc]
     def add_provider(self, key: bytes, provider: Any) -> None:
         # Moved to the end, as the newest.
         held = self.providers[key] = self.providers.pop(key, {})
-        if len(held) >= BUCKET_SIZE and str(provider.peer_id) not in held:
-            del held[next(iter(held))]
+        name, group = str(provider.peer_id), self._group_of(provider.peer_id)
+        if len(held) >= BUCKET_SIZE and name not in held:
+            del held[_leaving(held, group)]
         super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
-        while len(self.providers) > MAX_KEYS:
-            del self.providers[next(iter(self.providers))]
+        held[name].group = group
+        if len(self.providers) > MAX_KEYS:
+            # Of the group that was the first to announce most keys, the one that was announced longest ago.
+            first = {key: next(iter(held.values())).group for key, held in self.providers.items()}
+            largest = Counter(first.values()).most_common(1)[0][0]
+            del self.providers[next(key for key in first if first[key] == largest)]
+
+    def _group_of(self, peer: Any) -> str:
+        """Return the network group that a peer's announcement came from: its own, or the relay's."""
+        for connection in self.host.get_network().get_connections(peer):
+            through = circuit(connection)
+            return through.address if through else share_group_of_host(remote_host(connection)) or ""
+        return ""
+
+
+def _leaving(held: Mapping[str, Any], group: str) -> str:
+    """Return whose provider record makes room for one of this network group, as in `p2p.admission.places`.
+
+    The largest group loses its youngest. Else the oldest leaves, of the newcomer's group or a larger one: who
+    announces twenty keys has one place among members of twenty groups.
+    """
+    groups = Counter(record.group for record in held.values())
+    largest, most = groups.most_common(1)[0]
+    if most > groups[group] + 1:
+        return next(name for name in reversed([*held]) if held[name].group == largest)
+    return next(
+        name for name, record in held.items() if record.group == group or groups[record.group] > groups[group]
+    )

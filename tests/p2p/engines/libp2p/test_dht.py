@@ -2,6 +2,7 @@
 
 import time
 import tracemalloc
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -235,6 +236,67 @@ async def test_providers_of_a_large_swarm_take_turns_and_who_announces_again_kee
     for peer in (*peers[:-2], peers[0], peers[-2], peers[-2], peers[-1]):
         providers.add_provider(KEY, PeerInfo(peer, addresses(1)))
     assert [info.peer_id for info in providers.get_providers(KEY)] == peers[2:]
+
+
+class Came:
+    """Providers whose announcements come from the groups that the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self._groups = bounds.BoundedProviders(host=make_host(Identity(bytes(32)))), {}
+        monkeypatch.setattr(self.store, "_group_of", self._groups.get)
+
+    def announce(self, key: bytes, group: str, number: int) -> None:
+        peer = ID(f"{group} {number}".encode())
+        self._groups[peer] = group
+        self.store.add_provider(key, PeerInfo(peer, addresses(1)))
+
+    def of(self, key: bytes) -> Counter[str]:
+        """How many records each group has under a key."""
+        return Counter(self._groups[info.peer_id] for info in self.store.get_providers(key))
+
+
+@pytest.mark.parametrize("first", ["the attacker", "the members"])
+async def test_who_announces_many_keys_has_one_place_among_members_of_many_groups(
+    monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """It filled the list at once, and newcomers met nobody else by this node."""
+    came, members = Came(monkeypatch), [f"member {n}" for n in range(BUCKET_SIZE)]
+    for turn in range(3):
+        for n in range(100):
+            if first == "the attacker" or turn:
+                came.announce(KEY, "attacker", 100 * turn + n)
+            if n % 5 == 0:
+                came.announce(KEY, members[n // 5], 0)
+    found = came.of(KEY)
+    assert found["attacker"] <= 1 and sum(found.values()) == BUCKET_SIZE == len(found)
+    for n in range(BUCKET_SIZE):  # of a small swarm all stay
+        came.announce(KEY + b"2", members[n % 5], n % 5)
+        came.announce(KEY + b"2", "attacker", n)
+    assert came.of(KEY + b"2") == Counter(dict.fromkeys(members[:5], 1), attacker=BUCKET_SIZE - 5)
+    for n in range(3):  # a group that comes later, as many behind one router, has its share
+        came.announce(KEY + b"2", "late", n)
+    assert came.of(KEY + b"2")["late"] == 3
+
+
+async def test_who_announces_many_swarms_does_not_push_out_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_KEYS", 8)
+    came = Came(monkeypatch)
+    came.announce(KEY, "member", 0)
+    came.announce(KEY, "attacker", 0)
+    for n in range(100):
+        came.announce(bytes([n]), "attacker", n)
+        came.announce(bytes([n]), "its friend", n)
+    assert came.of(KEY) == {"member": 1, "attacker": 1} and len(came.store.providers) == 8
+
+
+async def test_an_announcement_counts_for_the_machine_that_it_comes_from(nursery: trio.Nursery) -> None:
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        me = Message.Peer(id=stack.host.get_id().to_bytes(), addrs=[addresses(1)[0].to_bytes()])
+        await ask(stack, target, Message(type=Message.MessageType.ADD_PROVIDER, key=KEY, providerPeers=[me]))
+        store = stack_of(engine).dht.provider_store.providers
+        await until(lambda: KEY in store)
+        assert [record.group for record in store[KEY].values()] == ["local 127.0.0.1"]
 
 
 LONG = b"\x00\xa0\x1f" + bytes(4000)  # as an id: one of 190 KB kept a node busy for a minute
