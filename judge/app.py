@@ -19,7 +19,7 @@ from judge.api import reading, replies, verified
 from judge.api.reading import host_of, service_of, signer_of
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.api.responses import OPEN, REFUSED
-from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused, too_often
+from judge.errors import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused, too_often
 from judge.evaluation.service import JudgeService
 from judge.pages import routes
 from judge.pages.routes import refused_page
@@ -43,8 +43,6 @@ async def ask(request: Request) -> Response:
     """Ask for questions, and say what you are. Open ones come again."""
     signed, body = await _signed(request, config.MAX_ASK_BYTES)
     wish = _parse(QuestionsBody, body).wish
-    if signed.peer in wish.learnt:
-        raise Refused(OWN_ROLLOUTS)
     service = service_of(request)
     evaluations = await service.ask(signed, host_of(request), wish)
     return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)

@@ -17,8 +17,7 @@ from swarmd.config.addresses import web_origin
 from swarmd.config.schema import Schema
 
 MAX_ASK_BYTES = 4 * 1024
-# Authors that a peer may say it learnt from; with the longest words of its own they fit MAX_ASK_BYTES.
-MAX_LEARNT = 32
+
 # All answers to a question. One of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB.
 MAX_ANSWERS_BYTES = 512 * 1024
 # Answers to a question.

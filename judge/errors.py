@@ -84,9 +84,6 @@ BANNED = Refusal(
 OTHER_PEER = Refusal(
     403, "this question was asked of another peer", "Answer only what your own key asked for."
 )
-OWN_ROLLOUTS = Refusal(
-    422, "learnt: it names the sender itself", "Count rollouts of others only: leave your own peer id out."
-)
 ASKED_ELSEWHERE = Refusal(
     409,
     "another request of your key arrived at the same time",

@@ -1,8 +1,8 @@
 """What the parts of the judge pass to each other: who asks, the questions, and what came of them."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from p2p.types import PeerId
@@ -48,8 +48,6 @@ class QuestionRequest:
     curriculum: str  # the curriculum's digest
     questions: int = 1  # questions asked for at once
     answers: int = 1  # answers to each question
-    # Rollouts of others that it trained on, by author; empty: it does not say.
-    learnt: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

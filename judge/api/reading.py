@@ -127,18 +127,6 @@ async def comparison(request: Request, model: ModelName = None) -> Response:
     return JSONResponse(await service_of(request).comparisons.get(model))
 
 
-@readable(router, "/v1/learnt", reply=replies.LEARNT)
-async def learnt(request: Request) -> Response:
-    """Return which nodes of the board say that they trained on whose rollouts, the best 30 of each side."""
-    found = await service_of(request).learnt.get(None)
-    teachers = [_named(standing) for standing in found.teachers]
-    learners = []
-    for standing, (*counts, others) in zip(found.learners, found.counts, strict=True):
-        of = {t["peer"]: count for t, count in zip(teachers, counts, strict=True) if count}
-        learners.append({**_named(standing), "learnt": of, "others": others})
-    return JSONResponse({"schema": SCHEMA, "learners": learners, "teachers": teachers})
-
-
 @readable(router, "/v1/peers/{peer}", reply=replies.PEER)
 async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""

@@ -186,16 +186,6 @@ COMPARISON = Reply(
         "verdict": "better, worse or not known: the swarm",
     },
 )  # fmt: skip
-_TEACHER = {"rank": 1, "peer": _PEER, "nickname": "brave-otter", "name": "otter"}
-LEARNT = Reply(
-    {
-        "schema": 1, "learners": [{**_TEACHER, "learnt": {_PEER: 15}, "others": 3}], "teachers": [_TEACHER],
-    },
-    {
-        "learnt": "rollouts that it trained on, by teacher, in its own words",
-        "others": "rollouts of all other authors that it names",
-    },
-)  # fmt: skip
 WINDOWS = Reply(
     {"schema": 1, "judge": _PEER, "curriculum": _DIGEST, "windows": [_WINDOW], "more_before": 3},
     {**_WINDOW_FIELDS, "curriculum": _OF_QUESTIONS},

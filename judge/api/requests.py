@@ -7,12 +7,11 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.api.signing import signing_headers
 from judge.types import Attributes, QuestionRequest
-from p2p.identity import public_key_of
 
 # Accents on one letter.
 MAX_MARKS = 2
@@ -40,26 +39,11 @@ def plain(text: str) -> str | None:
     return text[:MAX_CHARACTERS].rstrip() or None
 
 
-def peer_id(text: str) -> str:
-    """Return the text where it is a peer id. Raises ValueError."""
-    public_key_of(text)
-    return text
-
-
 Round = Annotated[int, Field(ge=0, lt=2**63)]
 Model = Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
 Digest = Annotated[str, Field(min_length=1, max_length=64)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Rollouts = Annotated[int, Field(ge=0, le=65_536)]
-Author = Annotated[str, AfterValidator(peer_id)]
-Trained = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Learnt = Annotated[
-    dict[Author, Trained],
-    Field(
-        description="rollouts of others that it trained on, by author",
-        max_length=config.MAX_LEARNT,
-    ),
-]
 
 
 class Body(BaseModel):
@@ -92,7 +76,6 @@ class QuestionsBody(Body):
     asker: Asker
     questions: Annotated[int, Field(ge=1, le=config.MAX_QUESTIONS)] = 1
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # answers to each question
-    learnt: Learnt = Field(default_factory=dict)
 
     @property
     def wish(self) -> QuestionRequest:
@@ -101,7 +84,7 @@ class QuestionsBody(Body):
             name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)
         }
         attributes = Attributes(self.round, **{**said, **shown})
-        return QuestionRequest(attributes, self.curriculum, self.questions, self.answers, self.learnt)
+        return QuestionRequest(attributes, self.curriculum, self.questions, self.answers)
 
 
 class AnswersBody(Body):

@@ -39,7 +39,6 @@ from judge.figures.leaderboard import (
     LISTED_ANSWERS,
     BoardView,
     LeaderboardPage,
-    LearntMatrix,
     SwarmHealth,
 )
 from judge.logs import survived
@@ -173,9 +172,6 @@ class JudgeService:
         self.healths = Recent[None, SwarmHealth](
             lambda _: self.read(reader.health, wall()), config.LEADERBOARD_S, 1, monotonic
         )
-        self.learnt = Recent[None, LearntMatrix](
-            lambda _: self.read(reader.learnt), config.LEADERBOARD_S, 1, monotonic
-        )
         # Swarm and solo by model; None: of the one with most peers on its smaller side.
         self.comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
@@ -258,9 +254,7 @@ class JudgeService:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
                 at = self.now()
-                await self.write(
-                    self._store.asked, outcome.question, signed.sequence, at, not known, wish.learnt
-                )
+                await self.write(self._store.asked, outcome.question, signed.sequence, at, not known)
                 known = True
             except (Refused, AskedElsewhere) as error:
                 self._sessions.withdraw(outcome.question)

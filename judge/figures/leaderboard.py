@@ -1,4 +1,4 @@
-"""Scores of peers, their order on the leaderboard, and who learnt from whom. Pure.
+"""Scores of peers, their order on the leaderboard. Pure.
 
 The score is the mean reward, pass@1 where rewards are 0 or 1, over a peer's last WINDOW_QUESTIONS, since a
 model changes while it trains. A question that was not answered in time counts as wrong: leaving out hard ones
@@ -244,22 +244,3 @@ def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
     if answered <= points:
         return tuple(range(1, answered + 1))
     return tuple(sorted({round(1 + i * (answered - 1) / (points - 1)) for i in range(points)}))
-
-
-# Learners, and teachers, at most.
-MATRIX_PEERS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class LearntMatrix:
-    """Learners in rows, teachers in columns, each best first."""
-
-    learners: Sequence[Standing]
-    teachers: Sequence[Standing]
-    told: Sequence[Mapping[str, int]]  # by each learner, rollouts of each author
-
-    @property
-    def counts(self) -> list[list[int]]:
-        """Return of each learner the rollouts of each teacher, and last those of all other authors."""
-        rows = [[told.get(teacher.record.peer, 0) for teacher in self.teachers] for told in self.told]
-        return [[*row, sum(told.values()) - sum(row)] for row, told in zip(rows, self.told, strict=True)]

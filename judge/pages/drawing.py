@@ -1,7 +1,6 @@
 """Charts as inline SVG, and the badge. Pure; all text is escaped, colours come from the page's classes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -14,8 +13,6 @@ Arm = tuple[str, Banded]  # the arm's name; the mean and its band over rounds
 
 # The margins of a chart: room for "100%" in the style sheet's largest letters.
 LEFT, FOOT, TOP = 72, 34, 14
-# Of a matrix: the side of a cell, the room for a name of MATRIX_LETTERS, and the shades of the style sheet.
-CELL, NAMES, MATRIX_LETTERS, SHADES = 24, 124, 18, 5
 # White text is legible on each.
 _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
 
@@ -124,36 +121,6 @@ def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height
     named = [((place + 0.5) / len(counts), name) for place, (name, _) in enumerate(counts) if place % 6 == 0]
     levels = [(value / top, figure(value)) for value in ticks(top, 4)]
     return _framed(label, _scale(levels, named, inner_width, inner_height) + drawn, width, height)
-
-
-def matrix(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Markup:
-    """Draw each row's counts as percent of their sum, the darker the larger.
-
-    columns: names; the last column stands apart. rows: a name and a count for each column.
-    """
-    width, height = NAMES + CELL * len(columns) + NAMES // 2, NAMES + CELL * len(rows)
-    across = [NAMES + CELL * place for place in range(len(columns))]
-    across[-1] += CELL // 2
-    named = "".join(
-        f'<text transform="translate({x + 16} {NAMES - 6}) rotate(-60)">{escape(name)}</text>'
-        for x, name in zip(across, columns, strict=True)
-    )
-    # One path for each shade, and short numbers: 930 cells are to fit a page.
-    shades, numbers = [""] * SHADES, ""
-    for place, (name, *counts) in enumerate(rows):
-        y, whole = NAMES + CELL * place, sum(counts)
-        named += f'<text x="0" y="{y + 16}">{escape(name)}</text>'
-        for x, share in zip(across, (count / whole for count in counts), strict=True):
-            if share:
-                # The root sets small shares apart.
-                shades[min(SHADES - 1, int(SHADES * share**0.5))] += f"M{x} {y}h23v23h-23z"
-                numbers += f'<text x="{x + 11}" y="{y + 16}">{round(100 * share) or "&lt;1"}</text>'
-    cells = "".join(f'<path class="s{shade}" d="{drawn}"/>' for shade, drawn in enumerate(shades))
-    label = "Of what each row's node took from others, percent that each column's node wrote"
-    return _drawn(
-        f'<svg class="matrix" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img"'
-        f' aria-label="{escape(label)}">{named}{cells}<g>{numbers}</g></svg>'
-    )
 
 
 def badge(share: float, interval: Interval, answers: int) -> str:

@@ -25,7 +25,6 @@ NAVIGATION = (
     ("/", "Leaderboard"),
     ("/compare", "Swarm against solo"),
     ("/swarm", "Swarm health"),
-    ("/learnt", "Who learnt from whom"),
     ("/join", "Join"),
     ("/about", "About"),
 )
@@ -95,7 +94,7 @@ def _environment() -> Environment:
     environment.filters["words"] = lambda name: name.replace("_", " ")
     environment.globals |= {"static": static, "pages": NAVIGATION, "here": ""}
     drawings = (
-        "sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars", "matrix",
+        "sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars",
     )  # fmt: skip
     environment.globals |= {name: getattr(drawing, name) for name in drawings}
     return environment

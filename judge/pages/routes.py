@@ -221,20 +221,6 @@ async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
     return "swarm.html", {"health": health, "hours": hours, "titles": GROUP_TITLES}
 
 
-@page("/learnt")
-async def learnt(request: Request) -> tuple[str, Mapping[str, Any]]:
-    found = await service_of(request).learnt.get(None)
-    learners, teachers = (
-        [
-            rendering.cut(f"{s.rank} {rendering.visible(views.shown_name(s.record))}", drawing.MATRIX_LETTERS)
-            for s in side
-        ]
-        for side in (found.learners, found.teachers)
-    )
-    rows = [(name, *counts) for name, counts in zip(learners, found.counts, strict=True)]
-    return "learnt.html", {"columns": [*teachers, "all others"], "rows": rows}
-
-
 @page("/join")
 async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)

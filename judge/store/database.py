@@ -33,7 +33,7 @@ from judge.store.tables import about, metadata
 from swarmd.errors import command_for
 
 # Of the tables as `judge.store.tables` has them.
-SCHEMA_VERSION = "0002"
+SCHEMA_VERSION = "0003"
 # Named as Alembic's, which can change the tables from there when a version has to.
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 # What a step on the database may raise; sqlite3.Error only when it begins.

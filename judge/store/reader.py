@@ -25,11 +25,9 @@ from judge.figures.comparison import ArmsView
 from judge.figures.leaderboard import (
     CURVE_POINTS,
     LISTED_ANSWERS,
-    MATRIX_PEERS,
     MAX_ROUNDS_PER_HOUR,
     BoardView,
     LeaderboardPage,
-    LearntMatrix,
     Record,
     ScoreTally,
     Standing,
@@ -169,21 +167,6 @@ class Reader:
             ]
             models = db.execute(_FREQUENT).scalars().all()
         return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
-
-    def learnt(self) -> LearntMatrix:
-        """Return whom the best nodes that say so learnt from, and the best of those."""
-        view = BoardView(limit=MATRIX_PEERS)
-        with self._database.begin() as db:
-            hidden = moderation.hidden(db)
-            learners = _ranked_rows(db, view, [peers.c.learnt.is_not(None)])
-            counts = [json.loads(row.learnt) for _, row in learners]
-            named = sorted({author for told in counts for author in told})
-            teachers = _ranked_rows(db, view, [peers.c.peer.in_(named)])
-            both = [
-                [Standing(rank, _brief(db, row, {}, 0, hidden)) for rank, row in rows]
-                for rows in (learners, teachers)
-            ]
-        return LearntMatrix(both[0], both[1], counts)
 
     def standing(self, peer: str) -> Standing | None:
         """Return a peer with its rank, which is 0 where it is not listed."""

@@ -256,25 +256,16 @@ class Store:
         with self._begin() as db:
             return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
-    def asked(
-        self,
-        question: OpenQuestion,
-        sequence: int,
-        at: float,
-        first: bool = False,
-        learnt: Mapping[str, int] | None = None,
-    ) -> None:
-        """Record a question. Raises AskedElsewhere where `first` is wrong.
+    def asked(self, question: OpenQuestion, sequence: int, at: float, first: bool = False) -> None:
+        """Record a question. Raises AskedElsewhere if `first` is wrong.
 
-        first: nothing is known of the peer yet. learnt: whom it says it learnt from, in place of what it said
-        before; where it says nothing, that is forgotten.
+        first: nothing is known of the peer yet.
         """
         said = {name: getattr(question.attributes, name) for name in NAMES}
         of_round = said.pop("round")
         with self._begin() as db:
             window = question.window.number
             now = {**said, "window_number": window, "window_asked": question.place + 1}
-            now["learnt"] = json.dumps(learnt) if learnt else None
             if (
                 db.execute(
                     _SEEN_AGAIN,

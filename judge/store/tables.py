@@ -92,7 +92,6 @@ peers = Table(
     Column("round", NUMBER),  # the newest round that it named
     Column("round_at", REAL_NUMBER),  # when it named that first
     Column("pace", REAL_NUMBER),  # rounds an hour between the last two that it named
-    Column("learnt", Text),  # rollouts of others that it says it trained on, by author, as JSON
     *_said(),
     sqlite_strict=True,
 )

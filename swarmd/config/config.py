@@ -282,8 +282,6 @@ class JudgeConfig(_Section):
     ] = ""  # "": not judged
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
     name: Annotated[str, Field(max_length=40)] = ""  # shown on the leaderboard after the nickname
-    # Tell the judge how many rollouts of which authors were trained on.
-    learnt: Literal["off", "on"] = "off"
 
 
 class MetricsConfig(_Section):

@@ -55,17 +55,15 @@ def curriculum_name(text: str) -> str:
         return text
     if text.endswith(FILES):
         return absolute(text)
+    offered = sorted(point.name for point in entry_points(group=GROUP))
+    if text in offered:
+        return text
     path = Path(absolute(text))
-    if path.is_dir():
+    if text and path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.suffix in FILES)
         raise ValueError(
             f"it is a folder: name a file in it, {path / (files[0] if files else 'questions.jsonl')}"
         )
     if path.is_file():
         raise ValueError(f"it is a file of another kind; own tasks are in {', '.join(FILES)} files")
-    offered = sorted(point.name for point in entry_points(group=GROUP))
-    if text not in offered:
-        raise ValueError(
-            f"no installed package offers tasks of this name{nearest(text, [*BUILT_IN, *offered])}"
-        )
-    return text
+    raise ValueError(f"no installed package offers tasks of this name{nearest(text, [*BUILT_IN, *offered])}")

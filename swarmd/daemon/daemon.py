@@ -143,7 +143,6 @@ class Daemon:
             curriculum,
             folder,
             self.status.device,
-            self.sharing.roster,
             self.child.tell,
             view.talk,
         )

@@ -73,7 +73,6 @@ def fill(database: Path) -> None:
     with closing(Store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
         peers = [SigningPeer(node + 1).identity.peer_id for node in range(NODES)]
         for node, peer in enumerate(peers):
-            learnt = {other: place + 1 for place, other in enumerate(peers) if other != peer}
             steps = []
             for number in range(ANSWERS):
                 text, n = next(texts), HELD_OUT + node * ANSWERS + number
@@ -90,7 +89,7 @@ def fill(database: Path) -> None:
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
                 question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, said)
                 score = ScoredAnswer.of(float(number % 2))
-                steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number, False, learnt)))
+                steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number, False)))
                 steps.append(
                     (
                         store.graded,

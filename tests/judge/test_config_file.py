@@ -219,7 +219,7 @@ def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
 
 def test_variables_of_a_node_may_be_set_beside_the_judge() -> None:
     of_nodes = [name for name in NODE.variables if name.startswith("SWARMD_JUDGE_")]
-    assert len(of_nodes) == 4
+    assert len(of_nodes) == 3
     assert SCHEMA.read(None, dict.fromkeys([*of_nodes, "SWARMD_JUDGE", "SWARMD_JUDGE_CONFIG"], "x"), {}) == []
 
 

@@ -21,7 +21,6 @@ import msgspec
 import trio
 
 from p2p.identity import Identity
-from p2p.types import PeerId
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.exchange.wire import model_for_others
@@ -39,8 +38,6 @@ MAX_QUESTION_CHARACTERS = 8_192
 # A judge takes no longer answer. Of a longer text the end is sent, where the answer is.
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
-# Authors that a judge is told we learnt from.
-MAX_LEARNT = 32
 # An honest refusal has about 200.
 MAX_REFUSAL_CHARACTERS = 1_000
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
@@ -198,7 +195,6 @@ class JudgeClient:
         nanoseconds: Callable[[], int] = time.time_ns,
         seconds: float = CALL_TIMEOUT_S,
         said: Callable[[], Mapping[str, Any]] = dict,
-        learnt: Callable[[], Mapping[PeerId, int]] = dict,
     ) -> None:
         """Set up a client. Raises ConfigError.
 
@@ -207,8 +203,6 @@ class JudgeClient:
             nanoseconds: only where the sequence numbers begin; its skew does no harm.
             seconds: the time of a call, at most.
             said: what this node tells a judge of itself besides its model.
-            learnt: how many rollouts of which authors this node trained on, of MAX_LEARNT at most; empty: not
-                told.
         """
         self.origin = judge_origin(url)
         self._identity, self._digest, self.now, self._seconds = identity, curriculum_digest, clock, seconds
@@ -218,7 +212,7 @@ class JudgeClient:
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
-        self._said, self._learnt = said, learnt
+        self._said = said
 
     def wait(self) -> float:
         """Return the seconds until it is worth asking again; 0.0: now."""
@@ -232,8 +226,6 @@ class JudgeClient:
         shown = "".join(c for c in model_for_others(model) if c.isprintable())
         name = shown[:MAX_MODEL_CHARACTERS] or "unnamed"
         wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
-        if learnt := self._learnt():
-            wish["learnt"] = learnt
         asked = await self._call("/v1/evaluations", wish, 201, _Asked)
         if isinstance(asked, NotJudged):
             return self._failed(asked)

@@ -10,8 +10,7 @@ from p2p import durable
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.judging.client import MAX_LEARNT, Graded, JudgeClient, NotJudged, Question
-from swarmd.daemon.local_api.roster import Roster
+from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion
@@ -142,7 +141,6 @@ def judging_of(
     curriculum: Curriculum,
     folder: Path,
     device: Callable[[], str],
-    roster: Roster,
     tell: Callable[[link.ToTrainer], None],
     talk: Callable[[str], None],
 ) -> Judging:
@@ -159,7 +157,6 @@ def judging_of(
             said=lambda: said_of(
                 config, device(), 0 if config.swarm.engine == "none" else config.round.wanted
             ),
-            learnt=lambda: roster.learnt_from(MAX_LEARNT) if config.judge.learnt == "on" else {},
         )
         if config.judge.url
         else None

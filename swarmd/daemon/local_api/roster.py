@@ -70,11 +70,6 @@ class Roster:
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
 
-    def learnt_from(self, most: int) -> dict[PeerId, int]:
-        """Count the rollouts that were trained on of each author, of the `most` authors with the most."""
-        totals = Counter({peer: author.learnt.total() for peer, author in self._useful.items()})
-        return dict(totals.most_common(most))
-
     def bad(self, peer: PeerId) -> None:
         """Record that the trainer refused something that this author sent."""
         if (author := self.get(peer)) is not None:

@@ -39,7 +39,7 @@ PEER = SigningPeer(1).identity.peer_id
 INVITATION = write_invitation(
     Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge="https://judge.example")
 )
-PAGES = ["/", "/swarm", "/compare", "/learnt", "/join", "/about", f"/nodes/{PEER}", "/nodes/nobody"]
+PAGES = ["/", "/swarm", "/compare", "/join", "/about", f"/nodes/{PEER}", "/nodes/nobody"]
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,6 @@ async def test_each_reply_matches_its_example(site: httpx2.AsyncClient) -> None:
         ("/v1/leaderboard", replies.LEADERBOARD),
         (f"/v1/peers/{PEER}", replies.PEER),
         ("/v1/comparison", replies.COMPARISON),
-        ("/v1/learnt", replies.LEARNT),
         ("/v1/windows", replies.WINDOWS),
         ("/healthz", replies.HEALTH),
         (f"/v1/evaluations/{entry}", replies.EVALUATION),

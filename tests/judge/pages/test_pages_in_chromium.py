@@ -33,7 +33,6 @@ WITHOUT_NODES = [
     "/",
     "/swarm",
     "/compare",
-    "/learnt",
     "/join",
     "/about",
     "/?q=nothing",

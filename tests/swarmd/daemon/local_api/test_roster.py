@@ -79,8 +79,3 @@ def test_what_was_learnt_from_an_author_is_counted_by_specialty() -> None:
     roster.useful(B, "gcd")
     record = roster.get(A)
     assert record is not None and record.learnt == {"gcd": 2, "legs": 1} and roster.get(B) is None
-    roster.heard(B, 0.0)
-    assert roster.learnt_from(5) == {A: 3}
-    for _ in range(4):
-        roster.useful(B, "gcd")
-    assert roster.learnt_from(5) == {B: 4, A: 3} and roster.learnt_from(1) == {B: 4}
