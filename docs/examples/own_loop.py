@@ -56,4 +56,5 @@ with swarmd.join(curriculum="tiny-9", bootstrap=sys.argv[3:], folder=sys.argv[1]
             optimizer.zero_grad()
             (torch.stack(useful).mean() / TOKENS).backward()
             optimizer.step()
-        print(step, statistics.fmean(map(statistics.fmean, rewards)), swarm.report()["collected"])
+        mean = statistics.fmean(map(statistics.fmean, rewards))
+        print(f"step {step}: reward {mean:.3f}, rollouts of other nodes {swarm.report()['collected']}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from random import Random
 from secrets import randbits
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,12 +31,26 @@ from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
 from swarmd.terminal import hang_up, interrupted_at_once, printable, tell
 
 if TYPE_CHECKING:
+    from swarmd.config.config import NodeConfig
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
     from swarmd.trainer.trained_model import TrainedModel
 
 # The median of so many rounds says how long one takes.
 RECORDED_ROUNDS = 50
-doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
+doctor_app = typer.Typer()
+
+
+@doctor_app.callback(invoke_without_command=True, epilog="Example: swarmd doctor")
+def doctor(context: typer.Context) -> None:
+    """Check this machine and its network: both, unless one is named."""
+    if context.invoked_subcommand is None:
+        # By their own parsers, which read the environment's --state-dir and --config.
+        model, network = context.command.commands.values()  # type: ignore[attr-defined]
+        try:
+            model.main([], prog_name="swarmd doctor model", standalone_mode=False)
+        finally:
+            code = network.main([], prog_name="swarmd doctor network", standalone_mode=False)
+        raise typer.Exit(code or 0)
 
 
 @doctor_app.command("model", epilog="Example: swarmd doctor model --model qwen2.5-0.5b --device cuda")
@@ -138,7 +153,6 @@ def export(
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     _say_loading()
-    from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export import FILES, loss_of, upload
     from swarmd.policy.export import export as write
     from swarmd.policy.inference.modelfile import COMMANDS
@@ -150,15 +164,10 @@ def export(
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, FILES)
     node = joined(config, folder, {"model": described(run.files["policy.json"]).source})
-    try:
-        curriculum = curriculum_of(node).name
-    except ConfigError:
-        # The own tasks are gone; for the card their file's name will do.
-        curriculum = Path(node.swarm.curriculum).stem
     made = write(
         run.files,
         each_round(folder / METRICS_FILE, run.round),
-        curriculum,
+        _curriculum_name(node),
         to.expanduser().absolute(),
         adapter_only=adapter,
         ollama=node if ollama else None,
@@ -179,6 +188,28 @@ def export(
     if not as_json:
         tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
+
+
+def _curriculum_name(node: "NodeConfig") -> str:
+    """Return the name of what the node asks: its file's, if own tasks are gone."""
+    from swarmd.exchange.swarm_id import curriculum_of
+
+    try:
+        return curriculum_of(node).name
+    except ConfigError:
+        return Path(node.swarm.curriculum).stem
+
+
+def _a_question(node: "NodeConfig") -> str:
+    """Draw a question of the node's curriculum. Raises ConfigError if own tasks are gone."""
+    from swarmd.exchange.swarm_id import curriculum_of
+    from swarmd.tasks.sandbox.client import Verifier
+    from swarmd.tasks.source import open_tasks
+
+    curriculum = curriculum_of(node)
+    with Verifier(curriculum) as maker:
+        (task,) = open_tasks(curriculum, maker, node.tasks.specialties).draw(1, Random())
+    return task.question
 
 
 def _say_loading() -> None:
@@ -213,33 +244,42 @@ def chat(
 ) -> None:
     """Talk to the newest checkpoint's model. The node may keep running.
 
-    One question a line; an empty line begins anew, Ctrl-D ends.
+    One question a line; ? asks one that it trains on, an empty line begins anew, Ctrl-D ends.
     """
     _say_loading()
-    from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
+    from swarmd.policy.models.tiny import WEIGHTS as TINY
+    from swarmd.trainer.trained_model import AnswerSettings
 
     model = _trained_model(state_dir, config, device)
+    node = joined(config, as_state_dir(state_dir), {})
+    learns = f"It trains on {_curriculum_name(node)}" + ", and knows nothing else" * (model.name in TINY)
 
     def say(text: str) -> None:
         print("\n".join(map(printable, text.split("\n"))), end="", flush=True)
 
     turns: list[dict[str, str]] = []
     if question is None:
-        tell(f"{model.name}, {model.round} rounds trained. An empty line begins anew, Ctrl-D ends.")
+        tell(f"{model.name}, {model.round} rounds trained. {learns}. Try ? for one of its questions.")
+        tell("An empty line begins anew, Ctrl-D ends.")
+    elif sys.stderr.isatty():
+        tell(f"{learns}: `swarmd chat` offers its questions.")
     while (asked := question if question is not None else _line()) is not None:
         if question is None and not asked.strip():
             turns = []
             continue
         if model.renew():
             tell(f"a newer checkpoint answers now, of round {model.round}")
-        turns.append({"role": "user", "content": asked})
         try:
+            if question is None and asked.strip() == "?":
+                turns, asked = [], _a_question(node)
+                tell(asked)
+            turns.append({"role": "user", "content": asked})
             made = model.answer(model.prompt(turns), AnswerSettings(temperature, seed=randbits(32)), say)
-        except CannotAnswer as error:
+        except ConfigError as error:
             if question is not None:
                 raise
             tell(str(error))
-            turns.pop()
+            turns = turns[:-1]
             continue
         print("" if made.ended else " …", flush=True)
         turns.append({"role": "assistant", "content": made.text})

@@ -249,14 +249,14 @@ CAUSES = (
         _nobody_answers,
     ),
     Cause(
-        "no peer is heard: in swarm {name} there is only {there}, and this node is of {curriculum}",
+        "no peer is heard: swarm {name} has only {there}, and this node is of {curriculum}",
         "bootstrap nodes and members say which swarms of this name they are in",
         'wait for nodes of {curriculum}, or train with those that are there: swarm.curriculum = "{known}"',
         Stage.SETTLED,
         lambda f: _others(f) | {"known": known[0]} if _only_others(f) and (known := _known(f)) else None,
     ),
     Cause(
-        "no peer is heard: in swarm {name} there is only {there}, and this node is of {ours}",
+        "no peer is heard: swarm {name} has only {there}, and this node is of {ours}",
         "the same, and this version knows none of these curricula",
         "wait for nodes of {curriculum}, or see that all have the same version of swarmd and the same file of"
         " tasks: the digests in brackets have to be equal",

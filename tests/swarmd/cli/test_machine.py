@@ -10,10 +10,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from swarmd.cli import machine
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import remember
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.state.folder import StateFolder
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.ports import kept_port
@@ -30,6 +33,22 @@ def trained(tmp_path: Path) -> Path:
     lines = [{"round": n, "reward_mean": 0.25 * n, "local": 4, "external": 4} for n in (1, 2)]
     (tmp_path / "state" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path / "state"
+
+
+@pytest.mark.net
+def test_doctor_alone_checks_model_and_network(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder that the environment names; the network is looked at if the model cannot be used, too."""
+    remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
+    monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
+    said = run("doctor")
+    assert said.code in (0, 4) and said.out.startswith("tiny-latent: ") and "opens no socket" in said.out
+    monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path / "new"))
+    monkeypatch.setenv("SWARMD_MODEL_NAME", "./nowhere")
+    said = run("doctor")
+    assert said.code == 3 and "nowhere" in said.err and "opens no socket" in said.out
 
 
 def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
@@ -107,7 +126,10 @@ def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> No
     assert empty.code == 2 and "swarmd join" in empty.err
 
 
-def test_chat_with_the_newest_checkpoint(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_chat_with_the_newest_checkpoint(
+    run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "Random", lambda: random.Random(5))
     with StateFolder.open(trained):
         one = run("chat", "What is 12 + 30?", "--temperature", "0", "--state-dir", trained)
     assert (one.code, one.err) == (0, "") and one.out.startswith("<answer>")
@@ -117,6 +139,10 @@ def test_chat_with_the_newest_checkpoint(run: Run, trained: Path, tmp_path: Path
     # The long one is left out with its reason, and after an empty line the first question is the first again
     assert (said.code, said.out) == (0, 2 * one.out)
     assert "2 rounds trained" in said.err and "context is 1,024" in said.err
+    assert "It trains on tiny-9, and knows nothing else" in said.err
+    offered = run("chat", "--temperature", "0", "--state-dir", trained, stdin="?\nWhat is 12 + 30?\n")
+    asked = [task.question for task in CurriculumTasks(TINY_9).draw(1, random.Random(5))]
+    assert offered.code == 0 and offered.out.count("<answer>") == 2 and asked[0] in offered.err
     nothing = run("chat", "hello", "--state-dir", tmp_path / "nowhere")
     assert (nothing.code, "swarmd join" in nothing.err) == (2, True)
 

@@ -110,9 +110,7 @@ def test_a_node_among_other_curricula_is_told_so() -> None:
         )
         await trio.sleep(SETTLED_S + 5)
         assert watch.trouble is not None
-        assert (
-            "in swarm main there is only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
-        )
+        assert "swarm main has only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
 
     watched(play)
 
