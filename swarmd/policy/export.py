@@ -37,7 +37,7 @@ from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
 from swarmd.policy.models.load import fingerprint_of, in_peft, load_weights, lora_config
 from swarmd.policy.models.lora import NF4, fold, require_nf4, round_to_four_bits
-from swarmd.policy.models.preflight import read_config_json
+from swarmd.policy.models.model_folder import TOKENIZER_FILES, read_config_json, small_files
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import policy_files
@@ -403,14 +403,10 @@ def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> 
         _add_old_names(folder / "config.json", document["text_config"] if parts else document)
     # As they are: what transformers 5 would write, version 4 cannot read, nor can what is built on it, and
     # llama.cpp wants the tokenizer.model that transformers leaves out.
-    for path in {path for pattern in _TOKENIZER_FILES for path in place.folder.glob(pattern)}:
-        shutil.copyfile(path, folder / path.name)
+    for name, path in small_files(place.folder, place.source, TOKENIZER_FILES).items():
+        shutil.copyfile(path, folder / name)
 
 
-_TOKENIZER_FILES: Final = (
-    "tokenizer*.json", "*.model", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json",
-    "chat_template*.j*",
-)  # fmt: skip
 # What transformers before 5 reads by these names, and its successors write by others alone.
 _OLD_NAMES: Final = ("rope_", "partial_rotary_factor", "num_experts")
 

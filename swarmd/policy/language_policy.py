@@ -164,6 +164,11 @@ class LanguagePolicy:
         )
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of the model's files."""
+        return self._loaded.notes
+
+    @property
     def description(self) -> Mapping[str, Any]:
         """The model being trained: model, revision, device, dtype, parameters, lora (rank or None).
 

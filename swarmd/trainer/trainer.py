@@ -345,7 +345,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         )
         behind, notes = resume(checkpoints, parts, policy, start.seed)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
-        notes += [*metrics.notes, *unused_gpu(config.model.device, policy.device)]
+        notes += [*policy.notes, *metrics.notes, *unused_gpu(config.model.device, policy.device)]
         daemon.tell(link.TrainerReady(dict(policy.description), behind, notes))
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()

@@ -1,25 +1,39 @@
 """A model folder made to harm whoever loads it: what its files ask for is bounded, and told in a message."""
 
 import json
+import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models import preflight
+from swarmd.policy.models import model_folder, preflight
 from swarmd.policy.models.architecture import read_config, skeleton_of
 from swarmd.policy.models.chat import ChatFrame, TemplateFails, frame_of, render, render_contained
+from swarmd.policy.models.doctor import explain
 from swarmd.policy.models.fit import chat_of, fit
 from swarmd.policy.models.hub import Place
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import Workload
 from swarmd.policy.models.tiny import WEIGHTS
-from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
+from tests.swarmd.policy.conftest import (
+    CHAT,
+    NO_SYSTEM_ROLE,
+    THINKING,
+    edit_json,
+    make_model,
+    make_tokenizer,
+)
 
 QWEN = {
     "model_type": "qwen2", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48,
@@ -88,7 +102,7 @@ def test_modules_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
     [
         "{", "[]", "null", "3", "[" * 100_000, '{"a":' * 100_000,
         '{"model_type": "qwen2", "vocab_size": ' + "9" * 5_000 + "}",
-        " " * (preflight.MAX_BYTES + 1),
+        " " * (model_folder.MAX_JSON_BYTES + 1),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_configuration_gives_a_message(text: str, tmp_path: Path) -> None:
@@ -213,3 +227,290 @@ def test_a_full_disk_is_not_the_models_fault(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(NoModel, match="a temporary file cannot be written"):
         read_config(Place("mine", folder(tmp_path)))
+
+
+def made(path: Path) -> Path:
+    """A copy of the model tiny, which a stranger may then change."""
+    return Path(shutil.copytree(WEIGHTS["tiny"], path / "made"))
+
+
+def sharded(folder: Path, files: Any = None, **more: str) -> Path:
+    """Spread the weights over two files, and write an index: as `files` has it, with `more` entries."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(names.values()):
+        save_file({k: v for k, v in tensors.items() if names[k] == file}, folder / file, {"format": "pt"})
+    index = {"weight_map": names | more} if files is None else files
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def loaded(folder: Path) -> Any:
+    check = ModelConfig(name=str(folder), device="cpu", lora="off")
+    preflight.check(check)
+    return load_model(check, 0, lambda _: 10**10)
+
+
+NORM = "model.norm.weight"
+SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pickle": (lambda at: sharded(at, **{NORM: "evil.bin"}), "names 'evil.bin'"),
+    "pytorch": (lambda at: sharded(at, **{NORM: "pytorch_model.pt"}), r"names 'pytorch_model.pt'"),
+    "above": (lambda at: sharded(at, **{NORM: "../other.safetensors"}), "names '../other.safetensors'"),
+    "absolute": (lambda at: sharded(at, **{NORM: "/etc/x.safetensors"}), "names '/etc/x.safetensors'"),
+    "deeper": (lambda at: sharded(at, **{NORM: "sub/x.safetensors"}), "names 'sub/x.safetensors'"),
+    "pattern": (lambda at: sharded(at, **{NORM: "*.safetensors"}), "names"),
+    "no-text": (lambda at: sharded(at, {"weight_map": {NORM: ["x"]}}), "names"),
+    "absent": (
+        lambda at: sharded(at, **{NORM: "x.safetensors"}),
+        r"x\.safetensors of .* cannot be read: No such",
+    ),
+    "no-map": (lambda at: sharded(at, {"metadata": {}}), "no weight_map"),
+    "list": (lambda at: sharded(at, []), "not a JSON object"),
+    "empty": (lambda at: sharded(at, {"weight_map": {}}), "no weight_map"),
+    "not-there": (
+        lambda at: sharded(at, **{"no.such.tensor": "model-0.safetensors"}),
+        "where the index has it",
+    ),
+    "elsewhere": (
+        lambda at: sharded(at, **{NORM: "model-0.safetensors", "lm": "model-1.safetensors"}),
+        "index has",
+    ),
+    "twice": (
+        lambda at: shutil.copy(
+            sharded(at, x="copy.safetensors") / "model-0.safetensors", at / "copy.safetensors"
+        ),
+        "is in both",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+def test_an_index_names_nothing_but_whole_files_of_its_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a pickle nor a file elsewhere is opened, whichever files lie beside them."""
+    monkeypatch.setattr(torch, "load", never)
+    folder = made(tmp_path)
+    for name in ("evil.bin", "pytorch_model.bin", "pytorch_model.pt"):
+        torch.save({NORM: torch.ones(1)}, folder / name)
+    save_file({"x": torch.ones(1)}, tmp_path / "other.safetensors")
+    spoil, message = SHARDS[kind]
+    spoil(folder)
+    with pytest.raises(NoModel, match=message):
+        preflight.check(ModelConfig(name=str(folder)))
+    with pytest.raises(NoModel, match=message):
+        loaded(folder)
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("a file was opened that must not be")
+
+
+def test_a_sharded_model_is_the_same_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = loaded(WEIGHTS["tiny"]).fingerprint
+    assert loaded(sharded(made(tmp_path))).fingerprint == whole
+    # A pickle that lies there, another precision's file and a second index change nothing.
+    monkeypatch.setattr(torch, "load", never)
+    again = made(tmp_path / "again")
+    for name in ("pytorch_model.bin", "model.fp16.safetensors", "training_args.bin", "vocab.pkl"):
+        (again / name).write_bytes(b"\x80\x04.")
+    (again / "model.safetensors.index.json").write_text('{"weight_map": {"a": "evil.bin"}}')
+    (again / ".metadata").write_bytes(b"\x80\x04.")
+    assert loaded(again).fingerprint == whole
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "lfs": (
+        lambda at: (at / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid"),
+        "git lfs pull",
+    ),
+    "lfs-tokenizer": (
+        lambda at: (at / "tokenizer.json").write_text("version https://git-lfs.git"),
+        "git lfs",
+    ),
+    "lfs-config": (
+        lambda at: (at / "config.json").write_text("version https://git-lfs.github"),
+        "git lfs pull",
+    ),
+    "gguf": (
+        lambda at: (at / "model.safetensors").write_bytes(b"GGUF" + bytes(99)),
+        "GGUF file cannot be loaded yet",
+    ),
+    "only-gguf": (
+        lambda at: (at / "model.safetensors").rename(at / "tiny-Q4_1.gguf"),
+        "GGUF file cannot be loaded yet",
+    ),
+    "variant": (
+        lambda at: (at / "model.safetensors").rename(at / "model.fp16.safetensors"),
+        r"called model\.fp16\.safet",
+    ),
+    "adapter-alone": (
+        lambda at: [
+            (at / "model.safetensors").rename(at / "adapter_model.safetensors"),
+            (at / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}'),
+        ],
+        "holds an adapter, not a model.*--model a/base",
+    ),
+    "pipe": (lambda at: [(at / "config.json").unlink(), os.mkfifo(at / "config.json")], "not a plain file"),
+    "pipe-weights": (
+        lambda at: [(at / "model.safetensors").unlink(), os.mkfifo(at / "model.safetensors")],
+        "not a plain file",
+    ),
+    "pipe-template": (
+        lambda at: [(at / "chat_template.jinja").unlink(), os.mkfifo(at / "chat_template.jinja")],
+        "not a plain file",
+    ),
+    "device": (
+        lambda at: [(at / "tokenizer.json").unlink(), (at / "tokenizer.json").symlink_to("/dev/zero")],
+        "not a plain file",
+    ),
+    "link": (
+        lambda at: [
+            (at / "model.safetensors").rename(at.parent / "x"),
+            (at / "model.safetensors").symlink_to("../x"),
+        ],
+        "outside the model's folder",
+    ),
+    "link-small": (
+        lambda at: [
+            (at / "chat_template.jinja").unlink(),
+            (at / "chat_template.jinja").symlink_to("/etc/passwd"),
+        ],
+        "outside the model's folder",
+    ),
+    "loop": (
+        lambda at: [(at / "config.json").unlink(), (at / "config.json").symlink_to("config.json")],
+        "config",
+    ),
+    "huge-header": (
+        lambda at: (at / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}"),
+        "its header is longer",
+    ),
+    "huge-file": (lambda at: os.truncate(at / "tokenizer.json", 2**28), "more than"),
+    "own-folder": (
+        lambda at: [(at / "tokenizer.json").unlink(), (at / "tokenizer.json").mkdir()],
+        "not a plain file",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_is_not_its_content_is_told_by_name(kind: str, tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    spoil, message = FILES[kind]
+    spoil(folder)
+    with pytest.raises(NoModel, match=message) as refused:
+        preflight.check(ModelConfig(name=str(folder)))
+    assert str(refused.value).isprintable()
+
+
+def test_a_path_to_a_file_is_told_what_to_give_instead(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    (folder / "tiny.gguf").write_bytes(b"GGUF")
+    for name, message in (
+        (str(folder / "tiny.gguf"), "safetensors model that it was made from"),
+        (str(folder / "none.gguf"), "GGUF"),
+        ("owner/name/file-Q4_K_M.gguf", "GGUF"),
+        (str(folder / "model.safetensors"), "is a file. Give the folder"),
+    ):
+        with pytest.raises(NoModel, match=message):
+            preflight.check(ModelConfig(name=name))
+
+
+def test_an_adapter_beside_the_weights_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    adapted = get_peft_model(network, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted.save_pretrained(folder)
+    assert (folder / "adapter_config.json").exists() and (folder / "adapter_model.safetensors").exists()
+    found = loaded(folder)
+    assert found.fingerprint == loaded(WEIGHTS["tiny"]).fingerprint
+    assert not [name for name, _ in found.network.named_parameters() if "lora" in name]
+    assert "an adapter, which is left out" in "\n".join(explain(found))
+
+
+def test_the_hubs_cache_keeps_its_links(tmp_path: Path) -> None:
+    """Its files are links to blobs of the same repository; a link to another repository is refused."""
+    cached = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    blobs = tmp_path / "models--a--b" / "blobs"
+    cached.mkdir(parents=True)
+    blobs.mkdir()
+    for path in WEIGHTS["tiny"].iterdir():
+        shutil.copyfile(path, blobs / path.name)
+        (cached / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert loaded(cached).fingerprint == loaded(WEIGHTS["tiny"]).fingerprint
+    (tmp_path / "models--x--y").mkdir()
+    (blobs / "model.safetensors").rename(tmp_path / "models--x--y" / "z")
+    (cached / "model.safetensors").unlink()
+    (cached / "model.safetensors").symlink_to(tmp_path / "models--x--y" / "z")
+    with pytest.raises(NoModel, match="outside the model's folder"):
+        loaded(cached)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transformers_weights": "evil.safetensors"},
+        {"transformers_weights": "../x.safetensors", "distributed_config": {"tp_size": 2}},
+        {"fusion_config": {"a": "b"}, "custom_pipelines": {"x": {"impl": "evil.py"}}},
+        {"_name_or_path": "evil/repo", "base_model_name_or_path": "evil/repo"},
+        {"auto_map": {"AutoModelForCausalLM": "evil/repo--code.Model"}, "trust_remote_code": True},
+    ],
+)
+def test_a_configuration_leads_to_no_other_file(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The weights are those of model.safetensors, whatever config.json names."""
+    folder = made(tmp_path)
+    (folder / "evil.safetensors").write_bytes(b"evil")
+    edit_json(folder / "config.json", **changes)
+    assert loaded(folder).fingerprint == loaded(WEIGHTS["tiny"]).fingerprint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocab_file": "/etc/passwd", "tokenizer_file": "/etc/passwd", "merges_file": "/etc/passwd"},
+        {
+            "gguf_file": "/etc/passwd",
+            "special_tokens_map_file": "/etc/passwd",
+            "init_inputs": ["/etc/passwd"],
+        },
+        {"fast_tokenizer_files": ["../../etc/passwd"], "chat_template_file": "/etc/passwd"},
+        {"auto_map": {"AutoTokenizer": ["evil/repo--code.Tok", None]}, "tokenizer_class": "Evil"},
+    ],
+)
+def test_a_tokenizer_leads_to_no_other_file(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path)
+    edit_json(folder / "tokenizer_config.json", **changes)
+    seen: list[str] = []
+    real = open
+
+    def watched(file: Any, *more: Any, **named: Any) -> Any:
+        seen.append(str(file))
+        return real(file, *more, **named)
+
+    monkeypatch.setattr("builtins.open", watched)
+    found = loaded(folder).tokenizer
+    assert found.encode("1 + 1 = 2") == loaded(WEIGHTS["tiny"]).tokenizer.encode("1 + 1 = 2")
+    assert seen and not any("passwd" in name for name in seen)
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("stored", ["none", "same", "other"])
+def test_a_head_is_counted_as_the_weights_have_it(says: bool, stored: str, tmp_path: Path) -> None:
+    """A head with other values than the embedding's is trained and counted apart from it."""
+    make_model(tmp_path, "qwen2")  # tied
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    if stored != "none":
+        tensors["lm_head.weight"] = embedding.clone() if stored == "same" else embedding + 1
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    edit_json(tmp_path / "config.json", tie_word_embeddings=says)
+    found = loaded(tmp_path)
+    apart = stored == "other" or (stored == "same" and not says)
+    assert found.shape.parameters == sum(p.numel() for p in found.network.parameters())
+    assert (found.network.lm_head.weight is not found.network.model.embed_tokens.weight) == apart
+    expected = tensors["lm_head.weight"] if apart else embedding
+    assert torch.equal(found.network.lm_head.weight, expected)

@@ -1,7 +1,10 @@
 """Selects and opens the inference engine that `generate.engine` names."""
 
+import atexit
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 from swarmd.config.config import NodeConfig
@@ -18,6 +21,7 @@ from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
 from swarmd.policy.models.load import Loaded
 from swarmd.policy.models.lora import NF4
+from swarmd.policy.models.model_folder import checked_folder
 from swarmd.policy.training.losses import LOSSES
 
 log = logging.getLogger(__name__)
@@ -68,7 +72,7 @@ def importance_cap(config: NodeConfig) -> float:
 def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOptions:
     generate = config.generate
     return EngineOptions(
-        model=hub.with_weights(hub.locate(loaded.source, loaded.place.revision)).resolve(),
+        model=_kept_folder(loaded),
         device=loaded.device.type,
         dtype=str(loaded.dtype).removeprefix("torch."),
         lora_rank=loaded.plan.lora_rank,
@@ -79,3 +83,11 @@ def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOpti
         start_seconds=generate.engine_start_seconds,
         arguments=generate.engine_args,
     )
+
+
+def _kept_folder(loaded: Loaded) -> Path:
+    """Return a folder with the model's permitted files, which stays as long as this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = hub.with_weights(hub.locate(loaded.source, loaded.place.revision))
+    return stack.enter_context(checked_folder(folder, loaded.source, weights=True))

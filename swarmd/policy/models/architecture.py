@@ -12,25 +12,34 @@ table):
 
 import inspect
 import itertools
-import json
-import tempfile
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+)
 
 from swarmd.errors import NoModel
 from swarmd.policy.attention import covers
 from swarmd.policy.models import hub
 from swarmd.policy.models.memory_plan import Shape
-from swarmd.policy.models.preflight import read_config_json
+from swarmd.policy.models.model_folder import Stored, checked_folder, read_config_json, weight_map
+
+log = logging.getLogger(__name__)
 
 # Modules of a network; 512 ordinary layers have some 7,000.
 MAX_MODULES: Final = 20_000
@@ -48,6 +57,17 @@ RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}
 # The arguments of a forward pass that PaddedRows needs, beside the cache.
 _ASKED: Final = {"attention_mask", "position_ids"}
 
+# Where a model of several parts keeps its language model's weights, and where the language model alone has
+# them.
+TEXT_PART: Final = MappingProxyType(
+    {
+        r"^language_model\.lm_head\.": "lm_head.",
+        r"^language_model\.model\.": "model.",
+        r"^model\.language_model\.": "model.",
+    }
+)
+HEAD: Final = "lm_head.weight"
+
 
 def read_config(place: hub.Place) -> Any:
     """Read the transformers configuration of a model's text part, from its checked config.json.
@@ -56,15 +76,12 @@ def read_config(place: hub.Place) -> Any:
     """
     document = read_config_json(place.folder, place.source)
     try:
-        with tempfile.TemporaryDirectory(prefix="swarmd-") as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
+        with checked_folder(place.folder, place.source) as folder:
             architecture = _text_part(AutoConfig.from_pretrained(folder, trust_remote_code=False), document)
+        _tie_as_stored(architecture, place)
+    except NoModel:
+        raise
     except Exception as error:  # a stranger's file: transformers may raise anything for it
-        if isinstance(error, OSError) and error.errno is not None:
-            raise NoModel(
-                f"a temporary file cannot be written ({error}). Free some space, or name another disk by"
-                " TMPDIR."
-            ) from error
         if "auto_map" in document:
             raise _remote_code(place.source) from None
         raise NoModel(
@@ -74,6 +91,50 @@ def read_config(place: hub.Place) -> Any:
         ) from error
     architecture.name_or_path = str(place.folder)
     return architecture
+
+
+def _tie_as_stored(architecture: Any, place: hub.Place) -> None:
+    """Say whether the head has weights apart from the embedding's, as the weights' files have it.
+
+    A config.json may say the opposite, and transformers follows the files. Weights that are not downloaded
+    yet, or cannot be read, change nothing.
+    """
+    try:
+        stored = weight_map(place.folder, place.source)
+    except NoModel:
+        return
+    ties = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), None), "_tied_weights_keys", None)
+    embedding = ties.get(HEAD) if isinstance(ties, dict) else None
+    renamed = {_text_name(name): name for name in stored}
+    if embedding not in renamed:
+        return
+    embedding = renamed[embedding]
+    if HEAD in renamed:
+        tied = architecture.tie_word_embeddings and _equal(place, stored, renamed[HEAD], embedding)
+    else:
+        # In some families the head has another name in the files.
+        shape = stored[embedding].shape
+        tied = not any(other.shape == shape for name, other in stored.items() if name != embedding)
+    if tied != architecture.tie_word_embeddings:
+        log.info(
+            "%s: the head is %s, as the weights have it; config.json says the opposite",
+            place.source,
+            "the embedding's weights" if tied else "apart from the embedding",
+        )
+        architecture.tie_word_embeddings = tied
+
+
+def _text_name(name: str) -> str:
+    for pattern, text in TEXT_PART.items():
+        name = re.sub(pattern, text, name)
+    return name
+
+
+def _equal(place: hub.Place, stored: Mapping[str, Stored], *names: str) -> bool:
+    """Return whether two tensors of the weights' files have the same values."""
+    files: list[Any] = [safe_open(place.folder / stored[name].file, framework="pt") for name in names]
+    one, other = (file.get_tensor(name) for file, name in zip(files, names, strict=True))
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _text_part(architecture: Any, document: dict[str, Any]) -> Any:

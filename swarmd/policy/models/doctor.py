@@ -49,6 +49,7 @@ def document(fit: FittedModel) -> dict[str, Any]:
         "parameters": fit.shape.parameters,
         "fits": fit.plan.fits,
         "message": fit.refusal,
+        "notes": list(fit.notes),
         "work": asdict(fit.work),
         "plan": asdict(fit.plan),
     }
@@ -97,6 +98,7 @@ def explain(fit: Fit) -> list[str]:
         f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
         f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
     ]
+    lines += [line for note in fit.notes for line in ("", f"  {note}")]
     if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
         lines += [
             "",

@@ -18,7 +18,7 @@ import torch
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models import hub
+from swarmd.policy.models import hub, model_folder
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat, ends_of
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
@@ -135,6 +135,8 @@ class Fit:
     plan: Plan
     # Why its tokenizer or template makes training impossible anywhere.
     fault: str | None = None
+    # What an operator should know of the model's files.
+    notes: tuple[str, ...] = ()
 
     @property
     def refusal(self) -> str | None:
@@ -218,6 +220,7 @@ def fit(
         work=work,
         plan=plan,
         fault=fault,
+        notes=model_folder.notes(place.folder, place.source),
         place=place,
         architecture=architecture,
         tried=tried,

@@ -3,7 +3,7 @@
 Each failure has its own message. It imports no torch, so that looking for a model costs nothing.
 """
 
-import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from swarmd.config.messages import nearest, shown
 from swarmd.errors import NoModel
+from swarmd.policy.models import model_folder
 from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.terminal import printable
@@ -29,9 +30,6 @@ REPOSITORIES: Mapping[str, str] = MappingProxyType(
         "qwen3.5-4b": "Qwen/Qwen3.5-4B",
     }
 )
-
-SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
-WEIGHT_FILES = ("*.safetensors",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,13 @@ def find_local(name: str) -> Place | None:
         return Place(name, TINY[name])
     path, there = _folder(name)
     if there:
-        if not (path / "config.json").is_file():
-            raise NoModel(_no_model_in(path))
+        if not (path / "config.json").exists():
+            raise model_folder.no_model(path, f"the folder {path}", "config.json")
         return Place(str(path.resolve()), path)
+    if name.lower().endswith(".gguf"):
+        raise model_folder.gguf(shown(name))
+    if os.path.isfile(path):  # noqa: PTH113  `Path.is_file` raises for a name that is too long
+        raise NoModel(f"{path} is a file. Give the folder that holds the model's files.")
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
     if "/" not in name and name not in REPOSITORIES:
@@ -102,29 +104,10 @@ def locate(name: str, revision: str | None) -> Place:
     repository = REPOSITORIES.get(name, name)
     from swarmd.policy.models import download
 
-    folder = download.fetch(repository, revision, SMALL_FILES, _choices())
-    if not (folder / "config.json").is_file():
-        raise NoModel(
-            f"the repository {repository} has no config.json, so no transformers model. Choose another one."
-        )
+    folder = download.fetch(repository, revision, model_folder.SMALL_FILES, _choices())
+    if not (folder / "config.json").exists():
+        raise model_folder.no_model(folder, f"the repository {repository}", "config.json")
     return Place(repository, folder, repository, folder.name)
-
-
-def _no_model_in(folder: Path) -> str:
-    try:
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get(
-            "base_model_name_or_path"
-        )
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return (
-            f"the folder {folder} holds no config.json, so no model. Give the folder that `save_pretrained`"
-            " wrote."
-        )
-    named = f", --model {printable(str(base))}," if base else ""
-    return (
-        f"the folder {folder} holds an adapter, not a model. Give its base model{named} to begin anew, or"
-        " merge the two first: `swarmd export` without --adapter writes a whole model."
-    )
 
 
 def with_weights(place: Place, report: Callable[[Download], None] = lambda _: None) -> Path:
@@ -136,19 +119,10 @@ def with_weights(place: Place, report: Callable[[Download], None] = lambda _: No
     if place.repository is not None and place.revision is not None:
         from swarmd.policy.models import download
 
-        folder = download.fetch(place.repository, place.revision, WEIGHT_FILES, _choices(), report)
-    require_weights(folder, place.source)
+        names = model_folder.weight_names(folder, place.source)
+        folder = download.fetch(place.repository, place.revision, names, _choices(), report)
+    model_folder.weight_map(folder, place.source)
     return folder
-
-
-def require_weights(folder: Path, source: str) -> None:
-    """Raise NoModel where a folder has no weights that are safe to load."""
-    if not any(folder.glob("*.safetensors")):
-        raise NoModel(
-            f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when"
-            " they are opened and are never loaded. Choose another revision or repository, or convert them"
-            " with `save_pretrained`."
-        )
 
 
 def _choices() -> str:

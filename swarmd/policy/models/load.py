@@ -18,28 +18,18 @@ from swarmd.errors import NoModel
 from swarmd.policy.head import take_over_head
 from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
-from swarmd.policy.models.architecture import has_other_parts
+from swarmd.policy.models.architecture import TEXT_PART, has_other_parts, read_config
 from swarmd.policy.models.device import free_memory, is_out_of_memory, within_memory
 from swarmd.policy.models.fit import FittedModel, fit
 from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
 from swarmd.policy.models.memory_plan import Workload
-from swarmd.policy.models.preflight import read_config_json
+from swarmd.policy.models.model_folder import checked_folder, read_config_json
 from swarmd.policy.models.progress import Download
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 ORDINARY_WORK: Final = Workload()
-
-# Where a model of several parts keeps its language model's weights, and where the language model alone has
-# them.
-TEXT_PART: Final = MappingProxyType(
-    {
-        r"^language_model\.lm_head\.": "lm_head.",
-        r"^language_model\.model\.": "model.",
-        r"^model\.language_model\.": "model.",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +63,15 @@ def load_model(
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)
     found.require()
-    place, device, plan = found.place, found.device, found.plan
+    place, device = found.place, found.device
 
-    network = load_weights(hub.with_weights(place, report), found.architecture, found.dtype, place.source)
+    folder = hub.with_weights(place, report)
+    if read_config(place).tie_word_embeddings != found.architecture.tie_word_embeddings:
+        # The weights that were downloaded have another head than the configuration says.
+        found = fit(config, work, free)
+        found.require()
+    plan = found.plan
+    network = load_weights(folder, found.architecture, found.dtype, place.source)
     if not found.tried and not agrees_with_itself(network):
         raise NoModel(
             f"{place.source} ({network.config.model_type})"  # type: ignore[union-attr]
@@ -115,15 +111,18 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     transformers_logging.set_verbosity_error()
     try:
         network: nn.Module
-        network, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=architecture,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            key_mapping=dict(TEXT_PART) if parts else None,
-        )
+        with checked_folder(folder, source, weights=True) as private:
+            network, report = AutoModelForCausalLM.from_pretrained(
+                private,
+                config=architecture,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                key_mapping=dict(TEXT_PART) if parts else None,
+            )
+    except NoModel:
+        raise
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error

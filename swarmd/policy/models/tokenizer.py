@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.chat import SYSTEM_PROMPT
+from swarmd.policy.models.model_folder import checked_folder
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
         the network, or would lose text.
     """
     try:
-        return _checked(place, network)
+        with checked_folder(place.folder, place.source) as folder:
+            return _checked(folder, place.source, network)
     except (NoModel, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -49,37 +51,37 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
         ) from error
 
 
-def _checked(place: hub.Place, network: nn.Module) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
-    tokenizer = _as_its_file_says(tokenizer, place)
+def _checked(folder: Path, source: str, network: nn.Module) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = _as_its_file_says(tokenizer, folder, source)
     if tokenizer.chat_template is None:
         raise NoModel(
-            f"the tokenizer of {place.source} has no chat template, so questions cannot be put to it. "
+            f"the tokenizer of {source} has no chat template, so questions cannot be put to it. "
             "Choose an instruct model, or add a chat_template.jinja to a local copy."
         )
     if tokenizer.eos_token_id is None:
         raise NoModel(
-            f"the tokenizer of {place.source} has no end-of-sequence token, so answers could not end. "
+            f"the tokenizer of {source} has no end-of-sequence token, so answers could not end. "
             "Set eos_token in the tokenizer_config.json of a local copy, or choose another model."
         )
     rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
     if len(tokenizer) > rows:
         raise NoModel(
-            f"the tokenizer of {place.source} has {len(tokenizer)} tokens and its network only {rows}: they"
+            f"the tokenizer of {source} has {len(tokenizer)} tokens and its network only {rows}: they"
             " do not belong together. Take both from the same model."
         )
     for text in PROBES:
-        _check_round_trip(tokenizer, text, place.source)
+        _check_round_trip(tokenizer, text, source)
     return tokenizer
 
 
-def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
+def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
     """Return the tokenizer of tokenizer.json where transformers' own splits text in another way.
 
     transformers picks a class by the model's type, and may build it from the vocabulary alone. The file is
     right, for the model was trained with it.
     """
-    path: Path = place.folder / "tokenizer.json"
+    path = folder / "tokenizer.json"
     if not path.is_file():
         return tokenizer
     try:
@@ -90,11 +92,11 @@ def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
         return tokenizer
     if all(_ids(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
         return tokenizer
-    exact = PreTrainedTokenizerFast.from_pretrained(place.folder)
+    exact = PreTrainedTokenizerFast.from_pretrained(folder)
     log.warning(
         "transformers reads the tokenizer.json of %s as a %s, which splits text otherwise than the file says:"
         " the file is followed",
-        place.source,
+        source,
         type(tokenizer).__name__,
     )
     if exact.chat_template is None:

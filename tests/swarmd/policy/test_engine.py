@@ -462,8 +462,10 @@ def test_a_plugin_is_told_what_it_needs(
     )
     config = config.model_copy(update={"generate": generate})
     engine: Any = open_engine(config, load_model(config.model, 0), sampling())
+    model = engine.generate.model
+    assert (model / "model.safetensors").resolve() == (folders["qwen2"] / "model.safetensors").resolve()
     assert engine.generate == EngineOptions(
-        folders["qwen2"].resolve(), "cpu", "float32", 4, 128, "http://127.0.0.1:1", "", 0.2, 600.0, ("--x",)
+        model, "cpu", "float32", 4, 128, "http://127.0.0.1:1", "", 0.2, 600.0, ("--x",)
     )
     sys.modules.pop("telling")
 

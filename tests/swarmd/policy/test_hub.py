@@ -17,14 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+import numpy
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.loopback import Handler, listening
 from tests.processes import killed_after, wait_until
-from tests.swarmd.policy.conftest import make_model, open_policy
+from tests.swarmd.policy.conftest import edit_json, make_model, open_policy
 
 COMMIT = "c0ffee" + 34 * "0"
 FIND = """
@@ -131,9 +134,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Hub]]:
     (whole / "original").mkdir()
     (whole / "original" / "model.safetensors").write_bytes(b"other weights, not for us")
     (whole / "pytorch_model.bin").write_bytes(b"a pickle")
-    large = make_model(root / "owner" / "large", "llama")
-    # For `with_weights`, any bytes are weights
-    (large / "model-2.safetensors").write_bytes(random.Random(0).randbytes(LARGE))
+    shard(make_model(root / "owner" / "large", "llama"))
+    (whole / "model.fp16.safetensors").write_bytes(b"another precision")
+    (whole / "adapter_config.json").write_text("{}")
+    (whole / "adapter_model.safetensors").write_bytes(b"an adapter")
+    (whole / "modeling.py").write_text("raise SystemExit")
+    hostile = shard(make_model(root / "owner" / "hostile", "llama"))
+    (hostile / "evil.bin").write_bytes(b"a pickle")
+    edit_json(hostile / "model.safetensors.index.json", weight_map={"a": "evil.bin"})
     make_model(root / "owner" / "huge", "llama")
     pickled = make_model(root / "owner" / "pickled", "llama")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
@@ -156,6 +164,17 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Hub]]:
     with listening(handler) as handler.address:
         yield handler
         handler.go_on.set()
+
+
+def shard(folder: Path) -> Path:
+    """Put the weights into two files, the second a large one, and write their index."""
+    large = torch.from_numpy(numpy.frombuffer(random.Random(0).randbytes(LARGE), numpy.uint8).copy())
+    save_file({"large": large}, folder / "model-2.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    names = dict.fromkeys(load_file(folder / "model-1.safetensors"), "model-1.safetensors")
+    index = {"weight_map": names | {"large": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
 
 
 def surroundings(hub: type[Hub] | None, home: Path) -> dict[str, str]:
@@ -200,7 +219,7 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_
         "tokenizer_config.json",
     ]
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
-    assert "model.safetensors" in hub.fetched and "pytorch_model.bin" not in hub.fetched
+    assert set(hub.fetched) == set(files), "neither pickles, adapters, code nor other precisions"
     assert len(hub.fetched) == len(set(hub.fetched))
     # What is in the cache needs no hub, by either way of not having one.
     assert find(None, tmp_path, "owner/small", HF_HUB_OFFLINE="1") == first
@@ -219,6 +238,7 @@ def test_a_pinned_revision_is_downloaded(hub: type[Hub], tmp_path: Path) -> None
         ("owner/gated", "is gated: accept its terms"),
         ("owner/pickled", "no weights in safetensors format"),
         ("owner/empty", "no config.json"),
+        ("owner/hostile", "names 'evil.bin', which is no safetensors file"),
     ],
 )
 def test_unusable_repositories_are_refused(name: str, message: str, hub: type[Hub], tmp_path: Path) -> None:
@@ -276,7 +296,7 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: type[Hub],
     assert "model-2.safetensors" in find(hub, tmp_path, "owner/large")["files"]  # type: ignore[operator]
     assert hub.ranges == [f"bytes={left}-"]
     (whole,) = tmp_path.rglob("snapshots/*/model-2.safetensors")
-    assert whole.read_bytes() == random.Random(0).randbytes(LARGE)
+    assert whole.read_bytes() == (hub.root / "owner" / "large" / "model-2.safetensors").read_bytes()
     assert not parts(tmp_path)
 
 

@@ -1,0 +1,321 @@
+"""Checks the files of a model, which a stranger may have made, and gives libraries only those that passed.
+
+transformers does what a folder's files say: an index may name pickles or files elsewhere, an adapter that
+lies there is attached, a configuration may name further files or code. So no library ever reads a model's
+folder. It reads a private one (`checked_folder`), which holds links to the permitted files and our own copies
+of the JSON files, without the keys that would lead elsewhere.
+
+A config.json could ask for as many layers as it likes, too: sizes are bounded before transformers reads it.
+Nothing here imports torch.
+"""
+
+import json
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from swarmd.config.messages import key_name, shown
+from swarmd.errors import NoModel
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.terminal import printable
+
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+ADAPTER: Final = "adapter_config.json"
+TOKENIZER_FILES: Final = (
+    "tokenizer*.json", "*.model", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "chat_template*.j*",
+)  # fmt: skip
+# The permitted files beside the weights.
+SMALL_FILES: Final = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES)
+# A file name without a folder in it, and without a letter that a pattern of the hub's would take for another.
+_SHARD: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
+# Large tokenizers have 40 MB, and the indexes of the largest models 10 MB.
+MAX_SMALL_BYTES: Final = 2**27
+MAX_JSON_BYTES: Final = 2**24
+# The header of a file with 100,000 tensors has 12 MB.
+MAX_HEADER_BYTES: Final = 2**25
+# The largest models have some 130.
+MAX_LAYERS: Final = 512
+# A width, a number of heads, a vocabulary.
+MAX_SIZE: Final = 2**22
+# Keys whose names contain one of these are ours to set. A language model has no labels, and transformers
+# names each.
+OURS: Final = (
+    "attn_implementation", "experts_implementation", "use_kernels", "kernel_config", "num_labels",
+    "transformers_weights", "fusion_config", "distributed_config",
+)  # fmt: skip
+# Keys of a tokenizer_config.json that name files or code, or that its class takes as they are.
+_ELSEWHERE: Final = re.compile(r"file|auto_map|init_inputs|tokenizer_object|_spm")
+
+
+class Stored(NamedTuple):
+    """Where a tensor is stored, and its shape."""
+
+    file: str
+    shape: tuple[int, ...]
+
+
+@contextmanager
+def checked_folder(folder: Path, source: str, *, weights: bool = False) -> Iterator[Path]:
+    """Make a private folder with the permitted files of a model; remove it at the end.
+
+    source: the model's name in messages. weights: with the weights. Raises NoModel.
+    """
+    files = small_files(folder, source)
+    documents = {"config.json": read_config_json(folder, source)}
+    if "tokenizer_config.json" in files:
+        found = _read_object(folder / "tokenizer_config.json", source)
+        documents["tokenizer_config.json"] = {k: v for k, v in found.items() if not _ELSEWHERE.search(k)}
+    if weights:
+        tensors = {name: stored.file for name, stored in weight_map(folder, source).items()}
+        files |= {name: plain_file(folder / name, source) for name in set(tensors.values())}
+        if WEIGHTS not in files:
+            documents[INDEX] = {"metadata": {}, "weight_map": tensors}
+    try:
+        made = TemporaryDirectory(prefix="swarmd-model-")
+        for name, path in files.items():
+            if name not in documents:
+                Path(made.name, name).symlink_to(path)
+        for name, document in documents.items():
+            Path(made.name, name).write_text(json.dumps(document), encoding="utf-8")
+    except OSError as error:
+        raise NoModel(
+            f"a temporary file cannot be written ({error}). Free some space, or name another disk by TMPDIR."
+        ) from error
+    with made as private:
+        yield Path(private)
+
+
+def small_files(folder: Path, source: str, patterns: Sequence[str] = SMALL_FILES) -> dict[str, Path]:
+    """Return the files that match, without the index, by name. Raises NoModel for one that is unfit."""
+    return {
+        name: plain_file(folder / name, source, MAX_SMALL_BYTES)
+        for name in _listed(folder, source)
+        if name != INDEX and any(fnmatch(name, pattern) for pattern in patterns)
+    }
+
+
+def _listed(folder: Path, source: str) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise NoModel(
+            f"{source} cannot be listed: {error.strerror or error}. Correct its permissions."
+        ) from None
+
+
+def plain_file(path: Path, source: str, most: int | None = None) -> Path:
+    """Return where a file of a model lies, links resolved.
+
+    most: its bytes at most. Raises NoModel where it is no plain file inside the model's folder.
+    """
+    of = f"{path.name} of {source}"
+    try:
+        place, root = path.resolve(strict=True), path.parent.resolve()
+        found = place.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise NoModel(f"{of} is not a plain file. Download the model again, or choose another one.")
+        with place.open("rb") as file:
+            head = file.read(40)
+    except OSError as error:
+        raise NoModel(
+            f"{of} cannot be read: {error.strerror or error}. Correct its permissions, or download the model"
+            " again."
+        ) from None
+    # In the hub's cache files are links to the blobs of the same repository.
+    roots = (root, (root.parents[1] / "blobs").resolve()) if root.parent.name == "snapshots" else (root,)
+    if source not in TINY and not any(place.is_relative_to(inside) for inside in roots):
+        raise NoModel(
+            f"{of} is a link to {printable(str(place))}, outside the model's folder. Copy the file there, or"
+            " choose another model."
+        )
+    if head.startswith(b"version https://git-lfs"):
+        raise NoModel(
+            f"{of} is a pointer of Git LFS, not the file itself. Run `git lfs pull` in its folder, or"
+            " download the model again."
+        )
+    if head.startswith(b"GGUF"):
+        raise gguf(of)
+    if most is not None and found.st_size > most:
+        raise NoModel(f"{of} has more than {most:,} bytes: it is no model's. Choose another model.")
+    header = int.from_bytes(head[:8], "little")
+    if path.suffix == ".safetensors" and header > min(MAX_HEADER_BYTES, found.st_size):
+        raise _not_whole(path, source, "its header is longer than the file, or than any model's")
+    return place
+
+
+def gguf(what: str) -> NoModel:
+    return NoModel(
+        f"{what}: a GGUF file cannot be loaded yet. Give the safetensors model that it was made from: a"
+        " folder, or a repository of the hub (owner/name, without -GGUF)."
+    )
+
+
+def no_model(folder: Path, source: str, missing: str) -> NoModel:
+    """Return why a folder without config.json or weights cannot be used, by the files that it does hold."""
+    others = _listed(folder, source) if folder.exists() else []
+    named = [name for name in others if name.endswith(".safetensors")]
+    if ADAPTER in others:
+        base = _read_object(folder / ADAPTER, source).get("base_model_name_or_path")
+        model = f", --model {printable(str(base))}," if base else ""
+        return NoModel(
+            f"{source} holds an adapter, not a model. Give its base model{model} to start from that, or merge"
+            " the two first: `swarmd export` without --adapter writes a whole model."
+        )
+    if any(name.lower().endswith(".gguf") for name in others) or "gguf" in source.lower():
+        return gguf(source)
+    if missing == "config.json":
+        return NoModel(
+            f"{source} holds no config.json, so no transformers model. Give the folder that `save_pretrained`"
+            " wrote, or another repository."
+        )
+    if named:
+        return NoModel(
+            f"{source} has neither {WEIGHTS} nor {INDEX}: its weights are called {printable(named[0])}."
+            " Rename them in a local copy, or choose another model."
+        )
+    return NoModel(
+        f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when"
+        " they are opened and are never loaded. Choose another revision or repository, or convert them"
+        " with `save_pretrained`."
+    )
+
+
+def notes(folder: Path, source: str) -> tuple[str, ...]:
+    """Return what an operator should know of files that are left out."""
+    if not (folder / ADAPTER).exists():
+        return ()
+    return (
+        f"{source} also holds an adapter, which is left out: the base weights alone are used. To train both,"
+        " merge them first with peft's `merge_and_unload`.",
+    )
+
+
+def weight_names(folder: Path, source: str) -> tuple[str, ...]:
+    """Return the names of the weights' files, as the index says if there is one. Raises NoModel."""
+    return tuple(sorted(set(_index(folder, source).values()))) or (WEIGHTS,)
+
+
+def weight_map(folder: Path, source: str) -> dict[str, Stored]:
+    """Return where each tensor of the weights is stored, by its name.
+
+    Raises NoModel where a file is missing, damaged or not permitted.
+    """
+    index, found = _index(folder, source), dict[str, Stored]()
+    if not index and not (folder / WEIGHTS).exists():
+        raise no_model(folder, source, WEIGHTS)
+    for name in weight_names(folder, source):
+        for tensor, shape in _tensors(folder / name, source).items():
+            if tensor in found:
+                raise _bad_index(source, f"{shown(tensor)} is in both {found[tensor].file} and {name}")
+            found[tensor] = Stored(name, shape)
+    for tensor, name in index.items():
+        if tensor not in found or found[tensor].file != name:
+            raise _bad_index(source, f"{shown(tensor)} is not in {name}, where the index has it")
+    return found
+
+
+def _index(folder: Path, source: str) -> dict[str, str]:
+    """Return the name of each tensor's file by the index; nothing where the weights are one file."""
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        return {}
+    files = _read_object(folder / INDEX, source).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise _bad_index(source, "it has no weight_map")
+    for name in files.values():
+        if not isinstance(name, str) or not _SHARD.fullmatch(name):
+            raise _bad_index(source, f"it names {shown(name)}, which is no safetensors file of the folder")
+    return files
+
+
+def _bad_index(source: str, why: str) -> NoModel:
+    return NoModel(
+        f"the {INDEX} of {source} is wrong: {why}. Download the model again, or choose another one."
+    )
+
+
+def _tensors(path: Path, source: str) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a safetensors file's tensors. Raises NoModel where it is damaged."""
+    place = plain_file(path, source)
+    try:
+        with safe_open(place, framework="np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise _not_whole(path, source, str(error)) from None
+
+
+def _not_whole(path: Path, source: str, why: str) -> NoModel:
+    return NoModel(
+        f"the weights of {source} cannot be loaded: {path.name} is not a whole safetensors file"
+        f" ({printable(why)}). Download it again, or choose another model."
+    )
+
+
+def read_config_json(folder: Path, source: str) -> dict[str, Any]:
+    """Read a model's config.json, without the keys that name an implementation or files.
+
+    Raises NoModel where it is no such file, or describes a model too large to be built.
+    """
+    document = _read_object(folder / "config.json", source)
+    for section in _sections(document):
+        if section.get("quantization_config"):
+            raise NoModel(
+                f"the weights of {source} are quantised, and cannot be trained. Choose the model that they"
+                " were made from."
+            )
+        for key in [key for key in section if any(part in key for part in OURS)]:
+            del section[key]
+        for key, value in section.items():
+            limit = _limit(key)
+            if limit is not None and isinstance(value, int | float) and value > limit:
+                asked = f"{key_name(key)} = {shown(value)}"
+                raise NoModel(
+                    f"the config.json of {source} has {asked}; more than {limit:,} is not built. Choose"
+                    " another model."
+                )
+    return document
+
+
+def _read_object(path: Path, source: str) -> dict[str, Any]:
+    """Read a JSON object of a model's folder. Raises NoModel."""
+    place = plain_file(path, source, MAX_JSON_BYTES)
+    try:
+        document = json.loads(place.read_bytes())
+    except (ValueError, RecursionError):
+        # It is not UTF-8 or not JSON, or has numbers of thousands of digits or lists nested thousands deep.
+        document = None
+    if not isinstance(document, dict):
+        raise NoModel(f"the {path.name} of {source} is not a JSON object. Download the model again.")
+    return document
+
+
+def _sections(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the document and every object inside it."""
+    waiting: list[Any] = [document]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield one
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def _limit(key: str) -> int | None:
+    """Return the largest value that a number of this name may have, or None for no limit."""
+    if "layer" in key:
+        return MAX_LAYERS
+    return (
+        MAX_SIZE
+        if any(
+            part in key
+            for part in ("size", "dim", "width", "heads", "n_head", "n_embd", "experts", "depth", "cycles")
+        )
+        else None
+    )
