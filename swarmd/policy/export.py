@@ -33,11 +33,11 @@ from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
 from swarmd.policy.models.device import DTYPES
+from swarmd.policy.models.files.model_folder import TOKENIZER_FILES, read_config_json, small_files
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
 from swarmd.policy.models.load import fingerprint_of, in_peft, load_weights, lora_config
 from swarmd.policy.models.lora import NF4, fold, require_nf4, round_to_four_bits
-from swarmd.policy.models.model_folder import TOKENIZER_FILES, read_config_json, small_files
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import policy_files

@@ -32,9 +32,9 @@ from swarmd.policy.models.device import (
     seeded,
     use_threads,
 )
+from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.load import Loaded, load_model
-from swarmd.policy.models.progress import Download
 from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS

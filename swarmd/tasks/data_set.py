@@ -37,7 +37,7 @@ def fetched(name: str) -> Path:
     from httpx2 import HTTPError
     from huggingface_hub import constants, hf_hub_download
 
-    # It stalls for ever on some connections (swarmd/policy/models/download.py).
+    # It stalls for ever on some connections (swarmd/policy/models/files/download.py).
     constants.HF_HUB_DISABLE_XET = True
     repo, _, rest = name.removeprefix("hf:").partition("@")
     commit, _, file = rest.partition("/")

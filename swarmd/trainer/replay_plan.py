@@ -16,7 +16,7 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.advantages import unweighed
 from swarmd.experience.replay_theory import PAYS_FROM_MU, Reuse, best_reuse, compute_ratio, cost
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.progress import Download
+from swarmd.policy.models.files.progress import Download
 from swarmd.protocols import Policy
 from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.sandbox.client import Verifier

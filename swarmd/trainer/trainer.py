@@ -31,7 +31,7 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import release_cached, unused_gpu
-from swarmd.policy.models.progress import Download
+from swarmd.policy.models.files.progress import Download
 from swarmd.policy.training.policy_files import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with

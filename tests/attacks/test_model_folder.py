@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models import model_folder, preflight
+from swarmd.policy.models import preflight
 from swarmd.policy.models.architecture import read_config, skeleton_of
 from swarmd.policy.models.chat import ChatFrame, TemplateFails, frame_of, render, render_contained
 from swarmd.policy.models.doctor import explain
+from swarmd.policy.models.files import model_folder
 from swarmd.policy.models.fit import chat_of, fit
 from swarmd.policy.models.hub import Place
 from swarmd.policy.models.load import load_model

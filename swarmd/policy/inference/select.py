@@ -19,9 +19,9 @@ from swarmd.policy.inference.engine import (
 )
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
+from swarmd.policy.models.files.model_folder import checked_folder
 from swarmd.policy.models.load import Loaded
 from swarmd.policy.models.lora import NF4
-from swarmd.policy.models.model_folder import checked_folder
 from swarmd.policy.training.losses import LOSSES
 
 log = logging.getLogger(__name__)

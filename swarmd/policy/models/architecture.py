@@ -36,8 +36,8 @@ from transformers import (
 from swarmd.errors import NoModel
 from swarmd.policy.attention import covers
 from swarmd.policy.models import hub
+from swarmd.policy.models.files.model_folder import Stored, checked_folder, read_config_json, weight_map
 from swarmd.policy.models.memory_plan import Shape
-from swarmd.policy.models.model_folder import Stored, checked_folder, read_config_json, weight_map
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import torch
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models import hub, model_folder
+from swarmd.policy.models import hub
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat, ends_of
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
@@ -28,6 +28,7 @@ from swarmd.policy.models.device import (
     free_memory,
     require_bitsandbytes,
 )
+from swarmd.policy.models.files import model_folder
 from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY

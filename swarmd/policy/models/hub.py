@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from swarmd.config.messages import nearest, shown
 from swarmd.errors import NoModel
-from swarmd.policy.models import model_folder
-from swarmd.policy.models.progress import Download
+from swarmd.policy.models.files import model_folder
+from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.terminal import printable
 
@@ -102,7 +102,7 @@ def locate(name: str, revision: str | None) -> Place:
     if (place := find_local(name)) is not None:
         return place
     repository = REPOSITORIES.get(name, name)
-    from swarmd.policy.models import download
+    from swarmd.policy.models.files import download
 
     folder = download.fetch(repository, revision, model_folder.SMALL_FILES, _choices())
     if not (folder / "config.json").exists():
@@ -117,7 +117,7 @@ def with_weights(place: Place, report: Callable[[Download], None] = lambda _: No
     """
     folder = place.folder
     if place.repository is not None and place.revision is not None:
-        from swarmd.policy.models import download
+        from swarmd.policy.models.files import download
 
         names = model_folder.weight_names(folder, place.source)
         folder = download.fetch(place.repository, place.revision, names, _choices(), report)

@@ -20,11 +20,11 @@ from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import TEXT_PART, has_other_parts, read_config
 from swarmd.policy.models.device import free_memory, is_out_of_memory, within_memory
+from swarmd.policy.models.files.model_folder import checked_folder, read_config_json
+from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.fit import FittedModel, fit
 from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
 from swarmd.policy.models.memory_plan import Workload
-from swarmd.policy.models.model_folder import checked_folder, read_config_json
-from swarmd.policy.models.progress import Download
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -17,7 +17,8 @@ import psutil
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models import hub, model_folder
+from swarmd.policy.models import hub
+from swarmd.policy.models.files import model_folder
 
 # Any of these is a driver that CUDA, or ROCm's CUDA, could use: NVIDIA's, WSL's, AMD's, and that of NVIDIA's
 # small boards.

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.chat import SYSTEM_PROMPT
-from swarmd.policy.models.model_folder import checked_folder
+from swarmd.policy.models.files.model_folder import checked_folder
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swarmd.policy.models.progress import Download, Progress
+from swarmd.policy.models.files.progress import Download, Progress
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.loopback import Handler, listening

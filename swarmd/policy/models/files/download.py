@@ -38,7 +38,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from swarmd.errors import NoModel, Unreachable
-from swarmd.policy.models.progress import Download, Progress
+from swarmd.policy.models.files.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
 # What `http_get` hands on at once, and what is lost with the process. Its default is ten times as much.

@@ -1,0 +1,1 @@
+"""The files of a model: checked, downloaded, and how far a download is."""
