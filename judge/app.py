@@ -59,7 +59,6 @@ async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> R
     The first answer counts for the score.
     """
     signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
-    _pay(request, len(body))
     given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
     service = service_of(request)
     grade, graded = await service.answer(signed, id, given)
@@ -117,10 +116,8 @@ def create_app(service: JudgeService) -> FastAPI:
         exception_handlers=_ERROR_ANSWERS,
     )
     app.state.service = service
-    rate, burst = config.ANSWER_BYTES_PER_S, config.ANSWER_BYTES_BURST
     app.state.boards = TokenBuckets[str](config.BOARDS_PER_S, config.BOARDS_BURST, config.REMEMBERED_PEERS)
     app.state.arriving = Counter[str]()  # bytes of bodies, by network
-    app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
     app.add_middleware(_AnswersWhenStopped)
     for part in (router, reading.router, verified.router, routes.router):
         # `include_router` would look for the route in each, at every request.
@@ -187,16 +184,6 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
         if not arriving[network]:
             del arriving[network]
     return signer_of(request, bytes(body)), bytes(body)
-
-
-def _pay(request: Request, size: int) -> None:
-    """Count the answer against the limit of the sender's network.
-
-    Raises Refused where the limit is exceeded; the question stays open.
-    """
-    now = service_of(request).now()
-    if wait := request.app.state.answer_bytes.of(network_of(host_of(request)), now).wait(now, size):
-        raise too_often("the answers of your network are too much text", "Send it again", wait)
 
 
 def _parse(kind: type[B], body: bytes) -> B:

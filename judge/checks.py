@@ -21,9 +21,6 @@ from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
 from swarmd.tasks.own import find_curriculum
 
-# Free disk space: a million evaluations take about as much.
-FREE_BYTES = 512 * 2**20
-
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
@@ -85,7 +82,7 @@ def _address(settings: JudgeSettings) -> CheckFinding:
 def _disk(settings: JudgeSettings) -> CheckFinding:
     """Check the disk of the database, or else of the key, and of uploaded weights, where they are taken."""
     kept = settings.key_file if "://" in str(settings.database) else Path(settings.database)
-    folders = {_existing(kept): FREE_BYTES}
+    folders = {_existing(kept): config.FREE_BYTES}
     if settings.verified_bytes:
         uploads = _existing(settings.uploads_folder)
         folders[uploads] = folders.get(uploads, 0) + config.VERIFIED_WAITING * settings.verified_bytes
@@ -96,10 +93,9 @@ def _disk(settings: JudgeSettings) -> CheckFinding:
                 " another place"
             )
             return CheckFinding("disk", said, well=False)
-    return CheckFinding(
-        "disk",
-        "; ".join(f"{folder}: {shutil.disk_usage(folder).free / 2**20:,.0f} MiB free" for folder in folders),
-    )
+    looked = [f"{folder}: {shutil.disk_usage(folder).free / 2**20:,.0f} MiB free" for folder in folders]
+    unknown = ["how much PostgreSQL's disk has free is not known here: watch it there"]
+    return CheckFinding("disk", "; ".join(looked + unknown * ("://" in str(settings.database))))
 
 
 def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFinding:

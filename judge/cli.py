@@ -133,6 +133,13 @@ def serve(
             show_default=f"{DEFAULTS.window:g}",
         ),
     ] = None,
+    keep_days: Annotated[
+        float | None,
+        typer.Option(
+            help="Days that every evaluation is kept; then each node's last 100 and some for its curve.",
+            show_default=f"{DEFAULTS.keep_days:g}",
+        ),
+    ] = None,
     verified_bytes: Annotated[
         int | None,
         typer.Option(

@@ -3,8 +3,10 @@
 A key of judge.toml, an option of `swarmd-judge serve` and a variable SWARMD_JUDGE_<KEY> have one name.
 """
 
+from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 from platformdirs import user_state_path
@@ -44,20 +46,22 @@ NETWORK_ASKS_PER_S = 50.0
 NETWORK_ASK_BURST = 500.0
 # Peers whose asking is remembered.
 REMEMBERED_PEERS = 10_000
-# The peers of one network may send ANSWER_BYTES_BURST of answers, which are kept, and then so many a second.
-ANSWER_BYTES_PER_S = 32 * 1024.0
-ANSWER_BYTES_BURST = 32 * 2.0**20
+# Bytes of questions and answers that may be written in a day for one machine and for one network group, by
+# whether the peer has a record. A peer needs ten answers for one: some 50 kB.
+WRITTEN_A_DAY: Mapping[bool, tuple[float, float]] = MappingProxyType(
+    {False: (16 * 2.0**20, 128 * 2.0**20), True: (512 * 2.0**20, 4 * 2.0**30)}
+)
+# The rows of a question with their indexes, but for its answer: at most so much, usually 1 kB.
+QUESTION_BYTES = 2_048
+# How often the name of the asker's model may be written for one question: in each bin that it closes.
+MODEL_NAMES = 36
+# Below so much free disk space peers without a record are refused: a million short evaluations take as much.
+FREE_BYTES = 512 * 2**20
+# How often to look for rows that are no longer needed.
+PRUNE_S = 3_600.0
 # The time for a body to arrive, and the bytes of all that arrive at once from one network.
 BODY_S = 5.0
 ARRIVING_BYTES = 16 * 2**20
-# The time for a whole request to arrive, headers included.
-REQUEST_S = 10.0
-# The time for the answer to be worked out, and for it to be taken.
-RESPONSE_S = 30.0
-TAKE_S = 10.0
-# Connections with an answer that is not yet taken, in all and of one network.
-SLOW_READERS = 256
-SLOW_READERS_OF_A_NETWORK = 16
 CONNECTIONS = 4_096
 # So long after its deadline an open question belongs to a judge that is gone.
 ABANDONED_S = 60.0
@@ -76,8 +80,6 @@ COMPARISON_S = 10.0
 # Answers that are kept of each of these two.
 ANSWERS_KEPT = 16
 
-# An extension of the ASGI scope: its `wait` takes the seconds that this request may take.
-TIMEOUT_EXTENSION = "swarmd.patience"
 # Uploads of weights that arrive or wait, in all and of one network.
 VERIFIED_WAITING = 8
 VERIFIED_WAITING_OF_A_NETWORK = 2
@@ -134,6 +136,7 @@ class JudgeSettings:
     key: _Place | None = None  # of the receipts' signatures; None: beside the database
     # Seconds from one set of questions to the next.
     window: Annotated[float, Field(ge=60, le=2_678_400)] = 86_400.0
+    keep_days: Annotated[float, Field(ge=0, le=36_500)] = 7.0  # days that every evaluation is kept
     verified_bytes: Annotated[int, Field(ge=0)] = 0  # size of one upload of weights; 0: none is accepted
     verified_model: Annotated[
         tuple[_Name, ...], Field(description="a list of tiny, folders and repositories")

@@ -127,6 +127,12 @@ DISPLACED = Refusal(
     "Ask again later; the question does not count.",
     retry_after=30,
 )
+DISK_LOW = Refusal(
+    503,
+    "the judge's disk is nearly full, so it takes no new nodes",
+    "Ask again later, or use another judge; nodes with a record go on.",
+    retry_after=600,
+)
 TOO_LARGE = Refusal(
     413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters."
 )

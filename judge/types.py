@@ -54,8 +54,13 @@ class QuestionRequest:
 class Requester:
     """Who asks: the limits that apply to a peer depend on this."""
 
-    network: str
+    host: str  # its address
     record: bool  # whether it has answered before
+
+    @property
+    def room(self) -> tuple[str, bool]:
+        """Its network and record: peers that have both in common share their room."""
+        return network_of(self.host), self.record
 
 
 @dataclass(frozen=True, slots=True)

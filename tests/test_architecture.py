@@ -19,7 +19,8 @@ PACKAGES = ("swarmd", "p2p", "judge")
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
     ("judge", "p2p"): [
-        f"p2p.{name}" for name in ("durable", "errors", "identity", "latest", "rate_limit", "types")
+        f"p2p.{name}"
+        for name in ("durable", "errors", "identity", "latest", "netgroup", "rate_limit", "types")
     ],
     ("judge", "swarmd"): [
         "swarmd.tasks",

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from judge import config
 from judge.api.reading import PathName, host_of, service_of, signer_of
 from judge.api.replies import QUEUED, VERIFIABLE, VERIFICATION
 from judge.api.responses import REFUSED, fitting, readable
@@ -68,7 +67,7 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
                 "Declare the size of the file that you send.",
             )
         )
-    queued = await tier.receive(signed, host_of(request), declared, _parts(request, declared.bytes))
+    queued = await tier.receive(signed, host_of(request), declared, _parts(request))
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
@@ -116,10 +115,8 @@ def _tier(service: JudgeService) -> VerifiedTier:
     return service.verified
 
 
-async def _parts(request: Request, size: int) -> AsyncIterator[bytes]:
-    """Yield the body. The connection may take as long as the slowest upload that is allowed."""
-    if patience := request.scope.get("extensions", {}).get(config.TIMEOUT_EXTENSION):
-        patience["wait"](config.REQUEST_S + size / config.VERIFIED_BYTES_PER_S)
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body."""
     try:
         async for part in request.stream():
             if part:

@@ -23,6 +23,7 @@ from judge.errors import (
     ASKED_ELSEWHERE,
     BANNED,
     BUSY,
+    DISK_LOW,
     FAULT,
     NEWCOMERS_TOO_OFTEN,
     UNHEALTHY,
@@ -31,6 +32,7 @@ from judge.errors import (
     too_often,
 )
 from judge.evaluation import receipts
+from judge.evaluation.disk_budget import DAY_S, DiskBudget
 from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
 from judge.evaluation.sessions import Sessions, claim
@@ -53,7 +55,6 @@ from judge.types import (
     QuestionWindow,
     Requester,
     Signed,
-    network_of,
 )
 from judge.verified.benchmarks import Benchmarks
 from judge.verified.evaluator import Evaluator
@@ -103,7 +104,7 @@ async def open_service(
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
-        workers = [asyncio.create_task(service.expire_forever())]
+        workers = [asyncio.create_task(each()) for each in (service.expire_forever, service.prune_forever)]
         try:
             if settings.verified_bytes:
                 sign, draw = partial(receipts.signed, key), tasks.draw_held_out
@@ -155,7 +156,9 @@ class JudgeService:
         self._sessions = Sessions(self._questions, rng, settings.deadline)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_S, config.ASK_BURST, config.REMEMBERED_PEERS)
         rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
-        self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
+        # For peers without a record.
+        self._networks = TokenBuckets[tuple[str, bool]](rate, burst, config.REMEMBERED_PEERS)
+        self._written = DiskBudget()
         # The highest sequence number of each peer's requests; what is forgotten is in the store.
         self._sequences: Latest[PeerId, int] = Latest(config.REMEMBERED_PEERS)
         # Set where the judge evaluates uploaded weights.
@@ -180,6 +183,9 @@ class JudgeService:
         self._cause = ""  # what it said then
         # Whether the database could be written.
         self._probes = Recent[None, bool](self._probed, config.PROBE_S, 1, monotonic)
+        # The space that the database can still take, and whether it was too little.
+        self.free = Recent[None, float](self._measured, config.PROBE_S, 1, monotonic)
+        self._low = False
         self._banned = reader.banned()
         # When abandoned questions were last searched.
         self._abandoned = 0.0
@@ -211,9 +217,13 @@ class JudgeService:
         if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
             raise too_often("you ask too often", "Set judge.every higher, and ask again", wait)
         standing = await self.write(self._store.standing, signed.peer)
-        asker = Requester(network_of(host), standing.answered >= LISTED_ANSWERS)
-        if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):
+        asker = Requester(host, standing.answered >= LISTED_ANSWERS)
+        if not asker.record and self._networks.of(asker.room, now).wait(now, wish.questions):
             raise Refused(NEWCOMERS_TOO_OFTEN)
+        if not asker.record and await self.free.get(None) < config.FREE_BYTES:
+            raise Refused(DISK_LOW)
+        if wait := self._written.wait(asker, now):
+            raise too_often("your network has used up what the judge keeps of it in a day", "Ask again", wait)
         await self.expire()
         await self._turn_windows()
         await self._draw(signed, asker, wish, standing, known)
@@ -256,6 +266,8 @@ class JudgeService:
                 at = self.now()
                 await self.write(self._store.asked, outcome.question, signed.sequence, at, not known)
                 known = True
+                names = config.MODEL_NAMES * len(wish.attributes.model.encode())
+                self._written.spend(asker, config.QUESTION_BYTES + names, self._monotonic())
             except (Refused, AskedElsewhere) as error:
                 self._sessions.withdraw(outcome.question)
                 raise error if isinstance(error, Refused) else Refused(ASKED_ELSEWHERE) from None
@@ -280,6 +292,7 @@ class JudgeService:
             scores = await self._marked(question, answers)
             at, took = self.now(), now - question.asked
             grade = await self.write(self._store.graded, question, answers, scores, took, signed.sequence, at)
+            self._written.spend(question.asker, sum(len(each.text.encode()) for each in answers), now)
         except Refused:
             self._sessions.give_up(question)
             raise
@@ -324,6 +337,32 @@ class JudgeService:
                 await self._turn_windows()
                 await self.heed_moderation()
                 await self._void_abandoned()
+
+    async def prune_forever(self) -> None:
+        while True:
+            with survived("pruning"):
+                await self.prune()
+            await asyncio.sleep(config.PRUNE_S)
+
+    async def prune(self) -> None:
+        """Delete what is no longer needed, a few peers at a time: other steps of the store come between."""
+        settings, now = self.settings, self.now()
+        silent = now - 2 * max(settings.window, settings.deadline) - config.ABANDONED_S
+        before, after = min(silent, now - settings.keep_days * DAY_S), ""
+        while (last := await self.write(self._store.prune, after, before, silent)) is not None:
+            after = last
+
+    async def _measured(self, _: None) -> float:
+        free = await self.read(self.reader.free_bytes)
+        if free < config.FREE_BYTES and not self._low:
+            log.warning(
+                "the database's disk has %.0f MiB left: nodes without a record are refused below %.0f; free"
+                " some space, or set keep_days lower",
+                free / 2**20,
+                config.FREE_BYTES / 2**20,
+            )
+        self._low = free < config.FREE_BYTES
+        return free
 
     async def _void_abandoned(self) -> None:
         # After a failure the end of a question may not have been written.

@@ -63,7 +63,7 @@ class Sessions:
         self._most_of = {True: most_of_known, False: most_of_newcomers}
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of peers without a record
-        self._held: Counter[Requester] = Counter()
+        self._held: Counter[tuple[str, bool]] = Counter()  # open questions
         self._of_peer: dict[PeerId, list[str]] = {}
         self._closed: Latest[str, tuple[PeerId, Refusal]] = Latest(REMEMBERED_CLOSED)
 
@@ -90,7 +90,7 @@ class Sessions:
         held = self.of(peer)
         if len(held) >= most:
             return AskResult(held[0])
-        if self._held[asker] >= self._most_of[asker.record]:
+        if self._held[asker.room] >= self._most_of[asker.record]:
             return CROWDED
         full = len(self._open) >= self._most
         if full and not (asker.record and self._newcomers):
@@ -105,7 +105,7 @@ class Sessions:
         )
         self._open[question.id] = question
         self._of_peer.setdefault(peer, []).append(question.id)
-        self._held[asker] += 1
+        self._held[asker.room] += 1
         if not asker.record:
             self._newcomers[question.id] = None
         return AskResult(question, displaced)
@@ -159,9 +159,9 @@ class Sessions:
         if not self._of_peer[question.peer]:
             del self._of_peer[question.peer]
         self._newcomers.pop(question.id, None)
-        self._held[question.asker] -= 1
-        if not self._held[question.asker]:
-            del self._held[question.asker]
+        self._held[question.asker.room] -= 1
+        if not self._held[question.asker.room]:
+            del self._held[question.asker.room]
         self._closed[question.id] = (question.peer, why)
 
 

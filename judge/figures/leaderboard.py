@@ -236,11 +236,18 @@ def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTall
     return {of: tally([(name, reward) for name, reward in answers if name == of]) for of in names}
 
 
+def curve_step(answered: int, points: int) -> int:
+    """Return the smallest power of two of which the numbers up to `answered` have at most `points` multiples.
+
+    A power of two, so that the multiples of a later, larger step are among those of this one.
+    """
+    return 1 << (max(1, -(-answered // points)) - 1).bit_length()
+
+
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
     """Choose which of the answers 1..answered a curve of at most `points` points shows.
 
-    They are evenly spaced, the last included.
+    They are evenly spaced, the last included. Pruning keeps them (judge/store/pruning.py).
     """
-    if answered <= points:
-        return tuple(range(1, answered + 1))
-    return tuple(sorted({round(1 + i * (answered - 1) / (points - 1)) for i in range(points)}))
+    step = curve_step(answered, points - 1)
+    return tuple(sorted({*range(step, answered + 1, step), answered} - {0}))

@@ -1,5 +1,6 @@
 """The pages, and the other files that browsers and crawlers ask for (docs/judge.md)."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from time import gmtime, strftime
@@ -264,19 +265,22 @@ async def metrics(request: Request) -> Response:
 async def _metrics(request: Request) -> str:
     service = service_of(request)
     health, load = await service.healths.get(None), await service.health()
+    free = await service.free.get(None)
     figures = (
         ("nodes_listed", "gauge", "nodes on the leaderboard", health.listed),
         ("nodes_unlisted", "gauge", "nodes with too few answers for it", health.unlisted),
         ("nodes_seen_hour", "gauge", "nodes seen within an hour", health.seen_hour),
         ("nodes_seen_day", "gauge", "nodes seen within a day", health.seen_day),
-        ("answers_total", "counter", "answers graded", health.answers),
+        ("answers", "gauge", "answers graded, of the nodes that are kept", health.answers),
         ("questions_open", "gauge", "questions that wait for an answer", load["open"]),
         ("answers_scoring", "gauge", "answers that wait for the verifier", load["scoring"]),
+        ("disk_free_bytes", "gauge", "space for the database", free),
         ("rounds_an_hour", "gauge", "training rounds an hour, as the nodes say", health.rounds_an_hour),
     )
     lines = (
         (f"# HELP swarmd_judge_{n} {what}", f"# TYPE swarmd_judge_{n} {kind}", f"swarmd_judge_{n} {v:.15g}")
         for n, kind, what, v in figures
+        if v < math.inf  # PostgreSQL does not say
     )
     return "".join(line + "\n" for three in lines for line in three)
 

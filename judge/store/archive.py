@@ -25,6 +25,7 @@ from swarmd.tasks.sandbox.client import Completion, Mark, TaskRef
 ROWS = 500
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
+_COUNTED = (peers.c.answered + peers.c.unanswered).label("counted")
 
 
 def backup(database: Path | str, to: Path | str) -> int:
@@ -121,27 +122,39 @@ def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator
 
 
 def _counted_otherwise(db: Connection) -> Iterator[str]:
-    """Check that each peer's questions are numbered 1, 2, 3 … and add up to the peer's totals."""
+    """Check that each peer's questions are numbered 1, 2, 3 … and add up to the peer's totals.
+
+    Of pruned questions the totals that the later ones carry on are believed, if they are possible.
+    """
     c = evaluations.c
     counting = (
-        select(c.peer, c.number, c.reward, c.total, c.state)
+        select(c.peer, c.number, c.reward, c.total, c.state, _COUNTED)
+        .join(peers, peers.c.peer == c.peer)
         .where(c.number.is_not(None))
         .order_by(c.peer, c.number)
     )
     sums: dict[str, tuple[int, int, float]] = {}
+    pruned: set[str] = set()
     newest: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_QUESTIONS))
     for row in db.execute(counting):
-        answered, unanswered, reward = sums.get(row.peer, (0, 0, 0.0))
-        answered, unanswered = answered + (row.state == "graded"), unanswered + (row.state != "graded")
-        reward = added(reward, row.reward)
-        sums[row.peer] = answered, unanswered, reward
+        number, answered, reward = sums.get(row.peer, (0, 0, 0.0))
+        gap, earned = row.number - number - 1, added(row.total, -row.reward, -reward)
+        # Its newest questions are never pruned.
+        if gap > 0 and row.number <= row.counted - WINDOW_QUESTIONS + 1 and 0 <= earned <= gap:
+            pruned.add(row.peer)
+            number, reward = number + gap, added(reward, earned)
+        number, reward = number + 1, added(reward, row.reward)
+        sums[row.peer] = number, answered + (row.state == "graded"), reward
         newest[row.peer].append(row.reward)
-        stored, again = (row.number, row.total), (answered + unanswered, reward)
+        stored, again = (row.number, row.total), (number, reward)
         if stored != again:
             yield f"question {row.number} of {row.peer}: stored {stored}, found {again}"
-    totals = select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)
+    totals = select(peers.c.peer, _COUNTED, peers.c.answered, peers.c.reward, *SCORED)
     for peer, *kept in db.execute(totals):
-        found = [*sums.get(peer, (0, 0, 0.0)), len(newest[peer]), added(*newest[peer])]
+        number, answered, reward = sums.get(peer, (0, 0, 0.0))
+        # Of those that are pruned nobody knows any more how many were answered.
+        answered = max(answered, min(kept[1], number)) if peer in pruned else answered
+        found = [number, answered, reward, len(newest[peer]), added(*newest[peer])]
         if kept != found:
             yield f"peer {peer}: stored {tuple(kept)}, found {tuple(found)}"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from judge.figures.comparison import ArmData, ArmsView, BinSums
 from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance
@@ -19,6 +19,8 @@ from judge.types import Attributes
 
 # Models that are listed.
 MAX_MODELS = 50
+# Models that a peer is compared in: a name is free, and each has rows that stay.
+PEER_MODELS = 8
 SHARINGS = ("swarm", "solo")
 
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))
@@ -31,6 +33,7 @@ _PROGRESS = select(
     progress.c.counts,
 ).where(*_OF)
 _MOVED = update(progress).where(*_OF)
+_MODELS = select(func.count()).select_from(progress).where(_OF[0])
 _BIN = (
     arm_bins.c.model == bindparam("its"),
     arm_bins.c.sharing == bindparam("said"),
@@ -60,6 +63,8 @@ def counted(db: Connection, peer: str, attributes: Attributes, reward: float) ->
         if row is None
         else PeerProgress(row.sharing, row.bin, row.answers, row.reward, row.earned, bool(row.counts))
     )
+    if before is None and db.execute(_MODELS, key).scalar_one() >= PEER_MODELS:
+        return
     after, closed = advance(before, said, attributes.round, reward)
     if before is None:
         db.execute(insert(progress), {"peer": peer, "model": attributes.model, **columns_of(after)})

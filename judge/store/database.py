@@ -6,6 +6,8 @@ SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on.
 
 import contextlib
 import fcntl
+import math
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any, TextIO
@@ -112,6 +114,7 @@ class Database:
         url = database_url(database)
         self.name = shown(url)
         refuse_to_share(url, shared)
+        self._folder = Path(str(url.database)).parent if url.get_backend_name() == "sqlite" else None
         if not alone and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
             raise DatabaseUnusable(f"there is no database {self.name}; give it with --database")
         self._lock = (
@@ -137,6 +140,19 @@ class Database:
     def begin(self) -> contextlib.AbstractContextManager[Connection]:
         """Begin a transaction: committed at the end, undone as a whole where something is raised."""
         return self.engine.begin()
+
+    def free_bytes(self) -> float:
+        """Return the space that the database can still take; infinite for PostgreSQL, which does not say.
+
+        Deleted rows leave pages in the file, which are used first.
+        """
+        if self._folder is None:
+            return math.inf
+        with self.begin() as db:
+            pages, size = (
+                db.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_size")
+            )
+        return shutil.disk_usage(self._folder).free + float(pages * size)
 
     def close(self) -> None:
         if hasattr(self, "engine"):
@@ -252,7 +268,12 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
 
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, _record: object) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            for pragma in (
+                "journal_mode=WAL",
+                "synchronous=FULL",
+                "foreign_keys=ON",
+                "journal_size_limit=67108864",
+            ):
                 connection.execute(f"PRAGMA {pragma}")
 
         @event.listens_for(engine, "begin")

@@ -178,6 +178,10 @@ class Reader:
             rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
             return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
 
+    def free_bytes(self) -> float:
+        """Return the space that is left, see `Database.free_bytes`."""
+        return self._database.free_bytes()
+
     def banned(self) -> frozenset[str]:
         """Return the keys whose requests are refused."""
         with self._database.begin() as db:

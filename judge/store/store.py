@@ -34,7 +34,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS, ScoreTally
-from judge.store import arms, windows
+from judge.store import arms, pruning, windows
 from judge.store.database import Database
 from judge.store.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
 from judge.store.verifications import VerificationRecords
@@ -367,6 +367,11 @@ class Store:
         """Turn the windows, see `windows.turn`."""
         with self._begin() as db:
             return windows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
+
+    def prune(self, after: str, before: float, silent: float) -> str | None:
+        """Prune some peers, see `pruning.prune`."""
+        with self._begin() as db:
+            return pruning.prune(db, after, before, silent)
 
     def probe(self, at: float) -> None:
         """Write about as much as a question and its answer need. Raises where that is not possible."""

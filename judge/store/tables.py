@@ -227,16 +227,14 @@ moderation = Table(
 )
 
 listed = peers.c.answered >= LISTED_ANSWERS
-_numbered, _open = evaluations.c.number.is_not(None), evaluations.c.state == "open"
+_open = evaluations.c.state == "open"
 _all = arm_bins.c.bin == 0
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)
 Index("evaluations_open", evaluations.c.state, sqlite_where=_open, postgresql_where=_open)
 Index(
-    "evaluations_graded",
+    "evaluations_of_peer",
     evaluations.c.peer,
     evaluations.c.number,
     unique=True,
-    sqlite_where=_numbered,
-    postgresql_where=_numbered,
 )
 Index("arm_bins_models", arm_bins.c.peers.desc(), arm_bins.c.model, sqlite_where=_all, postgresql_where=_all)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused, too_often
+from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, Refusal, Refused, too_often
 from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
 from judge.logs import survived
 from judge.store.verifications import VerificationRecords
@@ -161,6 +161,8 @@ class VerifiedTier:
         id = f"{self._rng.getrandbits(128):032x}"
         upload = Upload(id, signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
         self._make_room(upload.peer, network)
+        if self._folder.free_bytes() < config.FREE_BYTES + upload.size:
+            raise Refused(DISK_LOW)
         self._held[upload.peer] = network
         try:
             await self._store(upload, check, parts)

@@ -6,6 +6,7 @@ ID.safetensors    whole, synced, and named in the database; removed once its eva
 
 import contextlib
 import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -23,6 +24,9 @@ class UploadFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self._path).free
 
     def file(self, id: str) -> Path:
         return self._path / (id + WHOLE)

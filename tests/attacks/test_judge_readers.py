@@ -18,7 +18,7 @@ import psutil
 import pytest
 import trio
 
-from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_S
+from judge.config import MAX_ANSWER_CHARACTERS
 from judge.store.store import Store
 from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
@@ -64,17 +64,14 @@ async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
     return taken
 
 
-def attack(
-    folder: Path, readers: int = 60, seconds: float = 16.0, answers: int = 500, patience: float = 60.0
-) -> dict[str, Any]:
-    """patience: seconds to wait at the end for the judge to cut all readers off."""
+def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int = 500) -> dict[str, Any]:
     fill(folder, answers)
     with ExitStack() as stack:
         process, ready = stack.enter_context(serving(folder))
         judge, honest = psutil.Process(process.pid), client(str(ready["url"]), 1)
         clean = trio.run(calls, honest, 0.0, 2)
         pages = [httpx2.get(f"{ready['url']}/v1/peers/{LONG}", timeout=TIMEOUT_S) for _ in range(2)]
-        before, connections = judge.memory_info().rss, judge.num_fds()
+        before = judge.memory_info().rss
         for _ in range(readers):
             reader = stack.enter_context(socket.socket())
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -99,16 +96,12 @@ def attack(
             return taken
 
         during = trio.run(watched)
-        end = time.monotonic() + patience  # TAKE_S are enough on a machine that has nothing else to do
-        while (left := judge.num_fds() - connections) > 0 and time.monotonic() < end:
-            time.sleep(0.05)
     found = {
         "page_KiB": max(len(page.content) for page in pages) / 1024,
         "more_MiB": most / MIB,
         "clean": statistics.median(clean),
         "during": statistics.median(during),
         "longest": max(during),
-        "left": left,
     }
     show(f"judge-readers, {readers} who never read", found)
     return found
@@ -117,14 +110,10 @@ def attack(
 @pytest.mark.net
 @pytest.mark.slow
 def test_readers_that_never_read_cost_little_memory_and_no_time(tmp_path: Path) -> None:
-    found = attack(tmp_path, seconds=0.0, answers=40, patience=0.0)
+    found = attack(tmp_path, seconds=0.0, answers=40)
     assert 64 < found["page_KiB"] <= 256
     assert found["more_MiB"] <= 64
     assert found["longest"] < 10  # 0.1 on a machine that has nothing else to do
 
 
-ATTACK = Attack(
-    attack,
-    {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
-    about={"readers": f"the judge lets {SLOW_READERS_OF_A_NETWORK} wait, for {TAKE_S:g} s each"},
-)
+ATTACK = Attack(attack, {"page_KiB": 256, "more_MiB": 64, "longest": 0.5})

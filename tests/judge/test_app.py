@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -20,9 +21,10 @@ from fastapi.routing import APIRoute
 from judge import config, errors
 from judge.app import create_app
 from judge.errors import Refusal
+from judge.figures.leaderboard import LISTED_ANSWERS
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.sandbox.client import Verifier, VerifierFailed
-from tests.judge.conftest import Court, eventually, http_to
+from tests.judge.conftest import Court, eventually, http_to, open_court
 from tests.judge.databases import KINDS, on_each_database
 from tests.judge.peers import SigningPeer, answering, encode, wish
 
@@ -450,17 +452,41 @@ async def test_a_verifier_that_cannot_run_counts_against_nobody(
     assert (row["n"], row["unanswered"]) == (1, 0)
 
 
-async def test_a_network_sends_so_much_text(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "ANSWER_BYTES_BURST", 5_000.0)
-    (peer, evaluation, right), (other, another, _) = await questioned(court), await questioned(court)
-    async with http_to(court.service) as http:
-        few = replace(court, http=http)
-        assert (await few.answer(other, another, "x" * 4_000)).status_code == 200
-        response = await few.answer(peer, evaluation, right + "x" * 3_000)
-        refused(response, 429, "too much text")
-        court.wall.now += int(response.headers["retry-after"])
-        # It is open still
-        assert (await few.answer(peer, evaluation, right + "x" * 3_000)).json()["reward"] == 1.0
+async def test_a_network_that_wrote_its_share_of_a_day_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that is open may be answered; a peer with a record has room of its network's record."""
+    monkeypatch.setattr(config, "WRITTEN_A_DAY", {False: (70_000.0, 70_000.0), True: (1e9, 1e9)})
+    async with open_court(tmp_path / "judge", tmp_path) as court:
+        known, other = court.peer(), court.peer()
+        for _ in range(LISTED_ANSWERS):
+            assert (await court.answer(known, await asked(court, known), "x")).status_code == 200
+            court.monotonic.now += 2.0
+        for _ in range(3):
+            evaluation = await asked(court, other)
+            assert (await court.answer(other, evaluation, "x" * 16_000)).status_code == 200
+        response = await court.ask(court.peer())
+        refused(response, 429, "your network has used up")
+        assert (await court.ask(known)).status_code == 201
+        court.monotonic.now += int(response.headers["retry-after"])
+        assert (await court.ask(court.peer())).status_code == 201
+
+
+async def test_a_disk_that_is_nearly_full_takes_no_new_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_court(tmp_path / "judge", tmp_path) as court:
+        known = court.peer()
+        for _ in range(LISTED_ANSWERS):
+            assert (await court.answer(known, await asked(court, known), "x")).status_code == 200
+            court.monotonic.now += 2.0
+        monkeypatch.setattr(config, "FREE_BYTES", 2**62)
+        for _ in range(2):
+            court.monotonic.now += 2 * config.PROBE_S
+            refused(await court.ask(court.peer()), 503, "nearly full", "no new nodes")
+        assert (await court.ask(known)).status_code == 201
+        assert [record.message for record in caplog.records if "MiB left" in record.message] != []
+        assert "swarmd_judge_disk_free_bytes" in (await court.http.get("/metrics")).text
 
 
 async def test_the_bodies_of_a_network_that_arrive_at_once_are_bounded(

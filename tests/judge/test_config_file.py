@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from judge.checks import CheckFinding, check
+from judge.checks import CheckFinding, _disk, check
 from judge.cli import DEFAULTS, app
 from judge.config import EXAMPLE, SCHEMA, JudgeSettings, write_example
 from judge.errors import JudgeError, NotAlone, NotTogether
@@ -184,6 +184,8 @@ def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) ->
     nope = findings(verified_bytes=2**60, verified_model=("nope",))
     assert not nope["uploads"].well and "--verified-model" in nope["uploads"].said
     assert not nope["disk"].well and "MiB free" in nope["disk"].said
+    elsewhere_kept = JudgeSettings("postgresql://judge@host/name", key=tmp_path / "judge.key")
+    assert "PostgreSQL's disk has free is not known" in _disk(elsewhere_kept).said
     (elsewhere := tmp_path / "elsewhere").mkdir()
     assert findings(key=elsewhere / "judge.key")["disk"].said.startswith(f"{tmp_path}: ")
 

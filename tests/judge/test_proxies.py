@@ -68,7 +68,8 @@ def caddy(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
     text = replaced(text, ("{$DOMAIN:judge.example} {\n", site), ("{$JUDGE:127.0.0.1:8400}", judge)).replace(
         "https://judge.example", ""
     )
-    (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
+    text = replaced(text, ("{\n\tservers {", "{\n\tadmin off\n\tauto_https disable_redirects\n\tservers {"))
+    (folder / "Caddyfile").write_text(text)
     file = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
     return [program, "validate", *file], [program, "run", *file]
 

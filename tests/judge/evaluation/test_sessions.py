@@ -22,7 +22,6 @@ from judge.errors import (
 )
 from judge.evaluation.questions import Drawn
 from judge.evaluation.sessions import AskResult, Sessions
-from judge.server import SlowReaders
 from judge.types import OpenQuestion, QuestionWindow, Requester, network_of
 from p2p.types import PeerId
 from swarmd.tasks.held_out import Terms
@@ -165,13 +164,3 @@ def test_a_withdrawn_question_is_forgotten() -> None:
 )
 def test_the_network_of_an_address(host: str, network: str) -> None:
     assert network_of(host) == network
-
-
-def test_slow_readers_are_few_and_the_longest_waiting_goes_first() -> None:
-    readers = SlowReaders[int](of_a_network=2, of_all=3)
-    assert [readers.begin(n, "a") for n in (1, 2, 2, 3)] == [None, None, None, 1]
-    assert readers.begin(4, "b") is None
-    assert readers.begin(5, "c") == 2  # of all
-    for gone in (3, 99):
-        readers.end(gone)
-    assert (readers.begin(6, "a"), len(readers)) == (None, 3)

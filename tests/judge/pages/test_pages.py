@@ -157,7 +157,7 @@ async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None
         assert (await site.get(f"/static/{name}")).status_code == 404
     assert "Disallow: /v1/" in (await site.get("/robots.txt")).text
     metrics = (await site.get("/metrics")).text
-    assert "swarmd_judge_nodes_listed 25\n" in metrics and "swarmd_judge_answers_total 500\n" in metrics
+    assert "swarmd_judge_nodes_listed 25\n" in metrics and "swarmd_judge_answers 500\n" in metrics
     api = (await site.get("/openapi.json")).text
     assert "/v1/evaluations" in api and "swarmd-signature" in api and "9223372036854775807" not in api
 

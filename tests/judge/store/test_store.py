@@ -91,7 +91,7 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
         "tiny",
     )
     assert (len(alice.recent), sum(reward for _, reward in alice.recent)) == (WINDOW_QUESTIONS, 34)
-    assert (alice.curve[0], alice.curve[-1]) == ((1, 0.0), (300, 100.0)) and len(alice.curve) <= CURVE_POINTS
+    assert (alice.curve[0], alice.curve[-1]) == ((8, 2.0), (300, 100.0)) and len(alice.curve) <= CURVE_POINTS
     board = Reader(store.database).board(BoardView())
     assert [(standing.rank, standing.record.peer) for standing in board.standings] == [(1, ALICE)]
     assert (board.listed, board.unlisted, board.answers) == (1, 1, 301)  # bob has one answer

@@ -23,7 +23,7 @@ import uvicorn
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.service import open_service
-from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_socket, url_of
+from judge.server import JudgeServer, listening_socket, url_of
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
 from swarmd.cli.app import main
@@ -45,10 +45,6 @@ ADAPTER = file_of({"a.lora_A.default.weight": (2, 3), "a.lora_B.default.weight":
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[str]:
-    class Protocol(PatientProtocol):
-        request_seconds = 1.5
-        readers = SlowReaders(16, 256)
-
     settings = JudgeSettings(
         str(folder / "judge.sqlite3"),
         "tiny-9",
@@ -61,7 +57,6 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         with listening_socket("127.0.0.1", 0) as listener:
             options = uvicorn.Config(
                 create_app(service),
-                http=Protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

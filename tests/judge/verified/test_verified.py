@@ -389,6 +389,13 @@ async def test_a_network_may_upload_only_so_often_however_many_keys_it_has(judge
     assert 0 < int(response.headers["retry-after"]) <= config.VERIFIED_PAUSE_S + 1
 
 
+async def test_a_disk_that_is_nearly_full_takes_no_uploads(
+    judge: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "FREE_BYTES", 2**62)
+    refused(await judge.upload(), 503, "nearly full")
+
+
 async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path) -> None:
     off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_bytes=0)
     async with judging(off) as judge:

@@ -1,0 +1,57 @@
+"""Deletes the rows that no figure, receipt or check needs any more.
+
+Every evaluation of the last `keep_days` stays, and of at least two windows, so that its seed can be
+checked. Of older ones each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A peer that
+never got on the board is forgotten with all its rows after two silent windows, its sequence number too.
+
+Sums stay as they were counted: the totals of a peer in its row, those of swarm and solo in
+judge/store/arms.py.
+"""
+
+from sqlalchemy import Connection, delete, select
+
+from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW_QUESTIONS, curve_step
+from judge.store.tables import arm_bins, arm_values, evaluations, listed, peers, progress, verifications
+
+# Peers of one step.
+STEP_PEERS = 20
+# Old evaluations of a peer that are kept for its curve, for each doubling of their number; more than
+# CURVE_POINTS.
+KEPT_POINTS = 64
+
+
+def prune(db: Connection, after: str, before: float, silent: float) -> str | None:
+    """Prune the next peers by their ids; return where the next step begins, None at the end.
+
+    after: the last peer of the step before. before: older evaluations are pruned, by the time they were asked
+    at. silent: peers off the board that were last seen earlier are forgotten.
+    """
+    columns = peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.last_seen
+    chosen = select(*columns).where(peers.c.peer > after).order_by(peers.c.peer).limit(STEP_PEERS)
+    found = db.execute(chosen).all()
+    gone = [row.peer for row in found if row.answered < LISTED_ANSWERS and row.last_seen < silent]
+    for table in (evaluations, progress, peers):
+        db.execute(delete(table).where(table.c.peer.in_(gone)))
+    for row in found:
+        if row.peer not in gone:
+            _thin(db, row.peer, row.answered + row.unanswered, before)
+    if found:
+        return str(found[-1].peer)
+    off_the_board = verifications.c.peer.not_in(select(peers.c.peer).where(listed))
+    db.execute(delete(verifications).where(verifications.c.ended < silent, off_the_board))
+    for table in (arm_bins, arm_values):
+        # No peer of this model is left: it is on no list.
+        db.execute(delete(table).where(table.c.model.not_in(select(progress.c.model))))
+    return None
+
+
+def _thin(db: Connection, peer: str, counted: int, before: float) -> None:
+    """Delete a peer's old evaluations but its newest and those at even steps. counted: how many count."""
+    c, step = evaluations.c, curve_step(counted, KEPT_POINTS)
+    # Read in the order of their numbers up to the first that is not old, not all of them.
+    young = select(c.number).where(c.peer == peer, c.number > 0, c.asked_at >= before)
+    first_young = db.scalar(young.order_by(c.number).limit(1))
+    end = min(counted - WINDOW_QUESTIONS, counted if first_young is None else first_young - 1)
+    db.execute(delete(evaluations).where(c.peer == peer, c.number <= end, c.number % step != 0))
+    void = c.number.is_(None) & (c.state == "void")
+    db.execute(delete(evaluations).where(c.peer == peer, void, c.asked_at < before))

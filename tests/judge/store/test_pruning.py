@@ -1,0 +1,160 @@
+"""What pruning deletes, and that no figure changes by it, on both kinds of database."""
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, curve_numbers, curve_step
+from judge.store import archive, arms
+from judge.store.pruning import KEPT_POINTS, STEP_PEERS
+from judge.store.reader import Reader
+from judge.store.store import Store
+from judge.types import Attributes
+from p2p.types import PeerId
+from swarmd.tasks.answers import ScoredAnswer
+from swarmd.tasks.sandbox.client import Mark
+from tests.judge.store.test_store import ALICE, ANSWER, BOB, opened, question
+
+CURRICULUM = "tiny-9 0123"
+MANY = 400
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    with closing(opened(database)) as store:
+        yield store
+
+
+def rows(store: Store, peer: PeerId) -> list[int | None]:
+    with store.database.begin() as db:
+        chosen = f"SELECT number FROM evaluations WHERE peer = '{peer}' ORDER BY number"
+        return [row[0] for row in db.exec_driver_sql(chosen)]
+
+
+def counted(store: Store, peer: PeerId, number: int, at: float, reward: float, model: str = "tiny") -> None:
+    """One evaluation that counts, of a peer in the swarm."""
+    asked = replace(
+        question(int.from_bytes(sha256(f"{peer} {number}".encode()).digest()[:7], "big"), peer),
+        attributes=Attributes(number, model, sharing="swarm"),
+    )
+    store.asked(asked, number, at)
+    if number % 7:
+        store.graded(asked, [ANSWER], [ScoredAnswer.of(reward)], 0.5, number, at)
+    else:
+        store.lapsed([asked])
+
+
+def prune(store: Store, before: float, silent: float) -> int:
+    """Prune all; return the number of steps."""
+    after: str | None = ""
+    steps = 0
+    while after is not None:
+        after, steps = store.prune(after, before, silent), steps + 1
+    return steps
+
+
+def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) -> None:
+    rng = random.Random(3)
+    for number in range(1, MANY + 1):
+        counted(store, ALICE, number, float(number), float(rng.random() < number / MANY))
+    void = question(10**6)
+    store.asked(void, MANY + 1, 5.0)
+    store.void(void)
+    reader = Reader(store.database)
+    before = [reader.standing(ALICE), reader.board(BoardView(curves=24)), reader.arms("tiny")]
+    prune(store, before=MANY - 80.0, silent=0.0)
+    kept = rows(store, ALICE)
+    assert kept == [n for n in range(1, MANY + 1) if n >= MANY - 99 or n % curve_step(MANY, KEPT_POINTS) == 0]
+    assert [reader.standing(ALICE), reader.board(BoardView(curves=24)), reader.arms("tiny")] == before
+    # What comes later is counted on, and its curve finds what it needs.
+    for number in range(MANY + 1, 2 * MANY + 1):
+        counted(store, ALICE, number, float(number), 1.0)
+    prune(store, before=2_000.0, silent=0.0)
+    standing = reader.standing(ALICE)
+    assert standing is not None
+    assert [number for number, _ in standing.record.curve] == list(curve_numbers(2 * MANY))
+    assert len(rows(store, ALICE)) <= WINDOW_QUESTIONS + 2 * KEPT_POINTS
+    _, differences = archive.verify(store.database.name, CURRICULUM, as_stored(store))
+    assert differences == []
+
+
+def as_stored(store: Store) -> Mark:
+    """A mark that gives each answer what is stored: only the sums are checked here."""
+    with store.database.begin() as db:
+        graded = "SELECT reward FROM evaluations WHERE state = 'graded' ORDER BY id"
+        stored = iter([row[0] for row in db.exec_driver_sql(graded)])
+    return lambda items: [[ScoredAnswer.of(next(stored)) for _ in answers] for _, answers in items]
+
+
+def test_verify_finds_what_does_not_follow_from_pruning(tmp_path: Path) -> None:
+    changes = (
+        "UPDATE peers SET reward = reward {} 1",
+        "UPDATE peers SET answered = answered {} 300, unanswered = unanswered - (0 {} 300)",
+        "UPDATE evaluations SET total = total {} 99 WHERE number = 16",
+        "UPDATE evaluations SET reward = 1 - reward WHERE number = 16",
+    )
+    with closing(opened(tmp_path / "judge.sqlite3")) as store:
+        for number in range(1, MANY + 1):
+            counted(store, ALICE, number, float(number), 0.0)
+        prune(store, before=MANY - 80.0, silent=0.0)
+
+        def differences(change: str = "SELECT 1") -> list[str]:
+            with store.database.begin() as db:
+                db.exec_driver_sql(change)
+            return archive.verify(store.database.name, CURRICULUM, as_stored(store))[1]
+
+        for change in changes:
+            assert differences(change.replace("{}", "+")) != [], change
+            assert differences(change.replace("{}", "-")) == [], change
+        assert differences(f"DELETE FROM evaluations WHERE number = {MANY - 10}") != []
+
+
+def test_a_silent_peer_off_the_board_is_forgotten_with_all_it_brought(store: Store) -> None:
+    for number in range(1, 10):
+        counted(store, BOB, number, 10.0, 1.0, model="bobs")
+        counted(store, ALICE, number, 10.0, 1.0)
+    for number in range(10, 20):
+        counted(store, ALICE, number, 10.0, 1.0)
+    with store.database.begin() as db:
+        total = db.exec_driver_sql("SELECT count(*) FROM arm_bins WHERE model = 'bobs'").scalar_one()
+    assert total > 0
+    prune(store, before=10.0, silent=10.0)
+    assert len(rows(store, BOB)) == 9  # not yet silent for so long
+    prune(store, before=11.0, silent=11.0)
+    assert (rows(store, BOB), store.sequence(BOB)) == ([], -1)
+    assert rows(store, ALICE) == list(range(1, 20))  # on the board
+    with store.database.begin() as db:
+        for table in ("progress", "arm_bins", "arm_values"):
+            models = db.exec_driver_sql(f"SELECT DISTINCT model FROM {table}").scalars().all()
+            assert "bobs" not in models
+    counted(store, BOB, 1, 12.0, 1.0)  # it may come back, as anybody new
+    assert rows(store, BOB) == [1]
+
+
+def test_pruning_goes_by_a_few_peers_a_step(store: Store) -> None:
+    for number in range(STEP_PEERS + 1):
+        counted(store, PeerId(f"peer {number}"), 1, 1.0, 1.0)
+    assert prune(store, before=0.0, silent=0.0) == 3
+    assert prune(store, before=9.0, silent=9.0) == 3
+    assert prune(store, before=9.0, silent=9.0) == 1
+
+
+def test_a_peer_is_compared_in_a_few_models(store: Store) -> None:
+    for number in range(1, 40):
+        counted(store, ALICE, number, 1.0, 1.0, model=f"model {number}")
+    with store.database.begin() as db:
+        assert db.exec_driver_sql("SELECT count(*) FROM progress").scalar_one() == arms.PEER_MODELS
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(2, CURVE_POINTS))
+def test_the_numbers_of_a_curve_outlive_pruning_at_every_earlier_time(a: int, b: int, points: int) -> None:
+    earlier, later = sorted((a, b))
+    step = curve_step(earlier, KEPT_POINTS)
+    assert all(number % step == 0 for number in curve_numbers(later, points)[:-1])
