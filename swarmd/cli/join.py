@@ -109,6 +109,7 @@ def join(
     background: Annotated[
         bool, typer.Option("--background", help="Return once the node runs; it goes on without a terminal.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show technical figures, too.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per round on standard output.")
     ] = False,
@@ -147,7 +148,8 @@ def join(
             resolved = resolve(
                 config_file(config), os.environ, flags, accepted.settings() if accepted else {}
             )
-            raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json, runs))
+            view = partial(_view, as_json, verbose)
+            raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), view, runs))
     except (KeyboardInterrupt, SystemExit):
         tell("stopped; `swarmd join` goes on from what is saved")
         raise
@@ -168,7 +170,7 @@ def _join(
     resolved: "Resolved",
     accepted: "Invitation | None",
     folder: Path,
-    as_json: bool,
+    shown: "Callable[[], View]",
     runs: "Callable[[], None]",
 ) -> int:
     from swarmd.daemon.choices import recalled, remember
@@ -184,7 +186,7 @@ def _join(
         from swarmd.cli.views.notify import NotifyView
         from swarmd.cli.views.plain import LogView, StartView
 
-        view = NotifyView(LogView(StartView(_view(as_json))), _notifier(node_config.notify))
+        view = NotifyView(LogView(StartView(shown())), _notifier(node_config.notify))
         try:
             if joining:
                 view.talk(joining)
@@ -213,16 +215,17 @@ def _notifier(wanted: str) -> "Send":
     return found or nothing
 
 
-def _view(as_json: bool) -> "View":
+def _view(as_json: bool, verbose: bool = False) -> "View":
     """Choose the view: JSON if asked for, the live page on a terminal that can show it, else plain lines."""
     from swarmd.cli.views.plain import JsonView, PlainView
 
     if as_json:
         return JsonView(sys.stdout, PlainView(sys.stderr))
     if shows_pages(sys.stderr):
-        from swarmd.cli.views.live import LiveView
+        from swarmd.cli.views.live import HINT, LiveView
 
-        return LiveView()
+        hint = HINT + " · closing this one stops the node" * bool(hang_up())
+        return LiveView(hint=hint, verbose=verbose)
     return PlainView(sys.stderr)
 
 

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import select
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ from swarmd.daemon.local_api.status_words import (
 from swarmd.terminal import printable
 
 EVENTS = 6
+# The hint is left out of a page with fewer rows.
+HINT_ROWS = 20
 # How long the last page waits for a terminal that takes nothing.
 LAST_PAGE_S = 1.0
 # The least time between two drawings while the node is paused and its page would only count the time: drawing
@@ -41,6 +44,8 @@ LAST_PAGE_S = 1.0
 DRAW_PAUSED_S = 5.0
 # What the page shows of the facts that `swarmd status` prints.
 SHOWN = ("paused", "now", "learning", "model", "peers", "refused", "judge", "trainer", "workers", "away")
+# The commands that a person wants next, in 76 columns.
+HINT = "another terminal: swarmd ui, invite, stop"
 _MARKS = {
     "training": "green",
     "starting": "cyan",
@@ -64,6 +69,9 @@ class _Screen(io.TextIOBase):
     def write(self, text: str) -> int:
         self._left += text.encode(errors="backslashreplace")
         return len(text)
+
+    def fileno(self) -> int:
+        return self._to
 
     def flush(self) -> None:
         try:
@@ -95,18 +103,47 @@ def _console() -> Console:
 class LiveView:
     """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames.
 
-    At the end the last page stays on the normal screen.
+    At the end the last page stays on the normal screen. In the background (Ctrl-Z, bg) nothing is drawn.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._page, self._clock = LivePage(clock), clock
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.time,
+        *,
+        hint: str = HINT,
+        verbose: bool = False,
+    ) -> None:
+        """Draw the first page.
+
+        hint: a line for a person who wonders what to do next. verbose: show technical figures, too.
+        """
+        self._page, self._clock = LivePage(clock, hint, verbose=verbose), clock
         self._console = console or _console()
         self._live = Live(
             self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True
         )
         # When it was drawn last, and the part whose change is drawn at once.
         self._drawn: tuple[float, object] = (-math.inf, None)
-        self._live.start(refresh=True)
+        self._draw()
+        if isinstance(self._console.file, _Screen):
+            signal.signal(signal.SIGTSTP, self._stop)
+
+    def _draw(self) -> None:
+        """Draw the page, unless the process is in the background of its terminal, or that takes nothing."""
+        with contextlib.suppress(OSError):
+            # OSError: it is not the terminal of this process's session.
+            if os.tcgetpgrp(self._console.file.fileno()) != os.getpgrp():
+                return
+        if not self._is_behind():
+            self._live.start()
+            self._live.refresh()
+
+    def _stop(self, *_: object) -> None:
+        """Give the terminal back to the shell before Ctrl-Z stops this process."""
+        self._live.stop()
+        self._is_behind(LAST_PAGE_S)
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._page.document = document
@@ -119,17 +156,17 @@ class LiveView:
             self._console.size,
         )
         quiet = document.get("state") == "paused" and shown == before
-        if not (quiet and 0 <= self._clock() - at < DRAW_PAUSED_S) and not self._is_behind():
+        if not (quiet and 0 <= self._clock() - at < DRAW_PAUSED_S):
             self._drawn = self._clock(), shown
-            self._live.refresh()
+            self._draw()
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Ignore the round: the status document carries the last one and the curve."""
 
     def talk(self, text: str) -> None:
         self._page.say(text)
-        if self._page.document is None and not self._is_behind():
-            self._live.refresh()
+        if self._page.document is None:
+            self._draw()
 
     def close(self) -> None:
         if not self._live.is_started:
@@ -148,7 +185,8 @@ class LiveView:
 class LivePage:
     """A status document and the last events, as a rich renderable that fits the terminal."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], hint: str = HINT, *, verbose: bool = False) -> None:
+        self._hint, self._verbose = hint, verbose
         self.document: Mapping[str, Any] | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
         self._clock = clock
@@ -166,9 +204,10 @@ class LivePage:
         width, height = options.max_width - 4, options.size.height
         header = _header(document, self._clock(), width)
         # Lines that the frame and the header take.
-        fixed = 2 + header.plain.count("\n") + 1
+        hint = self._hint if height >= HINT_ROWS else ""
+        fixed = 2 + header.plain.count("\n") + 1 + bool(hint)
         columns = max(1, width - NAME_COLUMNS - 1)
-        rows = _rows(_facts(document, columns), columns, height - fixed)
+        rows = _rows(_facts(document, columns, verbose=self._verbose), columns, height - fixed)
         room = height - fixed - len(rows) - 1
         events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
@@ -185,6 +224,8 @@ class LivePage:
         parts.append(table)
         if events:
             parts += [Text(), *events]
+        if hint:
+            parts.append(Text(hint, style="dim", no_wrap=True, overflow="ellipsis"))
         swarm = document.get("swarm") or {}
         yield Panel(
             Group(*parts),
@@ -233,8 +274,11 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     return text
 
 
-def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
+def _facts(document: Mapping[str, Any], width: int, *, verbose: bool) -> list[tuple[str, str]]:
     """Return the page's facts, by name."""
+    trainer = document.get("trainer") or {}
+    if not verbose:
+        document = {**document, "kl": None, "trainer": {"restarts": trainer.get("restarts")}}
     addresses = [printable(str(address)) for address in document.get("addresses") or ()]
     best = min(addresses, key=lambda address: PLACES.index(place(address)), default="")
     # Broken before the peer id, if it has to be.

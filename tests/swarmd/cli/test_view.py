@@ -1,11 +1,13 @@
 """What people and programs see of a running node, on wide and narrow terminals, and where nobody reads."""
 
+import fcntl
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Mapping
@@ -92,7 +94,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int = 2) -> list[str]:
-    page = LivePage(lambda: 1_700_000_192.0)
+    page = LivePage(lambda: 1_700_000_192.0, verbose=True)
     page.document = shown
     for event in range(events):
         page.say(f"event {event}: \x1b[31mpeer brave-otter connected\u202e")
@@ -138,7 +140,7 @@ def test_the_page_fits_the_terminal(width: int, height: int) -> None:
 FIGURES = """brave-otter|● training|round 120 of 300|up 3:12|tiny 0.9 M cpu float32|reward 0.429
     |generate 2.13|4 own + 3 of others|pool 17, 5 new|2 without advantage dropped|gradient –
     |12 already seen, 3 bad signature|0.310 over 120 questions|/ip4/192.0.2.7/tcp/40123
-    |restarts: 1|event 1|swarm main 3f2a9c00"""
+    |restarts: 1|event 1|swarm main 3f2a9c00|another terminal: swarmd ui, invite, stop"""
 WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
     |age 0.5 rounds|checkpoint 0.20|tcp/40123"""
 
@@ -191,6 +193,16 @@ def test_nothing_is_cut_off_where_there_is_room(
     text = " ".join(" ".join(lines).replace("│", " ").split())
     assert [said for part in wanted.split("|") if (said := part.strip()) not in text] == []
     assert len(lines) <= height
+
+
+def test_technical_figures_are_shown_where_they_are_wanted_alone() -> None:
+    page = LivePage(lambda: 1_700_000_192.0)
+    page.document = document(kl={"round": 110, "value": 0.00731})
+    console = Console(width=120, height=40, file=io.StringIO(), force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(page)
+    assert "KL" not in capture.get() and "pid" not in capture.get() and "restarts: 1" in capture.get()
+    assert "KL from the start" in " ".join(drawn(document(kl={"round": 110, "value": 0.00731}), 120, 40))
 
 
 def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
@@ -405,6 +417,55 @@ def test_a_terminal_that_takes_nothing_stops_no_node() -> None:
     finally:
         process.kill()
         assert "brave-otter" in rest_of(ours)
+
+
+IN_THE_BACKGROUND = """
+import time
+from swarmd.cli.views.live import LiveView
+view = LiveView()
+while True:
+    view.status({"state": "training", "name": "brave" + "-otter", "rewards": []})
+    time.sleep(0.02)
+"""
+
+
+def test_a_view_that_was_stopped_and_goes_on_in_the_background_draws_nothing() -> None:
+    """Ctrl-Z gives the shell its screen back; `bg` leaves it alone; `fg` draws again."""
+    ours, theirs = terminal()
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+
+    def with_terminal() -> None:  # a shell's child: its session's terminal, and a group in the foreground
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    text = bytearray()
+
+    def drawn_until(wanted: bytes) -> bytes:
+        while wanted not in text:
+            text.extend(os.read(ours, 65536))
+        before, found, text[:] = text.partition(wanted)
+        return bytes(before + found)
+
+    shell = f"set -m; {sys.executable} -c '{IN_THE_BACKGROUND}'; bg; sleep 1; echo quiet; fg"
+    with killed_after(
+        subprocess.Popen(
+            ["bash", "-c", shell],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            preexec_fn=with_terminal,
+        )
+    ):
+        drawn_until(b"brave-otter")
+        os.write(ours, b"\x1a")
+        left = drawn_until(b"quiet").rpartition(b"\x1b[?1049l")
+        assert left[1] and b"brave-otter" not in left[2]
+        assert b"\x1b[?1049h" in drawn_until(b"brave-otter")
+        os.write(ours, b"\x03")
+        drawn_until(b"KeyboardInterrupt")
+    os.close(theirs)
+    rest_of(ours)
 
 
 def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
