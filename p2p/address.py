@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.errors import BadAddress
-from p2p.identity import public_key_of
+from p2p.identity import peer_id_of, public_key_of
 from p2p.types import PeerId
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -19,6 +19,8 @@ EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDU
 _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 # Below the ports that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
 OWN_PORTS: Final = range(10_000, 30_000)
+# Lengths of a packed address: IPv4, IPv6, and the same through a relay.
+PACKED_BYTES: Final = (6, 18, 38, 50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,29 @@ def parse_endpoint(text: str) -> Endpoint | None:
         return None
     unspecified = endpoint.kind.startswith("ip") and ipaddress.ip_address(endpoint.host).is_unspecified
     return None if unspecified or endpoint.port == 0 else endpoint
+
+
+def packed(address: str) -> bytes:
+    """Write a multiaddress as bytes: IP address, port and, if it leads through a relay, the relay's key.
+
+    Those are 6, 18, 38 or 50 bytes; none for an address of another form.
+    """
+    direct, _, relay = address.removesuffix("/p2p-circuit").partition("/p2p/")
+    endpoint = parse_endpoint(direct)
+    if endpoint is None or not endpoint.kind.startswith("ip"):
+        return b""
+    key = public_key_of(relay) if relay else b""
+    return ipaddress.ip_address(endpoint.host).packed + endpoint.port.to_bytes(2, "big") + key
+
+
+def unpacked(raw: bytes) -> str:
+    """Read what `packed` wrote. Raises ValueError if the length is another."""
+    if len(raw) not in PACKED_BYTES:
+        raise ValueError(f"no address has {len(raw)} bytes")
+    cut = 4 if len(raw) in (6, 38) else 16
+    host, port, key = ipaddress.ip_address(raw[:cut]), raw[cut : cut + 2], raw[cut + 2 :]
+    direct = f"/ip{host.version}/{host}/tcp/{int.from_bytes(port, 'big')}"
+    return f"{direct}/p2p/{peer_id_of(key)}/p2p-circuit" if key else direct
 
 
 def _bootstrap(text: str) -> tuple[PeerId, Endpoint]:

@@ -146,6 +146,8 @@ class Member:
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.TWINS: TwinCards(clock),
         }
+        # What is done with bodies of a kind before they are sealed.
+        self.completes: dict[str, Callable[[bytes], bytes]] = {}
         self._stay = trio.CancelScope()
         # The event of coming back; None while we are in the swarm.
         self._left: trio.Event | None = None
@@ -221,6 +223,7 @@ class Member:
         kind that is no word.
         """
         if self._left is None and not self.earlier_twin():
+            body = self.completes.get(kind, bytes)(body)
             self.engine.publish(
                 seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body)
             )
@@ -255,6 +258,8 @@ class Member:
         Cancel it at your deadline. replies: filled with the reply of each holder so far.
         """
         now = self._clock()
+        if want.at:
+            self.engine.told_of(want.holders[0], want.at)
         holders = [*want.holders, *(peer.id for peer in self.peers())]
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
         return await self.fetcher.fetch(dataclasses.replace(want, holders=good), replies)

@@ -12,6 +12,8 @@ from functools import lru_cache
 from p2p.address import parse_endpoint
 
 LOCAL = "local"
+# The lowest port that is dialled because a peer names it.
+MIN_PORT = 1024
 # The group of names. Only the operator gives names, and where they lead is known when they are dialled.
 NAME = "name"
 _LOCAL_4 = [
@@ -68,6 +70,15 @@ def is_public(host: str) -> bool:
     """Return whether this is an IP address on the internet, neither private nor local nor reserved."""
     ip = _ip(host)
     return ip is not None and ip.is_global and group_of_host(host) not in (LOCAL, None)
+
+
+def on_internet(address: str) -> bool:
+    """Return whether a multiaddress, or that of the relay in it, is public and of a port that any user has.
+
+    Nobody can have us dial our own network, or the services of a machine, by naming such.
+    """
+    endpoint = parse_endpoint(address.split("/p2p/")[0])
+    return endpoint is not None and endpoint.port >= MIN_PORT and is_public(endpoint.host)
 
 
 def machine_of_host(host: str) -> str:

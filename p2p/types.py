@@ -241,6 +241,15 @@ class P2pEngine(Protocol):
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Note a member that was announced on our local network at these addresses. Returns at once."""
 
+    def told_of(self, peer: PeerId, address: str) -> None:
+        """Note where a peer can be reached, as a frame says that it signed itself. Returns at once."""
+
+    def reached_at(self) -> str:
+        """Return a multiaddress at which the internet reaches this member; empty while none is known.
+
+        It may lead through a relay.
+        """
+
     def peers(self) -> Sequence[Peer]: ...
 
     def connected(self) -> Collection[PeerId]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 
+from p2p.address import packed
 from p2p.admission.inbox import Inbox
 from p2p.blobs.blobs import MAX_CONTENT_BYTES, content_id, unpack
 from p2p.engines.memory import MemorySwarm
@@ -237,7 +238,9 @@ def rollouts_reason(entry: Entry) -> str:
 
 
 def offer_bodies() -> Vectors:
-    good = msgpack.packb([1, 999, [1, 0], [300, 5], [77, 40_000], bytes(range(24))])
+    fields = [1, 999, [1, 0], [300, 5], [77, 40_000], bytes(range(24))]
+    good, through = msgpack.packb(fields), f"/ip4/11.0.0.7/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit"
+    told = [msgpack.packb([*fields, packed(at)]) for at in ("/ip6/2600::7/tcp/4001", through)]
     refused = {
         "no items": [1, 1, [], [], [], b""],
         "65 items": [1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)],
@@ -247,14 +250,18 @@ def offer_bodies() -> Vectors:
         "a size of 0": [1, 1, [0], [1], [0], bytes(12)],
         "a size over 262,144": [1, 1, [0], [1], [262_145], bytes(12)],
         "a negative n": [1, 1, [0], [-1], [1], bytes(12)],
-        "a seventh field": [1, 1, [0], [1], [1], bytes(12), 0],
+        "an address that is none": [1, 1, [0], [1], [1], bytes(12), 0],
+        "an address of 7 bytes": [1, 1, [0], [1], [1], bytes(12), bytes(7)],
+        "an empty address": [1, 1, [0], [1], [1], bytes(12), b""],
+        "an eighth field": [1, 1, [0], [1], [1], bytes(12), bytes(6), 0],
     }
     bodies = {wrong: msgpack.packb(document) for wrong, document in refused.items()}
     bodies["the version as uint 8"] = b"\x96\xcc\x01" + good[2:]
     unknown = msgpack.packb([1, 1, [len(SPECIALTIES)], [1], [1], bytes(12)])
     return {
         "good": [
-            {"specialties": SPECIALTIES, "value": readable(msgpack.unpackb(good)), "body": good.hex()},
+            {"specialties": SPECIALTIES, "value": readable(msgpack.unpackb(body)), "body": body.hex()}
+            for body in (good, *told)
         ],
         "bad": [
             {"specialties": SPECIALTIES, **entry}

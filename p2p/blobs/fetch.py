@@ -69,6 +69,7 @@ class Want:
     id: bytes
     size: int  # bytes as it travels
     holders: Sequence[PeerId]  # who may have it, the likeliest first
+    at: str = ""  # where the first of them says that it can be reached
 
 
 class HolderReply(Enum):

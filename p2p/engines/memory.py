@@ -90,6 +90,12 @@ class MemoryEngine:
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Do nothing: everybody knows everybody here."""
 
+    def told_of(self, peer: PeerId, address: str) -> None:
+        """Do nothing: everybody knows everybody here."""
+
+    def reached_at(self) -> str:
+        return ""
+
     def peers(self) -> Sequence[Peer]:
         return [
             Peer(peer, f"memory:{peer}", "outbound" if str(self.me) < str(peer) else "inbound", 0.0)

@@ -23,12 +23,11 @@ import trio
 
 from p2p.address import parse_endpoint
 from p2p.nat.noise_probe import NoPeer, knock
-from p2p.netgroup import LOCAL, group_of_host
+from p2p.netgroup import LOCAL, MIN_PORT, group_of_host
 from p2p.peers.introduction import ask_each
 from p2p.rate_limit import TokenBucket
 from p2p.types import Ask, Peer, PeerId, PeerRequest
 
-MIN_PORT = 1024
 # How long an outcome is kept. In that time one peer is tried at most PORTS times.
 KEPT_S = 30.0
 PORTS = 2

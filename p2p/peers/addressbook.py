@@ -28,6 +28,7 @@ HEARSAY_EVERY_S = 3600.0
 # How often a lasting connection renews it.
 CONNECTED_EVERY_S = 3600.0
 NEARBY = PeerId("nearby")  # the teller of all peers that are announced on our local network
+AUTHORS = PeerId("authors")  # the teller of all that say in a frame where they are
 
 Candidate = tuple[PeerId, list[str]]
 

@@ -24,6 +24,7 @@ from swarmd.daemon.membership import engine_builder, introduce, nearby, topic_of
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
 from swarmd.exchange.gathering import Gatherer
+from swarmd.exchange.offers import addressed
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE
@@ -86,6 +87,7 @@ class Participant:
             rng,
             self._heard.tried,
         )
+        self.member.completes[wire.OFFER_KIND] = lambda body: addressed(body, self.member.engine.reached_at())
         self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
         self._acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         runs = introduce(self.member, curriculum, doing)

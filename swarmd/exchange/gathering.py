@@ -204,7 +204,7 @@ class Gatherer:
                 if self._serving.doubtful(item.author)
                 else nullcontext(),
             ):
-                want = Want(item.id, item.size, [item.author, item.via])
+                want = Want(item.id, item.size, [item.author, item.via], item.at)
                 blob = await self._member.fetch(want, fetch.replies)
         finally:
             del self._under_way[item.id]

@@ -4,10 +4,11 @@ A rollout set too large to gossip is offered instead: each rollout is a blob of 
 and the offer lists their ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for other
 implementations.
 
-    offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
+    offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids, address]
 
 specialty is the index in the curriculum's list, which all peers of a swarm share; size is the blob's, in
-bytes; ids are concatenated. Every member receives every offer several times, so bytes matter. A blob is of
+bytes; ids are concatenated; the address is where the author can be reached (`p2p.address.packed`), left out
+if it does not know. Every member receives every offer several times, so bytes matter. A blob is of
 one author and one rollout:
 
     blob = msgpack [author's public key, the body of a `rollouts` frame with this one rollout], packed
@@ -23,10 +24,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from p2p.address import PACKED_BYTES, packed, unpacked
 from p2p.admission.fair_queue import fair_share
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
 from p2p.identity import public_key_of
 from p2p.latest import Latest
+from p2p.netgroup import on_internet
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
 from swarmd.experience.pool import heard_in, too_old
@@ -37,6 +40,8 @@ KIND = wire.OFFER_KIND
 VERSION: Final = 1
 # The size of one offer, at most.
 OFFER_BYTES = 1024
+# The same without an address, which takes two bytes more than it has.
+ITEMS_BYTES = OFFER_BYTES - max(PACKED_BYTES) - 2
 # Items in one offer.
 MAX_ITEMS = 64
 # Chosen ids that a board remembers.
@@ -59,6 +64,7 @@ class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     ns: Annotated[tuple[_N, ...], _MANY]
     sizes: Annotated[tuple[_Size, ...], _MANY]
     ids: _Ids
+    at: Annotated[bytes, msgspec.Meta(max_length=max(PACKED_BYTES))] = b""
 
 
 class _Blob(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -82,6 +88,7 @@ class Offered:
     via: PeerId  # the peer that handed the offer to us; the author where that is not known
     group: str = ""  # the author's network group, as the envelope said it
     round: int = 0  # our round in which the offer came; set by the board
+    at: str = ""  # the multiaddress at which the author says that it can be reached
 
 
 def encode(
@@ -118,13 +125,27 @@ def join(bodies: Sequence[bytes]) -> list[bytes]:
     return _bodies(parsed[0].round, items)
 
 
+def addressed(body: bytes, address: str) -> bytes:
+    """Return an offer of ours with the multiaddress at which we can be reached, if that has a packed form."""
+    return _encode(msgspec.structs.replace(_decoder.decode(body), at=packed(address)))
+
+
+def _encode(offer: _Offer) -> bytes:
+    fields = msgspec.structs.astuple(offer)
+    return _encoder.encode(fields if offer.at else fields[:-1])
+
+
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
     """Return the offers in an envelope, or why it holds none. Never raises, whatever the bytes."""
     try:
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return wire.newer(envelope.body, VERSION)
-    if len(envelope.body) > OFFER_BYTES or _encoder.encode(offer) != envelope.body:
+    if len(envelope.body) > OFFER_BYTES or _encode(offer) != envelope.body:
+        return Reason.UNDECODABLE
+    try:
+        where = unpacked(offer.at) if offer.at else ""
+    except ValueError:
         return Reason.UNDECODABLE
     ids = [offer.ids[at : at + ID_BYTES] for at in range(0, len(offer.ids), ID_BYTES)]
     if not len(offer.specialties) == len(offer.ns) == len(offer.sizes) == len(ids) or len(ids[-1]) < ID_BYTES:
@@ -132,20 +153,21 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
     if max(offer.specialties) >= len(specialties):
         return Reason.UNKNOWN_TASK
     author, via, group = envelope.author, envelope.via or envelope.author, envelope.group
+    where = where if on_internet(where) else ""
     items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
     return tuple(
-        Offered(author, TaskRef(specialties[index], n), name, size, via, group)
+        Offered(author, TaskRef(specialties[index], n), name, size, via, group, at=where)
         for index, n, name, size in items
     )
 
 
 def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
-    """Encode the items in their order, in offers of at most OFFER_BYTES."""
+    """Encode the items in their order, in offers that have room for an address."""
     found: list[bytes] = []
     waiting: list[_Item] = []
     for item in items:
         if waiting and (
-            len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > OFFER_BYTES
+            len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > ITEMS_BYTES
         ):
             found.append(_body(round_number, waiting))
             waiting = []
@@ -178,7 +200,7 @@ def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
 
 def _body(round_number: int, items: Sequence[_Item]) -> bytes:
     indices, ns, sizes, ids = zip(*items, strict=True)
-    return _encoder.encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
+    return _encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
 
 
 Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]

@@ -2,7 +2,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.address import EXAMPLE, Endpoint, own_ports, parse_bootstrap, parse_endpoint, parse_listen
+from p2p.address import (
+    EXAMPLE,
+    PACKED_BYTES,
+    Endpoint,
+    own_ports,
+    packed,
+    parse_bootstrap,
+    parse_endpoint,
+    parse_listen,
+    unpacked,
+)
 from p2p.errors import BadAddress
 from p2p.identity import Identity
 from p2p.types import PeerId
@@ -53,6 +63,30 @@ def test_no_address_from_a_peer_crashes(text: str) -> None:
     endpoint = parse_endpoint(text)
     assert endpoint is None or parse_endpoint(str(endpoint)) == endpoint
     assert parse_endpoint("/ip4/0.0.0.0/tcp/4001") is None and parse_endpoint("/ip4/10.0.0.1/tcp/0") is None
+
+
+@pytest.mark.parametrize(
+    ("address", "size"),
+    [
+        ("/ip4/203.0.113.7/tcp/4001", 6),
+        ("/ip6/2001:db8::7/tcp/65535", 18),
+        (f"/ip4/203.0.113.7/tcp/4001/p2p/{A}/p2p-circuit", 38),
+        (f"/ip6/2001:db8::7/tcp/4001/p2p/{A}/p2p-circuit", 50),
+        ("/dns/node.example/tcp/4001", 0),
+        ("", 0),
+    ],
+)
+def test_an_address_takes_few_bytes(address: str, size: int) -> None:
+    raw = packed(address)
+    assert len(raw) == size and (not raw or unpacked(raw) == address)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_are_an_address_or_are_refused(raw: bytes) -> None:
+    try:
+        assert packed(unpacked(raw)) in (raw, b"")  # port 0 is written by nobody
+    except ValueError:
+        assert len(raw) not in PACKED_BYTES
 
 
 def test_the_ports_of_a_node_follow_from_its_key_and_are_nobodys() -> None:

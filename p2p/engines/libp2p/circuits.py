@@ -27,7 +27,7 @@ from p2p.engines.libp2p.streams import end
 from p2p.errors import BadAddress
 from p2p.latest import Latest
 from p2p.nat.dial_back import ask_members, can_be_dialled, who_dials_back
-from p2p.netgroup import LOCAL, group_of_host, is_public
+from p2p.netgroup import LOCAL, group_of_host, is_public, on_internet
 from p2p.peers.addressbook import AddressBook
 from p2p.types import Ask, Peer, PeerId
 
@@ -85,6 +85,7 @@ class Circuits:
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
         # Our addresses, as members see them.
         self._seen_at: Sequence[str] = ()
+        self._dialable: bool | None = None  # None: no member could say
         self._reserved: dict[PeerId, _Reservation] = {}
         # Peer -> relays that it says it is at
         self._announced: Latest[PeerId, Sequence[str]] = Latest(ANNOUNCED_PEERS)
@@ -94,6 +95,11 @@ class Circuits:
     def addresses(self) -> list[str]:
         """Return the addresses at which others reach us through relays."""
         return [f"{held.address}/p2p-circuit" for held in self._reserved.values()]
+
+    def reached_at(self) -> str:
+        """Return a public address at which members have dialled us, else one through a relay, or ""."""
+        direct = sorted(self._seen_at) if self._dialable else []
+        return next(filter(on_internet, [*direct, *self.addresses()]), "")
 
     def note(self, peer: PeerId, addresses: Iterable[str]) -> None:
         """Remember a peer's relays, from the addresses that it or others tell of it."""
@@ -221,21 +227,21 @@ class Circuits:
 
     async def keep(self) -> None:
         """Have relays take us in while nobody can dial us. Runs until cancelled."""
-        dialable, due, asked = None, trio.current_time() + ASK_FIRST_S, -math.inf
+        due, asked = trio.current_time() + ASK_FIRST_S, -math.inf
         while True:
             await trio.sleep(min(TICK_S, max(0.0, due - trio.current_time())))
             if trio.current_time() >= due:
                 due = trio.current_time() + ASK_AGAIN_S
                 if (
-                    dialable is None
+                    self._dialable is None
                     or trio.current_time() - asked >= ASK_EVERY_S
                     or self._met_by_another_kind()
                 ):
-                    asked, told = trio.current_time(), await self._dialable()
+                    asked, told = trio.current_time(), await self._ask_members()
                     # Members that can say nothing now take no relay from us.
-                    dialable = dialable if told is None else told
+                    self._dialable = self._dialable if told is None else told
             before = self.addresses()
-            await self._reserve_where_due(wanted=dialable is False)
+            await self._reserve_where_due(wanted=self._dialable is False)
             if self.addresses() != before:
                 log.info(
                     "others reach this node through %s", ", ".join(self.addresses()) or "no relay any more"
@@ -257,7 +263,7 @@ class Circuits:
         met = {address.split("/")[1] for member in self._members() if (address := member.address)}
         return bool(met & self._ports.keys() - {address.split("/")[1] for address in self._seen_at})
 
-    async def _dialable(self) -> bool | None:
+    async def _ask_members(self) -> bool | None:
         """Ask members to dial us. Returns None where none of them could tell."""
         replies = (await ask_members(self._ask, who_dials_back(self._members(), self._ports))).values()
         seen = dict.fromkeys(reply.seen_at for reply in replies if reply.seen_at is not None)

@@ -18,7 +18,7 @@ from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic
-from p2p.types import Handlers
+from p2p.types import Handlers, PeerId
 
 
 class Libp2pEngine(NetworkEngine):
@@ -35,7 +35,18 @@ class Libp2pEngine(NetworkEngine):
     def addresses(self) -> Sequence[str]:
         if self._stack is None:
             return []
-        return [f"{address}/p2p/{self.me}" for address in dialable([*map(str, self._listen)])]
+        forwarded = "" if "/p2p-circuit" in (at := self.reached_at()) else at
+        own = dict.fromkeys([*dialable([*map(str, self._listen)]), *filter(None, [forwarded])])
+        return [f"{address}/p2p/{self.me}" for address in own]
+
+    def told_of(self, peer: PeerId, address: str) -> None:
+        if "/p2p-circuit" not in address:
+            super().told_of(peer, address)
+        elif self._circuits is not None:
+            self._circuits.note(peer, [address])
+
+    def reached_at(self) -> str:
+        return self._circuits.reached_at() if self._circuits is not None else ""
 
     @property
     def relayed(self) -> Sequence[str]:

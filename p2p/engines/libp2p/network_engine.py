@@ -18,7 +18,7 @@ from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
-from p2p.peers.addressbook import NEARBY, AddressBook
+from p2p.peers.addressbook import AUTHORS, NEARBY, AddressBook
 from p2p.peers.addressbook_file import AddressBookFile
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
@@ -155,6 +155,12 @@ class NetworkEngine:
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.add(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
+
+    def told_of(self, peer: PeerId, address: str) -> None:
+        self._book.add(peer, [address], self._clock(), teller=AUTHORS, source="")
+
+    def reached_at(self) -> str:
+        return ""
 
     def _discover(self, connections: Connections) -> Discovery:
         return Discovery(connections, self._topics, self._book, self._banned, self._clock, self._rng)

@@ -27,8 +27,7 @@ from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.libp2p.network import circuit, direct, remote_host
 from p2p.engines.libp2p.request_response import Broken
 from p2p.engines.libp2p.streams import IncomingStream, end
-from p2p.nat.dial_back import MIN_PORT
-from p2p.netgroup import LOCAL, group_of, is_public, machine_of_host
+from p2p.netgroup import LOCAL, MIN_PORT, group_of, is_public, machine_of_host
 from p2p.rate_limit import TokenBucket, TokenBuckets, counted
 from p2p.types import PeerId
 

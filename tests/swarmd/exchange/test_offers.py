@@ -52,6 +52,34 @@ def test_offers_match_their_blobs() -> None:
         assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
 
 
+def test_an_offer_says_where_its_author_is_reached() -> None:
+    (offer,), _ = offers.encode([rollout(n) for n in range(3)], 5, "tiny", SPECIALTIES)
+    for address, more in (
+        ("/ip4/11.0.0.7/tcp/4001", 8),
+        (f"/ip6/2600::7/tcp/4001/p2p/{OTHER}/p2p-circuit", 52),
+    ):
+        body = offers.addressed(offer, address)
+        decoded = offers.decode(envelope(body), SPECIALTIES)
+        assert not isinstance(decoded, Reason) and {item.at for item in decoded} == {address}
+        assert len(body) == len(offer) + more
+        # It is said when the offer is sent, as it may change until then.
+        assert offers.join([body]) == [offer]
+    assert offers.addressed(offer, "") == offer
+    for where in (
+        "192.168.1.1/tcp/8080",
+        "127.0.0.1/tcp/4001",
+        "11.0.0.7/tcp/22",
+    ):  # whom we would be had to dial
+        decoded = offers.decode(envelope(offers.addressed(offer, f"/ip4/{where}")), SPECIALTIES)
+        assert not isinstance(decoded, Reason) and {item.at for item in decoded} == {""}
+    fields = msgpack.unpackb(offer)
+    for junk in (b"", bytes(5), bytes(51), 7, None, [bytes(6)]):
+        assert offers.decode(envelope(msgpack.packb([*fields, junk])), SPECIALTIES) is Reason.UNDECODABLE
+    many, _ = offers.encode([rollout(10**8 + n) for n in range(200)], 1000, "m", SPECIALTIES)
+    through = f"/ip6/2600::7/tcp/4001/p2p/{OTHER}/p2p-circuit"
+    assert all(900 < len(offers.addressed(body, through)) <= OFFER_BYTES for body in many[:-1])
+
+
 def test_an_offer_of_eight_is_small() -> None:
     (offer,), _ = offers.encode([rollout(10**8 + n) for n in range(8)], 1000, "m", SPECIALTIES)
     assert len(offer) <= 180

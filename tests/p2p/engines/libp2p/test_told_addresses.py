@@ -1,0 +1,67 @@
+"""Blobs of authors that nobody connected to us knows: their offers say where they can be reached.
+
+Real members over loopback, without the DHT: in a swarm of thousands it names few of the authors.
+"""
+
+import pytest
+import trio
+
+from p2p.blobs.blobs import pack
+from p2p.blobs.fetch import Want
+from p2p.engines.libp2p import circuits, discovery
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.peers import addressbook
+from swarmd.testing import until
+from tests.p2p.engines.libp2p.test_libp2p import started
+from tests.p2p.real import SECONDS
+
+pytestmark = pytest.mark.net
+BLOB = pack(b"a rollout")
+
+
+@pytest.fixture(autouse=True)
+def an_internet_without_a_dht(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback counts as the internet."""
+    monkeypatch.setattr(discovery, "DHT_FIRST_S", 1e9)
+    monkeypatch.setattr(addressbook, "only_here", lambda _: False)
+    monkeypatch.setattr(circuits, "is_public", lambda _: True)
+    monkeypatch.setattr(circuits, "on_internet", lambda _: True)
+    monkeypatch.setattr(circuits, "ASK_FIRST_S", 0.1)
+    monkeypatch.setattr(circuits, "TICK_S", 0.1)
+
+
+async def fetch(reader: Member, author: Member, at: str) -> bytes | None:
+    author.hold(BLOB)
+    with trio.fail_after(SECONDS):
+        name = next(iter(author.blobs.held))
+        return await reader.fetch(Want(name, len(BLOB), [author.identity.peer_id], at))
+
+
+@pytest.mark.parametrize("home", [False, True], ids=["that can be dialled", "behind a relay"])
+async def test_an_author_that_nobody_here_knows_is_reached_by_what_its_offer_says(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, home: bool
+) -> None:
+    monkeypatch.setattr(circuits, "can_be_dialled", lambda _: not home)
+    _, _, there = await started(nursery, 1)
+    author, engine, address = await started(nursery, 2, there)
+    await until(engine.reached_at)
+    assert engine.reached_at() == (f"{there}/p2p-circuit" if home else address.split("/p2p/")[0])
+    _, _, elsewhere = await started(nursery, 3)
+    reader, reads, _ = await started(nursery, 4, elsewhere)
+    await until(reader.peers)
+    assert await fetch(reader, author, "") is None
+    assert author.identity.peer_id not in reads._book
+    assert await fetch(reader, author, engine.reached_at()) == BLOB
+    through = [peer.address for peer in reader.peers() if peer.id == author.identity.peer_id]
+    assert all(("/p2p-circuit" in address) == home for address in through)
+    nursery.cancel_scope.cancel()
+
+
+async def test_unknown_authors_are_noted_at_a_limited_rate(nursery: trio.Nursery) -> None:
+    """Else whoever makes keys would fill the address book, and have us dial whom they name."""
+    _, engine, _ = await started(nursery, 1)
+    for n in range(2, 250):
+        engine.told_of(Identity(bytes([n]) * 32).peer_id, f"/ip4/11.{n}.0.1/tcp/4001")
+    assert len(engine._book) <= addressbook.TOLD_AT_ONCE + 1
+    nursery.cancel_scope.cancel()
