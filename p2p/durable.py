@@ -59,10 +59,15 @@ def set_aside(path: Path) -> Path:
 
 def keep_aside(path: Path) -> Path:
     """Rename a file or folder that something else is to replace. Returns its new path, which was free."""
-    names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())
-    aside = next(name for name in names if not name.exists() and not name.is_symlink())
+    aside = free_aside(path)
     path.rename(aside)
     return aside
+
+
+def free_aside(path: Path) -> Path:
+    """Return a free path for the old version of a file that is about to be replaced."""
+    names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())
+    return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
 def draft_beside(path: Path) -> Path:

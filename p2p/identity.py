@@ -89,8 +89,7 @@ class Identity:
                 f" `chmod 600 {quote(str(path))}`, and if someone may have read it, move it away and start"
                 " with a new key"
             )
-        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
-        if len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file:
+        if (identity := cls._parsed(content)) is not None:
             return identity
         raise KeyFileUnusable(
             f"the key file {path} is damaged and was left as it is; restore it from a backup, "
@@ -113,6 +112,36 @@ class Identity:
         domain: 1 to 64 bytes that name what is signed, so that no signature can serve in another place.
         """
         return self._key.sign(_separated(domain, message))
+
+    @classmethod
+    def _parsed(cls, content: bytes) -> "Identity | None":
+        """Return the key in the content of a key file; None if it is damaged."""
+        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
+        whole = len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file
+        return identity if whole else None
+
+    @classmethod
+    def restore(cls, source: Path, path: Path) -> tuple["Identity", Path | None]:
+        """Put the key of a backup at `path`; returns the key, and the path of a copy of the old key file.
+
+        Raises KeyFileUnusable if the backup is unusable or cannot be written; no key is lost then.
+        """
+        try:
+            with source.open("rb") as file:
+                content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
+            if (identity := cls._parsed(content)) is None:
+                raise KeyFileUnusable(f"{source}: it holds no whole key. Nothing was changed.")
+            old = path.read_bytes() if path.exists() else None
+            kept = durable.free_aside(path) if old is not None and old != content else None
+            if kept is not None and old is not None:
+                durable.create(kept, old)
+            durable.replace(path, content)
+        except OSError as error:
+            raise KeyFileUnusable(
+                f"{error.filename or source}: {error.strerror}. Name a file that can be read, and see that"
+                " the disk has room. The old key is not lost."
+            ) from None
+        return identity, kept
 
     def backup(self, path_to: Path) -> None:
         """Copy the key to a new file, mode 0600. Never overwrites one. Raises KeyFileUnusable."""

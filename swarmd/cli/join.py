@@ -337,7 +337,7 @@ def leave(
     if in_use(folder):
         ask(folder, "stop")
         control.wait_until_gone(folder, 660.0)
-    with StateFolder.open(folder, restoring=True):
+    with StateFolder.open(folder):
         plan = leaving(folder, everything=everything)
         plan.carry_out()
     if as_json:

@@ -139,30 +139,21 @@ def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 @identity_app.command(epilog="Example: swarmd identity backup ~/swarmd-identity.key")
 def backup(
     to: Annotated[Path, typer.Argument(help="A new file, or a folder to put it in.")],
-    training: Annotated[
-        bool,
-        typer.Option("--training", help="Also the newest checkpoint and the rounds' figures: a .zip file."),
-    ] = False,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy the key to a file only you can read.
 
     Whoever has the key is this node: keep it safe, and never run two nodes with it.
+
+    To keep the training too, stop the node and copy its state folder.
     """
     from p2p.identity import Identity
 
-    folder = as_state_dir(state_dir)
-    identity = Identity.load(folder / IDENTITY_FILE)
+    identity = Identity.load(as_state_dir(state_dir) / IDENTITY_FILE)
     to = to.expanduser().absolute()
-    file = to / f"swarmd-{identity.peer_id}.{'zip' if training else 'key'}" if to.is_dir() else to
-    if training:
-        from swarmd.state.backup import write_backup
-        from swarmd.trainer.snapshot import newest_of
-
-        newest_of(folder, lambda checkpoint: write_backup(folder, file, checkpoint))
-    else:
-        identity.backup(file)
+    file = to / f"swarmd-{identity.peer_id}.key" if to.is_dir() else to
+    identity.backup(file)
     answer({"schema": 1, "peer_id": identity.peer_id, "file": str(file)}, str(file), as_json)
 
 
@@ -172,23 +163,14 @@ def restore(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a backup's key, and its training where it has some, into the state folder.
+    """Put a backup's key into the state folder. A copy of the old key is kept."""
+    from p2p.identity import Identity, nickname
 
-    Old files are kept aside.
-    """
-    from p2p.identity import nickname
-    from swarmd.state.backup import restore as put_back
-    from swarmd.trainer.checkpoint import require_whole
-
-    with StateFolder.open(as_state_dir(state_dir), restoring=True) as state:
-        found = put_back(state, file.expanduser().absolute(), require_whole)
-    what = "its key" if found.round is None else f"its key and its training, {found.round} rounds"
-    lines = [
-        f"restored {nickname(found.peer_id)} {found.peer_id}: {what}",
-        *(f"the old file is {path}" for path in found.kept),
-    ]
+    with StateFolder.open(as_state_dir(state_dir)) as state:
+        found, kept = Identity.restore(file.expanduser().absolute(), state.path / IDENTITY_FILE)
+    line = f"restored {nickname(found.peer_id)} {found.peer_id}"
     answer(
-        {"schema": 1, "peer_id": found.peer_id, "round": found.round, "kept": [*map(str, found.kept)]},
-        "\n".join(lines),
+        {"schema": 1, "peer_id": found.peer_id, "kept": str(kept) if kept else None},
+        f"{line}\nthe old key is {kept}" if kept else line,
         as_json,
     )

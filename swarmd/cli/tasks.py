@@ -110,8 +110,9 @@ def score(
 ) -> None:
     """Score an answer, or completions from standard input. Prints reward and reason of each.
 
-    Standard input has one JSON object per line, such as {"text": "<answer>7</answer>", "ended": true}. They
-    are scored in the contained process: no code in them runs here. One that is too long earns 0.
+    Standard input has one JSON object per line: {"text": "<answer>7</answer>", "ended": true}.
+
+    A contained process scores them: no code in them runs here. One that is too long earns 0.
     """
     from swarmd.tasks.sandbox.client import Verifier
 

@@ -30,7 +30,6 @@ METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
-RESTORING = "restoring"  # what a restore unpacks; gone once all of it is in its place
 # Free on the disk when a node starts: two checkpoints of the model tiny have 20 MB.
 MIN_FREE_BYTES = 24_000_000
 # How long to wait for the lock. `in_use` holds it for an instant, and is no owner.
@@ -60,11 +59,10 @@ class StateFolder:
         self._lock: int | None = lock
 
     @classmethod
-    def open(cls, path: Path, *, briefly: bool = False, restoring: bool = False) -> "StateFolder":
+    def open(cls, path: Path, *, briefly: bool = False) -> "StateFolder":
         """Make the folder (mode 0700) where there is none, and take its lock.
 
         briefly: for a command that ends by itself; a node that starts meanwhile waits, and is not refused.
-        restoring: also where a restore was cut off, so that some files are the old ones and some missing.
 
         Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
         """
@@ -96,12 +94,6 @@ class StateFolder:
                 f"{path}: another node{owner} runs with this state folder already: `swarmd status` shows it."
                 f" Stop it with `swarmd stop --state-dir {quote(str(path))}`, or give this one another folder"
                 " with --state-dir."
-            )
-        if (path / RESTORING).exists() and not restoring:
-            os.close(lock)
-            raise ConfigError(
-                f"{path}: a restore was cut off here. Run `swarmd identity restore` again; or remove"
-                f" {path / RESTORING} to go on with the files as they are."
             )
         return cls(path, lock)
 
@@ -236,7 +228,7 @@ OF_THE_NODE: Final = (
         "swarmd.log*",
         "trainer.log*",
     ),
-    *("receipts.jsonl*", "restoring*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
+    *("receipts.jsonl*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
 )
 
 

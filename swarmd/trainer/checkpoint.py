@@ -268,19 +268,6 @@ def rounds_done(folder: Path, limit: int) -> int | None:
     return found[0].round if found and found[0].round >= limit else None
 
 
-def require_whole(folder: Path) -> None:
-    """Raise SwarmdError or ValueError where a `checkpoints` folder holds a checkpoint that is not whole.
-
-    The folder is left as it is.
-    """
-    for path in saved_in(folder):
-        try:
-            _verify(path, {"run.msgpack"})
-            _check(_decoder.decode((path / "run.msgpack").read_bytes()), path)
-        except _DAMAGE as error:
-            raise ValueError(f"{path.name}: {error}") from error
-
-
 def manifest_of(folder: Path) -> Mapping[str, ManifestEntry]:
     """Return what a checkpoint says of its files. Raises one of _DAMAGE."""
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
