@@ -179,21 +179,21 @@ def test_a_frame_gives_the_same_prompt_as_the_template(
     whole = tokenizer.apply_chat_template(
         chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
     )
-    assert (
-        frame_of(*render(template, tokenizer.special_tokens_map, system, thinking)).around(question) == whole
-    )
+    found = frame_of(render(template, tokenizer.special_tokens_map, system, thinking))
+    # The last template does not open an answer, and its conversations show with which text they do.
+    assert found.around(question) == whole + "<" * ("trim" in template)
 
 
 def test_what_a_template_may_do_to_a_question() -> None:
-    assert frame_of(*render("({{ messages[0]['content'] | trim }})", {}, "")) == ChatFrame(
-        ("(", ")"), "strip"
+    assert frame_of(render("({{ messages[0]['content'] | trim }})", {}, "")) == ChatFrame(
+        ("(", ")"), "strip", rendered=")"
     )
     for template, why in (
         ("hello", "leaves the question out"),
         ("{{ messages | tojson }}", "changes the question"),
     ):
         with pytest.raises(TemplateFails, match=why):
-            frame_of(*render(template, {}, ""))
+            frame_of(render(template, {}, ""))
 
 
 @pytest.mark.net

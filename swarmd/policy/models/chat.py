@@ -9,13 +9,14 @@ put together from these pieces, and no template runs during a round.
 import contextlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import Any, Final
@@ -57,30 +58,54 @@ class TemplateFails(Exception):
 class ChatFrame:
     """What a chat template puts around a question.
 
-    trim: what it does to the white space at the question's ends. after: stands between an answer and the
-        next question.
+    trim: what it does to the white space at the question's ends. end: stands behind the last answer. after:
+        stands between an answer and the next question. straight: an answer begins where the prompt ends; else
+        the model writes more before it (gpt-oss). rendered: the last piece as the template has it. notes: for
+        the operator.
     """
 
     pieces: tuple[str, ...]
     trim: str = ""
+    end: str = ""
     after: str = ""
+    straight: bool = True
+    rendered: str = ""
+    notes: tuple[str, ...] = ()
 
     def around(self, question: str) -> str:
         return _TRIMS[self.trim](question).join(self.pieces)
 
 
-def frame_of(plain: str, spaced: str, asked_again: str) -> ChatFrame:
-    """Derive the frame from the template's texts; see `render`.
+# How a prompt ends that has opened a thought: `<think>`, `[THINK]`, `<|begin_of_thought|>`, not `</think>`.
+_THOUGHT: Final = re.compile(r"[<\[]\|?(?!end)\w*(think|thought|reason)\w*\|?[>\]]\s*\Z", re.IGNORECASE)
+
+
+def frame_of(texts: Sequence[str], eos: str = "") -> ChatFrame:
+    """Derive the frame from the template's texts.
+
+    texts: of `render`. eos: the text of the tokenizer's end token.
 
     Raises TemplateFails where the template does more to a question than trim it.
     """
+    plain, spaced, unopened, asked_again, answered = texts
     pieces = tuple(plain.split(QUESTION))
     if len(pieces) < 2:
         raise TemplateFails("it leaves the question out")
+    before, there, behind = asked_again.partition(ANSWER)
+    end, after = answered.partition(ANSWER)[2], behind.partition(QUESTION)[0]
+    # What follows the question here, and in a conversation, where the template has put an answer behind it.
+    tail, known, notes = pieces[-1], before.rpartition(QUESTION)[2] if there else pieces[-1], list[str]()
+    missing, extra = known.removeprefix(tail).strip(), tail.removeprefix(known).strip()
+    if plain == unopened and known.startswith(tail) and missing:
+        notes.append(f"its template does not open an answer, so a prompt is ended by {missing!r}, too")
+        tail = known
+    elif tail.startswith(known) and extra and not _THOUGHT.search(extra) and extra in (eos, end.strip()):
+        notes.append(f"its template ends a prompt with {extra!r}, which ends an answer: that is left out")
+        tail = known
     for trim in _TRIMS:
-        frame = ChatFrame(pieces, trim, asked_again.partition(ANSWER)[2].partition(QUESTION)[0])
-        if frame.around(SPACED) == spaced:
-            return frame
+        if ChatFrame(pieces, trim).around(SPACED) == spaced:
+            straight = tail.strip().startswith(known.strip())
+            return ChatFrame((*pieces[:-1], tail), trim, end, after, straight, pieces[-1], tuple(notes))
     raise TemplateFails("it changes the question")
 
 
@@ -96,16 +121,28 @@ def frame(
         ours: the template came with this package, and is rendered in this process.
         thinking: let the model think first, where its template has that choice.
     """
-    return frame_of(*(render if ours else render_contained)(template, dict(special_tokens), system, thinking))
+    special = dict(special_tokens)
+    texts = (render if ours else render_contained)(template, special, system, thinking)
+    if system.strip() not in texts[0]:
+        raise TemplateFails("it leaves the system prompt out")
+    found = frame_of(texts, special.get("eos_token", ""))
+    if thinking or not (thought := _THOUGHT.search(found.pieces[-1])):
+        return found
+    note = (
+        f"its template opens a thought ({thought[0].strip()}), though model.thinking is off: an answer comes"
+        " after the thought. If many are cut, raise generate.max_new_tokens, or choose another model"
+    )
+    return replace(found, notes=(*found.notes, note))
 
 
 def render(
     template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
-) -> tuple[str, str, str]:
-    """Render the template for QUESTION, for SPACED, and for ANSWER between two questions.
+) -> tuple[str, ...]:
+    """Render the template as `apply_chat_template` does.
 
-    As `apply_chat_template` does. The last is "" where the template is for one question alone. Raises
-    TemplateFails.
+    Returns the texts of QUESTION, of SPACED, and of QUESTION without `add_generation_prompt`; then of ANSWER
+    between two questions, and of QUESTION and ANSWER alone: "" where the template is for one question alone.
+    Raises TemplateFails.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -113,28 +150,30 @@ def render(
     asked, spaced = ({"role": "user", "content": question} for question in (QUESTION, SPACED))
     # enable_thinking: Qwen3's template has it think by default, for more tokens than we generate by default;
     # other templates don't look at it.
-    more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": thinking}
+    more = {**special_tokens, "enable_thinking": thinking}
 
-    def text_of(*messages: Mapping[str, str]) -> str:
-        (text,), _ = render_jinja_template([[*head, *messages]], chat_template=template, **more)
+    def text_of(*messages: Mapping[str, str], opened: bool = True) -> str:
+        (text,), _ = render_jinja_template(
+            [[*head, *messages]], chat_template=template, **more, add_generation_prompt=opened
+        )
         return str(text)
 
     # A template is a program and may raise anything.
     try:
-        texts = text_of(asked), text_of(spaced)
+        texts = text_of(asked), text_of(spaced), text_of(asked, opened=False)
     except Exception as error:
         raise TemplateFails(str(error).strip() or type(error).__name__) from None
-    again = ""
+    answered, talks = {"role": "assistant", "content": ANSWER}, ("", "")
     with contextlib.suppress(Exception):
-        again = text_of(asked, {"role": "assistant", "content": ANSWER}, asked)
-    if max(map(len, (*texts, again))) > MAX_PROMPT_CHARACTERS:
+        talks = text_of(asked, answered, asked), text_of(asked, answered, opened=False)
+    if max(map(len, (*texts, *talks))) > MAX_PROMPT_CHARACTERS:
         raise TemplateFails(f"it makes more than {MAX_PROMPT_CHARACTERS:,} characters of a question")
-    return *texts, again
+    return *texts, *talks
 
 
 def render_contained(
     template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
-) -> tuple[str, str, str]:
+) -> tuple[str, ...]:
     """Render a chat template in a contained process, within its limits.
 
     Raises TemplateFails.
@@ -161,10 +200,10 @@ def render_contained(
         reply: dict[str, Any] = json.loads(done.stdout)
         if "error" in reply:
             raise TemplateFails(str(reply["error"])[:200])
-        plain, spaced, again = map(str, reply["texts"])
+        plain, spaced, unopened, again, answered = map(str, reply["texts"])
     except (ValueError, KeyError, TypeError):
         raise TemplateFails(f"its process ended: {done.stderr.strip()[-200:] or 'out of memory'}") from None
-    return plain, spaced, again
+    return plain, spaced, unopened, again, answered
 
 
 SYSTEM_PROMPT = (
@@ -174,7 +213,10 @@ SYSTEM_PROMPT = (
 
 
 class Chat:
-    """A tokenizer and its chat template. ends: the ids that end an answer when they are sampled."""
+    """A tokenizer and its chat template.
+
+    ends: the ids that end an answer when they are sampled. notes: what an operator should know of them.
+    """
 
     def __init__(
         self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *,
@@ -191,7 +233,7 @@ class Chat:
         """
         self.tokenizer, self._thinking = tokenizer, thinking
         self.system_prompt = system_prompt
-        self.ends = ends | {tokenizer.eos_token_id}
+        self.ends, self.notes = ends | {tokenizer.eos_token_id} - {None}, list[str]()
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
         ways = [(system_prompt, ""), ("", system_prompt + "\n\n")] if system_prompt else [("", "")]
         for system, self._preamble in ways:
@@ -200,14 +242,50 @@ class Chat:
             except TemplateFails as error:
                 why = printable(str(error))
             else:
-                # Gemma ends a turn with <end_of_turn>, and its tokenizer names another end.
-                between = tokenizer(self._frame.after, add_special_tokens=False)["input_ids"]
-                self._end: int = next((i for i in between if i in self.ends), tokenizer.eos_token_id)
+                self._find_end()
                 return
         raise NoModel(
             f"the model's chat template cannot render a question ({why}). Choose an instruct model, or"
             " correct chat_template.jinja."
         )
+
+    def _find_end(self) -> None:
+        """Find the token that ends an answer; it is added to `ends` where only the template names it.
+
+        Raises NoModel where there is none.
+        """
+        frame, tokenizer = self._frame, self.tokenizer
+        special = {*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids}
+        if odd := sorted(self.ends - special):
+            self.notes.append(
+                f"generation_config.json ends answers at {', '.join(map(str, odd))}, which is no control"
+                " token of its tokenizer. Correct eos_token_id in a local copy"
+            )
+        self.ends = frozenset(end for end in self.ends if 0 <= end < len(tokenizer))
+        between = tokenizer(frame.after, add_special_tokens=False)["input_ids"]
+        closing = tokenizer(frame.end, add_special_tokens=False)["input_ids"]
+        first = next((i for i in closing if tokenizer.decode([i]).strip()), None)
+        self.notes += frame.notes
+        if first is not None and first not in self.ends and frame.straight:
+            if first in special:
+                self.ends |= {first}
+                self.notes.append(
+                    f"its template ends an answer with {tokenizer.decode([first])}, which neither its"
+                    " tokenizer nor generation_config.json names as an end: answers end there, too"
+                )
+            elif not self.ends & {*closing, *between}:
+                self.notes.append(
+                    f"its template ends an answer with text ({frame.end[:40]!r}), not with a token: answers"
+                    f" end only where the model writes {tokenizer.decode(sorted(self.ends))}"
+                )
+        if not self.ends:
+            raise NoModel(
+                "the model has no end-of-sequence token, so answers could not end. Set eos_token in the"
+                " tokenizer_config.json of a local copy, or choose another model."
+            )
+        # Gemma ends a turn with <end_of_turn>, and its tokenizer names another end.
+        usual = tokenizer.eos_token_id if tokenizer.eos_token_id in self.ends else min(self.ends)
+        self._end: int = next((i for i in (*closing, *between) if i in self.ends), usual)
 
     def _framed(self, system_prompt: str, ours: bool) -> ChatFrame:
         try:
@@ -249,13 +327,16 @@ class Chat:
 
     def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=self._thinking
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=self._thinking
+                )
             )
         except Exception as error:
             # A template is a program and may raise anything.
             raise TemplateFails(str(error).strip() or type(error).__name__) from None
-        return str(text)
+        rendered = self._frame.rendered
+        return text.removesuffix(rendered) + self._frame.pieces[-1] if text.endswith(rendered) else text
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids up to where the answer begins."""
@@ -300,7 +381,7 @@ def ends_of(generation_config: Any) -> frozenset[int]:
     """Return the ids that end an answer; a model's own settings may name several."""
     eos = generation_config.eos_token_id
     # A stranger's file: it may be anything.
-    return frozenset(end for end in (eos if isinstance(eos, list) else [eos]) if isinstance(end, int))
+    return frozenset(end for end in (eos if isinstance(eos, list) else [eos]) if type(end) is int)
 
 
 def _composed(text: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 
 from swarmd.config.config import NodeConfig
+from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
     SLOW_AT_BF16,
@@ -32,6 +33,7 @@ from swarmd.policy.models.fit import (
 )
 from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
+from swarmd.terminal import printable
 
 SCHEMA = 1
 
@@ -49,13 +51,14 @@ def document(fit: FittedModel) -> dict[str, Any]:
         "parameters": fit.shape.parameters,
         "fits": fit.plan.fits,
         "message": fit.refusal,
+        "ends": _ends(fit.chat) if fit.chat else [],
         "notes": list(fit.notes),
         "work": asdict(fit.work),
         "plan": asdict(fit.plan),
     }
 
 
-def explain(fit: Fit) -> list[str]:
+def explain(fit: FittedModel) -> list[str]:
     """Return the same for people: what will be used, then the arithmetic."""
     plan = fit.plan
     rows = [
@@ -79,6 +82,7 @@ def explain(fit: Fit) -> list[str]:
                 " once, at most"
             ),
         ),
+        *([("answers end at", " ".join(_ends(fit.chat)))] if fit.chat else ()),
         ("context", f"{plan.context:,} tokens, question and answer"),
     ]
     width = max(len(item.name) for item in plan.items)
@@ -113,6 +117,11 @@ def explain(fit: Fit) -> list[str]:
             ),
         ]
     return lines
+
+
+def _ends(chat: Chat) -> list[str]:
+    """Return the texts of the tokens that end an answer."""
+    return [printable(chat.tokenizer.decode([end])) for end in sorted(chat.ends)]
 
 
 def _kl(fit: Fit) -> str:

@@ -8,6 +8,7 @@ text. For sapo-9's longest question (arc_1d) it gives 526 where Qwen2.5's tokeni
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -33,6 +34,7 @@ from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.tasks.curriculum import CURRICULA, SAPO_9
+from swarmd.terminal import printable
 
 # What generate.max_new_tokens = 0 stands for.
 NEW_TOKENS_TINY, NEW_TOKENS, NEW_TOKENS_THINKING = 16, 256, 4096
@@ -162,6 +164,7 @@ class FittedModel(Fit):
     # Whether its architecture is one of those that our tests compare with transformers' own forward pass.
     tried: bool
     tokenizer: Any  # None where there is a fault
+    chat: Chat | None  # likewise
 
 
 def work_of(config: NodeConfig) -> Workload:
@@ -195,6 +198,8 @@ def fit(
     At most configuration and tokenizer are downloaded. free: bytes free on a device.
     """
     # Here, for they load transformers.
+    from transformers import GenerationConfig
+
     from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
     from swarmd.policy.models.tokenizer import load_tokenizer
 
@@ -205,11 +210,13 @@ def fit(
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
     tried, shape = is_tried(skeleton, place.source), shape_of(skeleton, place.source)
-    tokenizer, fault = None, None
+    tokenizer, chat, fault = None, None, None
     try:
         tokenizer = load_tokenizer(place, skeleton)
-        # Only tries its template.
-        Chat(tokenizer, system_prompt_of(config), ours=config.name in TINY, thinking=config.thinking == "on")
+        with suppress(Exception), model_folder.checked_folder(place.folder, place.source) as folder:
+            # A stranger's file, or none: transformers may raise anything for it.
+            skeleton.generation_config = GenerationConfig.from_pretrained(folder)
+        chat = chat_of(config, config.name, tokenizer, skeleton)
     except NoModel as error:
         fault = str(error)
     dtype, plan = plan_on(config, shape, device, free(device), work, architecture.model_type)
@@ -221,11 +228,12 @@ def fit(
         work=work,
         plan=plan,
         fault=fault,
-        notes=model_folder.notes(place.folder, place.source),
+        notes=(*model_folder.notes(place.folder, place.source), *map(printable, chat.notes if chat else ())),
         place=place,
         architecture=architecture,
         tried=tried,
         tokenizer=tokenizer,
+        chat=chat,
     )
 
 

@@ -59,11 +59,6 @@ def _checked(folder: Path, source: str, network: nn.Module) -> Any:
             f"the tokenizer of {source} has no chat template, so questions cannot be put to it. "
             "Choose an instruct model, or add a chat_template.jinja to a local copy."
         )
-    if tokenizer.eos_token_id is None:
-        raise NoModel(
-            f"the tokenizer of {source} has no end-of-sequence token, so answers could not end. "
-            "Set eos_token in the tokenizer_config.json of a local copy, or choose another model."
-        )
     rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
     if len(tokenizer) > rows:
         raise NoModel(

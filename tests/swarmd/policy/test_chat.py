@@ -10,7 +10,7 @@ from tokenizers import processors
 from swarmd.config.config import ModelConfig
 from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.inference.modelfile import modelfile
-from swarmd.policy.models.chat import MAX_MARKS, SYSTEM_PROMPT, Chat, TemplateFails
+from swarmd.policy.models.chat import MAX_MARKS, SYSTEM_PROMPT, Chat, TemplateFails, ends_of
 from swarmd.policy.models.fit import chat_of
 from swarmd.types import Completion
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
@@ -112,7 +112,8 @@ def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
     ("after", "ends", "end"),
     [
         ("<|assistant|>", {2}, 2),  # Gemma's and Phi's templates end a turn otherwise than the tokenizer says
-        ("<|assistant|>", set(), 0),  # it does not end what the model writes
+        ("<|assistant|>", set(), 2),  # Only the template names it
+        ("One more?", set(), 0),  # text, which many tokens make
         ("", {1, 2}, 1),  # GLM's: the next turn's beginning ends the last
         ("", {2, 3}, 0),
         ("{{ raise_exception('one question alone') }}", {2}, 0),
@@ -122,7 +123,81 @@ def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
 def test_an_answer_of_others_ends_as_ours_do(after: str, ends: set[int], end: int, ours: bool) -> None:
     turn = "{% if m.role == 'assistant' %}" + after + "{% endif %}{% endfor %}"
     chat = Chat(make_tokenizer(CHAT.replace("{% endfor %}", turn)), "", frozenset(ends), ours=ours)
-    assert chat.encode(Completion("one", ended=True), 100)[3:] == [end] and chat.ends == {0, *ends}
+    assert chat.encode(Completion("one", ended=True), 100)[3:] == [end] and chat.ends == {0, *ends, end}
+
+
+ENDED = (  # ChatML's way: <|system|> ends every turn here
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|system|>' }}{% endfor %}"
+)
+OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "ends", "note"),
+    [
+        (
+            ENDED + OPENED,
+            "<|user|>1?<|system|><|assistant|>",
+            {0, 3},
+            "ends an answer with <|system|>, which",
+        ),
+        (ENDED, "<|user|>1?<|system|><|assistant|>", {0, 3}, "does not open an answer"),
+        (
+            ENDED + OPENED + "{{ '<|endoftext|>' }}",
+            "<|user|>1?<|system|><|assistant|>",
+            {0, 3},
+            "ends a prompt with '<|endoftext|>'",
+        ),
+        (
+            ENDED + "{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}",
+            "<|user|>1?<|system|><|assistant|><think>\n",
+            {0, 3},
+            "opens a thought (<think>), though model.thinking is off",
+        ),
+        (
+            CHAT.replace("m['content']", "m['content'] + '\n##'"),
+            "<|user|>1?\n##<|assistant|>",
+            {0},
+            "ends an answer with text ('\\n##'), not with a token: answers end only where the model writes"
+            " <|endoftext|>",
+        ),
+        # gpt-oss writes a channel before the answer: what ends one does not end all.
+        (
+            ENDED.replace("m['content']", "('<answer>' if m['role'] == 'assistant' else '') + m['content']")
+            + OPENED,
+            "<|user|>1?<|system|><|assistant|>",
+            {0},
+            "",
+        ),
+        (CHAT, "<|user|>1?<|assistant|>", {0}, ""),
+        (THINKING, "<|user|>1?<|assistant|>", {0}, ""),
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_prompt_and_end_of_an_answer_are_those_of_the_templates_conversations(
+    template: str, prompt: str, ends: set[int], note: str, ours: bool
+) -> None:
+    chat = Chat(make_tokenizer(template), "", ours=ours)
+    assert chat.tokenizer.decode(chat.prompt("1?")) == prompt and chat.ends == ends
+    assert chat.conversation([{"role": "user", "content": "1?"}]) == prompt
+    assert note in "\n".join(chat.notes) if note else not chat.notes
+
+
+def test_a_template_that_drops_the_system_message_gets_it_within_the_question() -> None:
+    dropped = "{% for m in messages if m['role'] != 'system' %}" + CHAT.partition("%}")[2]
+    chat = Chat(make_tokenizer(dropped), "be good", ours=True)
+    assert chat.tokenizer.decode(chat.prompt("1?")) == "<|user|>be good\n\n1?<|assistant|>"
+
+
+def test_ends_come_from_wherever_one_is_named() -> None:
+    """The tokenizer has none, generation_config.json names tokens that cannot end anything."""
+    named = ends_of(SimpleNamespace(eos_token_id=[True, 2, -1, 2**70, "x", 70]))
+    chat = Chat(make_tokenizer(eos=None), "", named, ours=True)
+    assert chat.ends == {2, 70} and chat.encode(Completion("", ended=True), 9) == [2]
+    assert f"ends answers at -1, 70, {2**70}, which is no control token" in chat.notes[0]
+    assert Chat(make_tokenizer(ENDED + OPENED, eos=None), "", ours=True).ends == {3}
+    with pytest.raises(NoModel, match=r"no end-of-sequence token, so answers could not end. Set eos_token"):
+        Chat(make_tokenizer(eos=None), "", ours=True)
 
 
 def test_control_tokens_spelled_out_stay_text(chat: Chat) -> None:

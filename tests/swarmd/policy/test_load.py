@@ -561,7 +561,7 @@ LOSES = r"cannot represent what is asked and answered here: .*{}.*Choose another
     ("made", "spoil", "message"),
     [
         ({"chat_template": None}, Path, r"no chat template.*instruct model"),
-        ({"eos": None}, Path, r"no end-of-sequence.*eos_token"),
+        ({"eos": None, "eos_token_id": None}, Path, r"no end-of-sequence.*eos_token"),
         ({}, without_digits, LOSES.format(r"no token for '.*0123456789")),
         ({}, in_lower_case, LOSES.format("no token for 'TWY'")),
         ({}, answer_tags_are_control_tokens, LOSES.format("comes back as")),
@@ -577,6 +577,18 @@ def test_incomplete_tokenizers_and_those_that_lose_text_are_refused(
     assert re.search(message, str(document(found)["message"]))
     with pytest.raises(NoModel, match=message):
         found.require()
+
+
+def test_the_doctor_says_where_answers_end_and_what_its_template_does(tmp_path: Path) -> None:
+    """The template alone names the end of a turn, and does not open an answer."""
+    turns = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|system|>' }}{% endfor %}"
+    found = examine(config_of(make_model(tmp_path, "llama", chat_template=turns)))
+    told = document(found)
+    assert told["ends"] == ["<|endoftext|>", "<|system|>"] and len(told["notes"]) == 2
+    text = "\n".join(explain(found))
+    assert "answers end at          <|endoftext|> <|system|>" in text and "does not open an answer" in text
+    with contextlib.closing(open_policy(tmp_path)) as policy:
+        assert [*policy.notes] == told["notes"]
 
 
 def digits_in_pairs(folder: Path) -> None:
