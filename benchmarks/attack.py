@@ -3,10 +3,10 @@
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring,
-poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, or, against a judge,
-judge-readers, judge-board, judge-sessions, judge-forger, judge-disk. `python -m benchmarks.attack NAME
---help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md. With --json the
-last line is one object:
+poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, relay-starver,
+relay-hoarder, or, against a judge, judge-readers, judge-board, judge-sessions, judge-forger, judge-disk.
+`python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md,
+docs/judge-protocol.md. With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most},
     "held": bool}
 A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do
@@ -44,6 +44,8 @@ NAMES = (
     "halver",
     "crowder",
     "starver",
+    "relay-starver",
+    "relay-hoarder",
     "judge-readers",
     "judge-board",
     "judge-sessions",

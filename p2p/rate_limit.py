@@ -16,7 +16,7 @@ FIRST_BAN_S, LONGEST_BAN_S = 60.0, 16 * 60.0
 _DAY_S = 24 * 3600.0
 _MAX_PEERS = 1024
 # Tokens of one claim on a shared rate.
-MAX_PIECE = 16 * 1024.0
+MAX_PIECE = 16 * 1024
 
 K = TypeVar("K", bound=Hashable)
 

@@ -1,12 +1,14 @@
 """Places for connections that come in: who gets one, and who has to leave. Pure; `now` is an argument."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from p2p.netgroup import group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets
+
+K = TypeVar("K")
 
 # libp2p's network has 160 connections in all; the rest is for peers that we dial.
 MOST = 112
@@ -16,6 +18,31 @@ ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
 GROUP_FACTOR = 4.0
 # Who came so long ago has met others by now.
 SERVED_S = 60.0
+
+
+def one_too_many(held: Mapping[K, tuple[str, str]], newcomer: tuple[str, str]) -> K | None:
+    """Return whose place a newcomer gets where all are taken, if anybody's.
+
+    It is the youngest of the network group with most places, or of the machine with most in the newcomer's
+    group, if the newcomer has two fewer.
+
+    held: network group and machine of each, the oldest first.
+    """
+    machines, groups = Counter(held.values()), Counter(group for group, _ in held.values())
+
+    def size(one: K) -> tuple[int, int]:
+        return groups[held[one][0]], machines[held[one]]
+
+    return max(
+        (
+            one
+            for one in reversed([*held])
+            if groups[held[one][0]] > groups[newcomer[0]] + 1
+            or (held[one][0] == newcomer[0] and machines[held[one]] > machines[newcomer] + 1)
+        ),
+        key=size,
+        default=None,
+    )
 
 
 @dataclass(slots=True)
@@ -61,23 +88,23 @@ class Places:
     def _least_needed(self, newcomer: Arrival, now: float) -> Any:
         """Return the connection that leaves for a newcomer, if any.
 
-        The network group with most connections loses its youngest. Where the newcomer's group has as many,
-        the oldest leaves that was served and holds no reservation, of that group or a larger one: members
-        would keep all places of a bootstrap node for good. For a machine that is here already only one of
-        its own leaves: many nodes behind one router take turns.
+        Nobody may have too many (`one_too_many`). Else the oldest leaves that was served and holds no
+        reservation, of the newcomer's group or a larger one: members would keep all places of a bootstrap
+        node for good. For a machine that is here already only one of its own leaves: many nodes behind one
+        router take turns.
         """
-        held = Counter(its.group for its in self.held.values())
-        most, own = max(held.values()), held[newcomer.group]
-        for one, its in reversed(self.held.items()):
-            if held[its.group] == most > own + 1:
-                return one
+        by = {one: (its.group, its.machine) for one, its in self.held.items()}
+        leaving = one_too_many(by, (newcomer.group, newcomer.machine))
+        if leaving is not None:
+            return leaving
+        held, own = Counter(group for group, _ in by.values()), newcomer.group
         machines = {its.machine for its in self.held.values()}
         for one, its in self.held.items():
             if (
                 its.peer is not None
                 and (its.machine == newcomer.machine or newcomer.machine not in machines)
                 and now - its.since > SERVED_S
-                and (its.group == newcomer.group or held[its.group] > own)
+                and (its.group == own or held[its.group] > held[own])
                 and not self.reserved(its.peer)
             ):
                 return one

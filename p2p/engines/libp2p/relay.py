@@ -24,11 +24,13 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import Endpoint, parse_endpoint
+from p2p.admission.places import one_too_many
 from p2p.engines.libp2p.network import circuit, direct, remote_host
 from p2p.engines.libp2p.request_response import Broken
 from p2p.engines.libp2p.streams import IncomingStream, end
-from p2p.netgroup import LOCAL, MIN_PORT, group_of, is_public, machine_of_host
-from p2p.rate_limit import TokenBucket, TokenBuckets, counted
+from p2p.engines.traffic import RateGate
+from p2p.netgroup import LOCAL, MIN_PORT, group_of, is_public, machine_of_host, share_group_of_host
+from p2p.rate_limit import MAX_PIECE, TokenBucket, TokenBuckets
 from p2p.types import PeerId
 
 HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
@@ -44,16 +46,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What others may have of a relay. A machine is an IPv4 address, or a /64 of IPv6."""
+    """What others may have of a relay. A machine is an IPv4 address, or a /64 of IPv6.
+
+    If all reservations or circuits are taken, the network group with most of them loses its youngest to a
+    newcomer of a smaller one (`one_too_many`).
+    """
 
     reservations: int = 96  # fewer than there are places: those who hold one keep theirs
     reservations_of_machine: int = 16
     lasts: float = 3600.0  # seconds a reservation holds, unless its connection ends first
     circuits: int = 128  # at once
-    circuits_to_peer: int = 32
+    # The peer takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two relays.
+    circuits_to_peer: int = 8
     circuits_of_machine: int = 16  # asked for by one machine
-    # Circuits of one machine to one peer, which takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two
-    # relays.
     circuits_of_machine_to_peer: int = 4
     size: int = 64 << 20  # bytes of a circuit, both ways together
     seconds: float = 600.0  # how long a circuit lasts
@@ -98,6 +103,24 @@ async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple
     return None
 
 
+# Network group, machine and peer at one end of a circuit.
+End = tuple[str, str, Any]
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class _Carried:
+    """A circuit that a relay carries, or is about to. scope: cancelled to cut it off."""
+
+    asker: End
+    target: End
+    scope: trio.CancelScope
+
+
+def end_of(connection: Any, peer: Any) -> End:
+    host = remote_host(connection)
+    return share_group_of_host(host) or "", machine_of_host(host), peer
+
+
 class Relay:
     """A relay. handle: the handler of HOP streams.
 
@@ -118,23 +141,24 @@ class Relay:
             clock,
             limits,
         )
-        self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
+        # Peer id -> until, its network group and machine; the oldest first
+        self._reserved: dict[Any, tuple[float, tuple[str, str]]] = {}
         self._network.places.reserved = lambda peer: self._holds(peer, clock())
-        self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
+        self._circuits: list[_Carried] = []  # the oldest first
         self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
         # Of a circuit, as askers are told.
         self._limit = Limit(duration=int(limits.seconds), data=limits.size)
-        self._bytes = TokenBucket(limits.rate, float(limits.size), trio.current_time())
+        self._bytes = RateGate(limits.rate, float(limits.size))
 
     async def handle(self, stream: Any) -> None:
-        peer, machine = stream.muxed_conn.peer_id, machine_of_host(remote_host(stream))
+        asker = end_of(stream, stream.muxed_conn.peer_id)
         try:
-            status = self._may_ask(stream, machine)
+            status = self._may_ask(stream, asker[1])
             message = await receive(stream, HopMessage)
             if status is StatusCode.OK and message.type == HopMessage.RESERVE:
-                await self._reserve(stream, peer, machine)
+                await self._reserve(stream, asker)
             elif status is StatusCode.OK and message.type == HopMessage.CONNECT:
-                await self._connect(stream, ID(message.peer.id), machine)
+                await self._connect(stream, ID(message.peer.id), asker)
             else:
                 await _answer(stream, StatusCode.UNEXPECTED_MESSAGE if status is StatusCode.OK else status)
         finally:
@@ -150,19 +174,24 @@ class Relay:
             else StatusCode.OK
         )
 
-    async def _reserve(self, stream: Any, peer: Any, machine: str) -> None:
+    async def _reserve(self, stream: Any, asker: End) -> None:
         """Reserve for the peer at the other end, whomever the message names."""
-        now = self._clock()
+        now, peer = self._clock(), asker[2]
         self._reserved = {one: held for one, held in self._reserved.items() if self._holds(one, now)}
-        others = [held for one, (_, held) in self._reserved.items() if one != peer]
-        if (
-            len(others) >= self._limits.reservations
-            or others.count(machine) >= self._limits.reservations_of_machine
+        others = {one: held for one, (_, held) in self._reserved.items() if one != peer}
+        full = len(others) >= self._limits.reservations
+        leaving = one_too_many(others, asker[:2]) if full else None
+        if (full and leaving is None) or (
+            [*others.values()].count(asker[:2]) >= self._limits.reservations_of_machine
         ):
             await _answer(stream, StatusCode.RESERVATION_REFUSED)
             return
+        if leaving is not None:
+            # There is no other way to tell the peer that its reservation has ended.
+            del self._reserved[leaving]
+            await self._network.close_peer(leaving)
         until = now + self._limits.lasts
-        self._reserved[peer] = until, machine
+        self._reserved[peer] = until, asker[:2]
         # js-libp2p tells others all of these, who would dial their own machines and networks at local ones.
         ours = [address for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)]
         told = [address for address in ours if group_of(str(address)) != LOCAL] or ours
@@ -175,14 +204,16 @@ class Relay:
 
     def _holds(self, peer: Any, now: float) -> bool:
         """Return whether the peer's reservation holds; it ends with the peer's own connection."""
-        until, _ = self._reserved.get(peer, (0.0, ""))
+        until, _ = self._reserved.get(peer, (0.0, None))
         return until > now and bool(direct(self._network.get_connections(peer)))
 
-    async def _connect(self, stream: Any, target: Any, machine: str) -> None:
+    async def _connect(self, stream: Any, target: Any, asker: End) -> None:
         if not self._holds(target, self._clock()):
             await _answer(stream, StatusCode.NO_RESERVATION)
             return
-        if self._full(machine, target):
+        held = direct(self._network.get_connections(target))[0]
+        carried = _Carried(asker, end_of(held, target), trio.CancelScope())
+        if not self._makes_room(carried):
             await _answer(stream, StatusCode.RESOURCE_LIMIT_EXCEEDED)
             return
         ask = StopMessage(
@@ -190,30 +221,53 @@ class Relay:
             peer=PeerMessage(id=stream.muxed_conn.peer_id.to_bytes()),
             limit=self._limit,
         )
-        with counted(self._circuits, (machine, target)):
-            found = await hail(self._host, target, STOP, ask)
-            if found is None:
-                await _answer(stream, StatusCode.CONNECTION_FAILED)
-                return
-            there, _ = found
-            try:
-                await _answer(stream, StatusCode.OK, limit=self._limit)
-                await self._carry(IncomingStream(stream), IncomingStream(there))
-            finally:
-                await end(there)
-                await end(stream)
+        self._circuits.append(carried)
+        try:
+            with carried.scope:
+                found = await hail(self._host, target, STOP, ask)
+                if found is None:
+                    await _answer(stream, StatusCode.CONNECTION_FAILED)
+                    return
+                there, _ = found
+                try:
+                    await _answer(stream, StatusCode.OK, limit=self._limit)
+                    await self._carry(carried, IncomingStream(stream), IncomingStream(there))
+                finally:
+                    await end(there)
+                    await end(stream)
+        finally:
+            if carried in self._circuits:
+                self._circuits.remove(carried)
 
-    def _full(self, machine: str, target: Any) -> bool:
-        limits, circuits = self._limits, self._circuits
-        return (
-            circuits.total() >= limits.circuits
-            or sum(count for (_, to), count in circuits.items() if to == target) >= limits.circuits_to_peer
-            or sum(count for (of, _), count in circuits.items() if of == machine)
-            >= limits.circuits_of_machine
-            or circuits[machine, target] >= limits.circuits_of_machine_to_peer
-        )
+    def _makes_room(self, new: _Carried) -> bool:
+        """Return whether there is room for a circuit, cutting off others that have to leave for it."""
+        limits, asker = self._limits, new.asker[:2]
+        own = [its for its in self._circuits if its.asker[:2] == asker]
+        to_peer = [its for its in self._circuits if its.target[2] == new.target[2]]
+        if len(own) >= limits.circuits_of_machine or (
+            sum(its in to_peer for its in own) >= limits.circuits_of_machine_to_peer
+        ):
+            return False
+        for those, most in ((to_peer, limits.circuits_to_peer), (self._circuits, limits.circuits)):
+            if len(those) >= most:
+                leaving = one_too_many({its: its.asker[:2] for its in those}, asker)
+                if leaving is None:
+                    return False
+                leaving.scope.cancel()
+                self._circuits.remove(leaving)
+        return True
 
-    async def _carry(self, one: IncomingStream, other: IncomingStream) -> None:
+    def _payers(self, carried: _Carried) -> tuple[Any, ...]:
+        """Return the path by which a circuit shares the rate.
+
+        The end whose network group has more circuits comes first. So a machine that asks for many circuits
+        has one share, and so has one that sends to many askers.
+        """
+        ends = Counter(group for its in self._circuits for group, _, _ in (its.asker, its.target))
+        most = sorted((carried.asker, carried.target), key=lambda one: ends[one[0]], reverse=True)
+        return (*most[0], *most[1])
+
+    async def _carry(self, carried: _Carried, one: IncomingStream, other: IncomingStream) -> None:
         """Carry bytes both ways until one side ends, or a limit is reached.
 
         It is idle while neither sends: what waits for our own rates is under way.
@@ -223,7 +277,7 @@ class Relay:
         def moved(by: int) -> None:
             nonlocal under_way
             under_way += by
-            carried.cancel_scope.deadline = (
+            both.cancel_scope.deadline = (
                 end if under_way else min(end, trio.current_time() + self._limits.idle)
             )
 
@@ -233,16 +287,17 @@ class Relay:
                 while (data := await source.read()) and len(data) <= left:
                     left -= len(data)
                     moved(+1)
-                    while wait := self._bytes.wait(trio.current_time(), len(data)):
-                        await trio.sleep(wait)
-                    await sink.write(data)
+                    for at in range(0, len(data), MAX_PIECE):
+                        piece = data[at : at + MAX_PIECE]
+                        await self._bytes.wait(len(piece), (*self._payers(carried), source))
+                        await sink.write(piece)
                     moved(-1)
-            carried.cancel_scope.cancel()
+            both.cancel_scope.cancel()
 
-        async with trio.open_nursery() as carried:
-            carried.cancel_scope.deadline = trio.current_time() + min(self._limits.seconds, self._limits.idle)
-            carried.start_soon(copy, one, other)
-            carried.start_soon(copy, other, one)
+        async with trio.open_nursery() as both:
+            both.cancel_scope.deadline = trio.current_time() + min(self._limits.seconds, self._limits.idle)
+            both.start_soon(copy, one, other)
+            both.start_soon(copy, other, one)
 
 
 async def _answer(stream: Any, status: StatusCode, **more: Any) -> None:

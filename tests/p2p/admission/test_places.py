@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.admission import places
-from p2p.admission.places import SERVED_S, Places
+from p2p.admission.places import SERVED_S, Places, one_too_many
 
 NEWCOMER = "77.77.0.1"
 
@@ -53,6 +53,15 @@ def test_the_largest_group_loses_its_youngest_to_a_smaller(monkeypatch: pytest.M
     found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.1.0.2")
     assert found.take(NEWCOMER, NEWCOMER, 0.0) == "11.1.0.2"
     assert found.take("11.1.0.3", "11.1.0.3", 0.0) == "11.1.0.3"
+
+
+def test_the_largest_machine_of_a_group_loses_its_youngest_to_another_of_the_group() -> None:
+    held = {0: ("a", "a1"), 1: ("a", "a1"), 2: ("a", "a2"), 3: ("b", "b1"), 4: ("b", "b1")}
+    assert [one_too_many(held, new) for new in (("a", "a3"), ("a", "a2"), ("a", "a1"))] == [1, None, None]
+    # Of a larger group, the youngest of the largest machine leaves.
+    assert one_too_many(held, ("c", "c1")) == 1 and one_too_many(held, ("b", "b2")) == 4
+    assert one_too_many({0: ("a", "a1"), 1: ("a", "a2")}, ("c", "c1")) == 1
+    assert one_too_many({}, ("c", "c1")) is None
 
 
 @given(

@@ -6,13 +6,14 @@ Across NATs: tests/p2p/nat. Its rate: tests/p2p/engines/test_slow_lines.py.
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import multiaddr
 import pytest
 import trio
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.autonat import AutoNATService
 from libp2p.host.autonat.pb.autonat_pb2 import Message
 from libp2p.identity.identify import identify
@@ -86,23 +87,28 @@ class Net:
         host.set_stream_handler(HOP, relay.handle)
         return host
 
-    async def _run(self) -> Any:
-        host = make_host(Identity(bytes([next(self._seeds)]) * 32))
+    async def _run(self, source: str | None = None) -> Any:
+        host = make_host(Identity(next(self._seeds).to_bytes(32, "big")))
+        if source is not None:
+            (tcp,) = host.get_network().transport_manager.get_transports()
+            tcp.dial = lambda where: tcp.dial_with_source(where, (source, 0))
         await self._stack.enter_async_context(
             host.run(listen_addrs=[multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")])
         )
         self._stack.push_async_callback(host.get_network().close_sockets)
         return host
 
-    async def peer(self) -> Any:
-        """Echoes what comes through a circuit."""
-        host = await self._run()
+    async def peer(self, source: str | None = None, echoes: bool = True) -> Any:
+        """Echoes what comes through a circuit. source: the address that it dials from."""
+        host = await self._run(source)
 
         async def echo(stream: Any) -> None:
             await receive(stream, StopMessage)
             await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
-            while data := await stream.read(1 << 16):
-                await stream.write(data)
+            with suppress(BaseLibp2pError):  # the circuit was cut off
+                while data := await stream.read(1 << 16):
+                    if echoes:
+                        await stream.write(data)
 
         host.set_stream_handler(STOP, echo)
         await host.connect(PeerInfo(self.host.get_id(), self.host.get_transport_addrs()))
