@@ -151,10 +151,13 @@ def explained(name: str, command: Callable[[], object]) -> int:
         )
         return OperatorError.exit_code
     except RuntimeError as error:
-        # What pathlib says of a path that begins with "~" and the name of nobody here.
-        if str(error) != "Could not determine home directory.":
+        # pathlib says so of "~", and platformdirs of the default folders.
+        if "home directory" not in str(error):
             raise
-        tell(f"{name}: a path begins with ~, and that names no home folder here. Write the path in full.")
+        tell(
+            f"{name}: there is no home folder for a path that begins with ~, or for the default folders. Set"
+            " HOME, or write all paths in full (--state-dir, --config)."
+        )
         return OperatorError.exit_code
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 0 if left.code is None else 1

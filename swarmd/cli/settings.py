@@ -31,7 +31,8 @@ def config_file(given: Path | None) -> Path | None:
     """Return the configuration file to read: `given`, which must exist, else the user's, if it exists."""
     if given is not None:
         return given.expanduser()
-    with suppress(FileNotFoundError, NotADirectoryError):
+    # A RuntimeError means that there is no home folder, and so no file of the user's.
+    with suppress(FileNotFoundError, NotADirectoryError, RuntimeError):
         # `exists` calls a file missing, from Python 3.14 on, that may not be read.
         (path := default_config_file()).stat()
         return path

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from swarmd.config.hub_access import fault_of
 from swarmd.errors import ConfigError, command_for
 from swarmd.tasks.question_file import left_out, right_answer
 from swarmd.tasks.sandbox.pipe import MAX_OWN_ANSWER_CHARACTERS, MAX_OWN_QUESTION_CHARACTERS
@@ -34,20 +35,17 @@ def fetched(name: str) -> Path:
 
     Raises ConfigError.
     """
-    from httpx2 import HTTPError
-    from huggingface_hub import constants, hf_hub_download
-
-    # It stalls for ever on some connections (swarmd/policy/models/files/download.py).
-    constants.HF_HUB_DISABLE_XET = True
     repo, _, rest = name.removeprefix("hf:").partition("@")
     commit, _, file = rest.partition("/")
     try:
+        from huggingface_hub import constants, hf_hub_download
+
+        # It stalls for ever on some connections (swarmd/policy/models/files/download.py).
+        constants.HF_HUB_DISABLE_XET = True
         return Path(hf_hub_download(repo, file, repo_type="dataset", revision=commit))
-    except (OSError, ValueError, HTTPError) as error:
-        # Of the hub's errors each is one of the first two; a download that is cut off is the last.
+    except Exception as error:  # whatever the hub's libraries make of its answer, the disk or the environment
         raise ConfigError(
-            f"{name}: {' '.join(str(error).split())[:300].rstrip('.')}. See that the data set has this commit"
-            " and file, and that the hub can be reached, or copy its cache here (HF_HOME)."
+            f"{fault_of(name, error)} See also that the data set has this commit and file."
         ) from None
 
 

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -191,7 +192,25 @@ def test_settings_that_cannot_be_read_are_not_passed_over(run: Run, monkeypatch:
 @pytest.mark.parametrize("arguments", [["config", "check"], ["status", "--state-dir"], ["lab", "run"]])
 def test_a_home_folder_of_nobody_is_reported_without_a_traceback(run: Run, arguments: list[str]) -> None:
     said = run(*arguments, "~no-such-user/x")
-    assert (said.code, said.out) == (2, "") and "Write the path in full." in said.err
+    assert (said.code, said.out) == (2, "") and "write all paths in full" in said.err
+
+
+def test_a_user_without_a_home_folder_names_the_folders(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `docker run --user 4242` has it: no HOME, and no entry in /etc/passwd."""
+
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "SWARMD_STATE_DIR", "SWARMD_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for arguments in (["status"], ["config", "path"], ["service", "install"], ["bug-report"]):
+        said = run(*arguments)
+        assert (said.code, said.out) == (2, "") and "Set HOME, or write all paths in full" in said.err
+    assert run("status", "--state-dir", tmp_path / "none").code == 6, "no home is needed"
+    assert run("config", "show", "--state-dir", tmp_path / "none").code == 0
 
 
 def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:

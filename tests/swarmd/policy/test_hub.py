@@ -33,8 +33,8 @@ COMMIT = "c0ffee" + 34 * "0"
 FIND = """
 import json, sys
 from swarmd.errors import SwarmdError
-from swarmd.policy.models import hub
 try:
+    from swarmd.policy.models import hub
     place = hub.locate(sys.argv[1], sys.argv[2] or None)
     told = lambda download: print(download.words, flush=True)
     files = sorted(p.name for p in hub.with_weights(place, told).iterdir())
@@ -66,6 +66,9 @@ class Hub(Handler):
         repository, rest = self.root / parts[0] / parts[1], parts[2:]
         if parts[1] == "gated":
             self.answer(status=403, X_Error_Code="GatedRepo")
+        elif parts[0] == "refusing":
+            message = "Invalid credentials in Authorization header"
+            self.answer({"error": message}, status=int(parts[1]), X_Error_Message=message)
         elif not repository.is_dir():
             self.answer(status=404, X_Error_Code="RepoNotFound")
         elif rest[:1] in (["revision"], ["tree"], ["resolve"]) and rest[1] not in ("main", COMMIT):
@@ -253,6 +256,39 @@ def test_an_unreachable_hub_is_reported(environment: dict[str, str], tmp_path: P
         "cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub"
     )
     assert "HF_HUB_OFFLINE" in str(answer["error"]) and answer["exit"] == 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "said", "code"),
+    [
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, r"unset ALL_PROXY, or install the package socksio\.$", 2),
+        ({"HTTPS_PROXY": "socks5h://127.0.0.1:9"}, "HTTPS_PROXY, or install the package socksio", 2),
+        ({"https_proxy": "foo://x:1"}, "Correct or unset https_proxy", 2),
+        ({"HTTP_PROXY": "http://x:port"}, "HTTP_PROXY", 2),
+        ({"HTTPS_PROXY": "http://[::1"}, "HTTPS_PROXY", 2),
+        ({"HF_ENDPOINT": "huggingface.co"}, "unset HF_ENDPOINT", 2),
+        ({"HF_ENDPOINT": "http://[::1"}, "unset HF_ENDPOINT", 2),
+        ({"HF_TOKEN": "ünicode"}, "HF_TOKEN", 2),
+        ({"HF_ENDPOINT": "https://127.0.0.1:9", "SSL_CERT_FILE": "/nowhere"}, "SSL_CERT_FILE", 2),
+        ({"HTTP_PROXY": "http://127.0.0.1:9"}, "Check the connection, HTTP_PROXY, HF_ENDPOINT", 4),
+        ({"HF_HOME": "/dev/null/x"}, "HF_HOME to another", 3),
+        ({"HF_HOME": "", "HF_HUB_CACHE": "~nobody-here/x"}, "no home folder for the hub's cache", 3),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(
+    environment: dict[str, str], said: str, code: int, hub: type[Hub], tmp_path: Path
+) -> None:
+    answer = find(hub, tmp_path, "owner/small", **environment)
+    assert re.search(said, str(answer["error"])) and answer["exit"] == code
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_the_hub_refuses_is_no_fault_of_the_connection(
+    status: int, hub: type[Hub], tmp_path: Path
+) -> None:
+    answer = find(hub, tmp_path, f"refusing/{status}", HF_TOKEN="hf_wrong")
+    assert f"refuses HF_TOKEN for refusing/{status} (status {status})" in str(answer["error"])
+    assert "connection" not in str(answer["error"]) and answer["exit"] == 3
 
 
 def test_a_hub_that_says_nothing_is_not_waited_for(hub: type[Hub], tmp_path: Path) -> None:

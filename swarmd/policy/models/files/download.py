@@ -5,7 +5,6 @@ fetched here, with its own `http_get`, as `<cache>/blobs/<etag>.swarmd-part`. On
 name for them, and `snapshot_download` finds them.
 """
 
-import errno
 import fcntl
 import hashlib
 import io
@@ -37,7 +36,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from swarmd.errors import NoModel, Unreachable
+from swarmd.config.hub_access import fault_of
+from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.models.files.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
@@ -57,9 +57,6 @@ def _bound(request: httpx2.Request) -> None:
     }
 
 
-get_session().event_hooks["request"].append(_bound)
-
-
 def fetch(
     repository: str,
     revision: str | None,
@@ -73,6 +70,12 @@ def fetch(
     """
     what: Any = {"revision": revision, "allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
     with _explained(repository, revision, choices):
+        if _bound not in (asked := get_session().event_hooks["request"]):
+            asked.append(_bound)
+        if constants.HF_HUB_CACHE.startswith("~"):
+            raise NoModel(
+                "there is no home folder for the hub's cache: HOME is not set. Set HOME or HF_HOME."
+            )
         try:
             files, unreached = snapshot_download(repository, **what, dry_run=True), None
         except DryRunError as error:
@@ -197,23 +200,7 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
         raise NoModel(
             f"{repository} has no revision {revision!r}. Correct model.revision, or leave it out."
         ) from None
-    except (OSError, httpx2.HTTPError) as error:
-        number = getattr(error, "errno", None)
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            raise NoModel(
-                f"no room on the disk to download {at}. Free some space, or set HF_HOME to another disk."
-            ) from error
-        if number is not None:
-            raise NoModel(
-                f"cannot store {at}: {_first_line(error)}. Check the folder that HF_HOME names."
-            ) from error
-        # Of huggingface_hub, which also says so that fewer bytes came than the hub had told.
-        raise Unreachable(
-            f"cannot fetch {at} from the Hugging Face hub, and it is not in the local cache"
-            f" ({_first_line(error)}). Check the connection and HF_HUB_OFFLINE, or give --model a local"
-            " folder; `--model tiny` needs no download."
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    except SwarmdError:
+        raise
+    except Exception as error:
+        raise fault_of(at, error) from error

@@ -1,0 +1,59 @@
+"""Says why the Hugging Face hub cannot be used: its answer, the connection, the disk, or the environment.
+
+The hub's libraries raise anything for a variable that they cannot read: ImportError for a SOCKS proxy without
+socksio, ValueError for a proxy's scheme, UnicodeEncodeError for a token.
+"""
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
+from swarmd.terminal import printable
+
+PROXIES: Final = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "https_proxy", "http_proxy")
+OTHERS: Final = (
+    "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+
+
+def fault_of(what: str, error: Exception, environ: Mapping[str, str] = os.environ) -> SwarmdError:
+    """Return cause and remedy of what was raised while `what` was fetched or looked up."""
+    from httpx2 import HTTPError, UnsupportedProtocol
+
+    why = printable((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        token = "HF_TOKEN" if environ.get("HF_TOKEN") else "the token of `hf auth login`, or the lack of one"
+        return NoModel(
+            f"the Hugging Face hub refuses {token} for {what} (status {status}). Correct it, or log in with a"
+            " token that may read it (`hf auth login`)."
+        )
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return NoModel(
+            f"no room on the disk to download {what}. Free some space, or set HF_HOME to another disk."
+        )
+    if number is not None and getattr(error, "filename", None):
+        return NoModel(f"cannot store {what}: {why}. Correct that folder, or set HF_HOME to another one.")
+    at_fault = [name for name in (*PROXIES, *OTHERS) if environ.get(name)]
+    if (
+        isinstance(error, OSError | HTTPError)
+        and not isinstance(error, UnsupportedProtocol)
+        and number is None
+    ):
+        # OSErrors of huggingface_hub, which also says so that fewer bytes came than the hub had told.
+        checks = ", ".join(dict.fromkeys(("the connection", *at_fault, "HF_HUB_OFFLINE")))
+        return Unreachable(
+            f"cannot fetch {what} from the Hugging Face hub, and it is not in the local cache ({why}). Check"
+            f" {checks}, or give --model a local folder; `--model tiny` needs no download."
+        )
+    if proxies := [name for name in PROXIES if name in at_fault and "prox" in f"{why}{error!r}".lower()]:
+        at_fault = proxies
+    return ConfigError(
+        f"the environment keeps {what} from being fetched ({why}). Correct or unset"
+        f" {' and '.join(at_fault) or 'the variables of the hub and of proxies'}"
+        + (", or install the package socksio." if "SOCKS" in why else ".")
+    )
