@@ -101,6 +101,7 @@ class TrainerChild:
     async def run(self) -> None:
         """Run trainers until one has finished, was stopped, or died too often; then `failed` says why."""
         while True:
+            lasting = False
             try:
                 process, ours = await self._start()
             except OSError as error:
@@ -109,15 +110,13 @@ class TrainerChild:
             else:
                 status = await self._talk_until_end(process, ours)
                 cause = self._ending or _cause(status, self.log_file)
+                # Memory may be short for a moment, and somebody may have killed it.
+                lasting = not self.ready and status not in (-signal.SIGKILL, -signal.SIGTERM)
             if self.finished or self._told_to_stop.is_set() or self.failed is not None:
                 return
-            death = self._deaths.died(cause)
+            death = self._deaths.died(cause, lasting=lasting)
             if death.hopeless:
-                message = (
-                    f"the trainer died {death.count} times in a row without finishing a new round:"
-                    f" {death.cause}"
-                )
-                self.failed = link.TrainerFailed(message, 1)
+                self.failed = link.TrainerFailed(death.words, 1)
                 return
             self.on_death(death)
             with trio.move_on_after(death.backoff):

@@ -15,10 +15,18 @@ class Death:
     cause: str
     count: int  # deaths in a row, this one included
     backoff: float  # seconds before the next start
+    again: bool = False  # the second in a row with this cause that no restart can heal
 
     @property
     def hopeless(self) -> bool:
-        return self.count >= HOPELESS_DEATHS
+        return self.again or self.count >= HOPELESS_DEATHS
+
+    @property
+    def words(self) -> str:
+        """Say that it is given up."""
+        if self.again:
+            return f"the trainer died twice in the same way before its first round: {self.cause}"
+        return f"the trainer died {self.count} times in a row without finishing a new round: {self.cause}"
 
 
 class Deaths:
@@ -26,6 +34,7 @@ class Deaths:
 
     def __init__(self) -> None:
         self._furthest = self._count = 0
+        self._lasting = ""
 
     def progress(self, reached: int) -> None:
         """Record how far the work has come. Beyond the furthest point the count of failures starts anew.
@@ -35,14 +44,17 @@ class Deaths:
         if reached > self._furthest:
             self._furthest, self._count = reached, 0
 
-    def died(self, cause: str) -> Death:
+    def died(self, cause: str, *, lasting: bool = False) -> Death:
         """Record a death and return when to restart.
 
         The first restart is immediate: one killed process says nothing about the next. Later ones wait twice
         as long each time.
+
+        lasting: whether the same cause will come again, as an error does while the model is loaded.
         """
-        self._count += 1
-        return Death(cause, self._count, 0.0 if self._count == 1 else 2.0 ** (self._count - 1))
+        again = lasting and cause == self._lasting
+        self._count, self._lasting = self._count + 1, cause if lasting else ""
+        return Death(cause, self._count, 0.0 if self._count == 1 else 2.0 ** (self._count - 1), again)
 
 
 def exit_words(status: int) -> str:
