@@ -13,14 +13,17 @@ from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
 from swarmd.terminal import printable
 
 PROXIES: Final = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "https_proxy", "http_proxy")
-OTHERS: Final = (
-    "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT",
-    "SSL_CERT_FILE", "SSL_CERT_DIR",
-)  # fmt: skip
+HUB: Final = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
-def fault_of(what: str, error: Exception, environ: Mapping[str, str] = os.environ) -> SwarmdError:
-    """Return cause and remedy of what was raised while `what` was fetched or looked up."""
+def fault_of(
+    what: str, error: Exception, otherwise: str, environ: Mapping[str, str] = os.environ
+) -> SwarmdError:
+    """Return cause and remedy of an error that came while `what` was fetched or looked up.
+
+    otherwise: what helps, in words, if the hub cannot be reached.
+    """
     from httpx2 import HTTPError, UnsupportedProtocol
 
     why = printable((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
@@ -38,22 +41,21 @@ def fault_of(what: str, error: Exception, environ: Mapping[str, str] = os.enviro
         )
     if number is not None and getattr(error, "filename", None):
         return NoModel(f"cannot store {what}: {why}. Correct that folder, or set HF_HOME to another one.")
-    at_fault = [name for name in (*PROXIES, *OTHERS) if environ.get(name)]
+    there = [name for name in (*PROXIES, *HUB, *CERTIFICATES) if environ.get(name)]
     if (
-        isinstance(error, OSError | HTTPError)
+        number is None
+        and isinstance(error, OSError | HTTPError)
         and not isinstance(error, UnsupportedProtocol)
-        and number is None
     ):
         # OSErrors of huggingface_hub, which also says so that fewer bytes came than the hub had told.
-        checks = ", ".join(dict.fromkeys(("the connection", *at_fault, "HF_HUB_OFFLINE")))
+        checks = ["the connection", "HF_HUB_OFFLINE", *[name for name in there if name not in CERTIFICATES]]
         return Unreachable(
             f"cannot fetch {what} from the Hugging Face hub, and it is not in the local cache ({why}). Check"
-            f" {checks}, or give --model a local folder; `--model tiny` needs no download."
+            f" {', '.join(checks)}, or {otherwise}."
         )
-    if proxies := [name for name in PROXIES if name in at_fault and "prox" in f"{why}{error!r}".lower()]:
-        at_fault = proxies
+    proxies = [name for name in there if name in PROXIES and "prox" in f"{why}{error!r}".lower()]
     return ConfigError(
         f"the environment keeps {what} from being fetched ({why}). Correct or unset"
-        f" {' and '.join(at_fault) or 'the variables of the hub and of proxies'}"
+        f" {' and '.join(proxies or there) or 'the variables of the hub and of proxies'}"
         + (", or install the package socksio." if "SOCKS" in why else ".")
     )

@@ -44,9 +44,8 @@ def fetched(name: str) -> Path:
         constants.HF_HUB_DISABLE_XET = True
         return Path(hf_hub_download(repo, file, repo_type="dataset", revision=commit))
     except Exception as error:  # whatever the hub's libraries make of its answer, the disk or the environment
-        raise ConfigError(
-            f"{fault_of(name, error)} See also that the data set has this commit and file."
-        ) from None
+        otherwise = "see that the data set has this commit and file, or copy its cache here (HF_HOME)"
+        raise ConfigError(str(fault_of(name, error, otherwise))) from None
 
 
 def lines(parquet: bytes) -> tuple[bytes, str]:

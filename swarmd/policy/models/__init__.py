@@ -6,4 +6,4 @@ try:
     # It reads its variables now, and so for all that import it later, as transformers does.
     import huggingface_hub.constants  # noqa: F401
 except ValueError as error:
-    raise fault_of("the model", error) from error
+    raise fault_of("the model", error, "correct them") from error

@@ -270,7 +270,11 @@ def test_an_unreachable_hub_is_reported(environment: dict[str, str], tmp_path: P
         ({"HF_ENDPOINT": "http://[::1"}, "unset HF_ENDPOINT", 2),
         ({"HF_TOKEN": "ünicode"}, "HF_TOKEN", 2),
         ({"HF_ENDPOINT": "https://127.0.0.1:9", "SSL_CERT_FILE": "/nowhere"}, "SSL_CERT_FILE", 2),
-        ({"HTTP_PROXY": "http://127.0.0.1:9"}, "Check the connection, HTTP_PROXY, HF_ENDPOINT", 4),
+        (
+            {"HTTP_PROXY": "http://127.0.0.1:9"},
+            "Check the connection, HF_HUB_OFFLINE, HTTP_PROXY, HF_ENDPOINT",
+            4,
+        ),
         ({"HF_HOME": "/dev/null/x"}, "HF_HOME to another", 3),
         ({"HF_HOME": "", "HF_HUB_CACHE": "~nobody-here/x"}, "no home folder for the hub's cache", 3),
     ],

@@ -203,4 +203,4 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
     except SwarmdError:
         raise
     except Exception as error:
-        raise fault_of(at, error) from error
+        raise fault_of(at, error, "give --model a local folder; `--model tiny` needs no download") from error
