@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from secrets import randbits
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,16 +145,13 @@ def export(
     ollama: Annotated[
         bool, typer.Option("--ollama", help="Write a Modelfile too, with template, stops and parameters.")
     ] = False,
-    push: Annotated[
-        str | None, typer.Option(help="Also upload to this Hugging Face repository, owner/name.")
-    ] = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     _say_loading()
-    from swarmd.policy.export import FILES, loss_of, upload
+    from swarmd.policy.export import FILES, loss_of
     from swarmd.policy.export import export as write
     from swarmd.policy.inference.modelfile import COMMANDS
     from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -175,9 +173,6 @@ def export(
     )
     if note := loss_of(made.origin):
         tell(note)
-    with interrupted_at_once(f"the export is whole in {made.folder}"):
-        address = upload(made.folder, push) if push else None
-    text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     if ollama:
         commands = "\n".join(f"    {command}" for command in COMMANDS)
         tell(
@@ -187,7 +182,8 @@ def export(
         )
     if not as_json:
         tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
-    answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
+        tell(f"To publish it: hf upload OWNER/NAME {quote(str(made.folder))}")
+    answer({"schema": 1, **made.document()}, str(made.folder), as_json)
 
 
 def _curriculum_name(node: "NodeConfig") -> str:

@@ -10,15 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-import httpx2
 import torch
-from huggingface_hub import HfApi
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-)
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
@@ -28,14 +20,14 @@ from transformers.utils import logging as transformers_logging
 from p2p import durable
 from swarmd.config.config import NodeConfig
 from swarmd.config.curriculum_name import BUILT_IN
-from swarmd.errors import CannotRecord, ConfigError, SwarmdError, Unreachable
+from swarmd.errors import CannotRecord, ConfigError
 from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
 from swarmd.policy.models.device import DTYPES
 from swarmd.policy.models.files.model_folder import TOKENIZER_FILES, read_config_json, small_files
 from swarmd.policy.models.fit import chat_of, work_of
-from swarmd.policy.models.hub import REPOSITORIES, first_line
+from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.load import fingerprint_of, in_peft, load_weights, lora_config
 from swarmd.policy.models.lora import NF4, fold, require_nf4, round_to_four_bits
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -420,41 +412,3 @@ def _add_old_names(path: Path, base: Mapping[str, Any]) -> None:
     old = {name: value for name, value in base.items() if name.startswith(_OLD_NAMES)}
     text = json.dumps(old | {"torch_dtype": written["dtype"]} | written, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
-
-
-class NotUploaded(SwarmdError):
-    """The hub did not take the upload."""
-
-
-def upload(folder: Path, repository: str) -> str:
-    """Upload every file of the folder as one commit on the main branch; return the model's web address.
-
-    A missing repository is created. Raises ConfigError, Unreachable or NotUploaded; the folder stays as it
-    is.
-    """
-    kept = f"The export is whole in {folder}."
-    try:
-        api = HfApi()
-        made = api.create_repo(repository, exist_ok=True)
-        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export of a swarmd run")
-    except HFValidationError:
-        raise ConfigError(f"{repository!r} is no name of a repository: owner/name is. {kept}") from None
-    except (LocalTokenNotFoundError, HfHubHTTPError, RuntimeError) as error:
-        # RuntimeError is what the library makes of any fault in sending a large file.
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
-            raise NotUploaded(
-                f"the hub does not let you write to {repository} ({first_line(error)}). Log in with `hf auth"
-                f" login` and a token that may write there, then push again. {kept}"
-            ) from None
-        cause = error.__cause__ if isinstance(error, RuntimeError) else None
-        why = first_line(error) + (f" {first_line(cause)}" if cause else "")
-        raise NotUploaded(
-            f"the hub did not take the upload to {repository} ({why}). Try again later. {kept}"
-        ) from None
-    except (OfflineModeIsEnabled, httpx2.HTTPError, ConnectionError) as error:
-        raise Unreachable(
-            f"cannot reach the Hugging Face hub to upload {repository} ({first_line(error)}). "
-            f"Check the connection and HF_HUB_OFFLINE, then push again. {kept}"
-        ) from None
-    return str(made)

@@ -88,7 +88,7 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
         said = run("export", "--state-dir", trained, out, "--json")
     assert said.code == 0, said.err
     document = json.loads(said.out)
-    assert (document["folder"], document["pushed"]) == (str(out), None)
+    assert document["folder"] == str(out)
     told = (document["model"], ("base", "curriculum")), (document["run"], ("rounds", "external_share"))
     assert [of[key] for of, keys in told for key in keys] == ["tiny", "tiny-9", 2, 0.5]
     assert (out / "model.safetensors").stat().st_size > (WEIGHTS["tiny"] / "model.safetensors").stat().st_size
@@ -120,8 +120,6 @@ def test_an_export_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
 
 def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", "--state-dir", trained, tmp_path / "a", "--adapter").code == 2
-    pushed = run("export", "--state-dir", trained, tmp_path / "b", "--push", "me/it")
-    assert pushed.code == 4 and f"whole in {tmp_path / 'b'}" in pushed.err
     empty = run("export", "--state-dir", tmp_path / "empty")
     assert empty.code == 2 and "swarmd join" in empty.err
 

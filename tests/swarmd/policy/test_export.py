@@ -7,7 +7,6 @@ import json
 import runpy
 import tracemalloc
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,17 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swarmd.errors import CannotRecord, ConfigError, NoModel, Unreachable
+from swarmd.errors import CannotRecord, ConfigError, NoModel
 from swarmd.policy.export import (
-    NotUploaded,
     Origin,
     card,
     export,
     figures_of,
-    upload,
 )
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit
 from swarmd.state.metrics import each_round
-from tests.loopback import Handler, listening
 from tests.swarmd.policy.conftest import answered, edit_json, files_of, make_model, open_policy
 
 QUESTIONS = ["one?", "and another one", "zzz"]
@@ -318,121 +314,3 @@ def test_figures_of_runs_with_gaps() -> None:
     )
     assert (only_others.reward_first, only_others.external_share) == (None, 1.0)
     assert figures_of([line(7)]).reward_first == figures_of([line(7)]).reward_last == pytest.approx(0.7)
-
-
-# To the hub: against one of our own on loopback.
-
-
-class Hub(Handler):
-    """Takes what `create_repo` and `upload_folder` send; `status` refuses everything."""
-
-    status: int
-    taken: dict[str, bytes]
-
-    def post(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.status != 200:
-            self.answer({"error": "refused"}, self.status)
-        elif self.path == "/api/repos/create":
-            name = json.loads(body)["name"]
-            self.answer({"url": f"http://{self.headers['Host']}/me/{name}", "name": f"me/{name}"})
-        elif "/preupload/" in self.path:
-            files = json.loads(body)["files"]
-            self.answer(
-                {
-                    "files": [
-                        {
-                            "path": f["path"],
-                            "uploadMode": "lfs" if f["path"].endswith(".safetensors") else "regular",
-                            "shouldIgnore": False,
-                        }
-                        for f in files
-                    ]
-                }
-            )
-        elif self.path.endswith("/objects/batch"):
-            large = {"actions": {"upload": {"href": f"http://{self.headers['Host']}/full"}}}
-            self.answer({"objects": [each | large for each in json.loads(body)["objects"]]})
-        elif "/commit/" in self.path:
-            for entry in map(json.loads, body.splitlines()):
-                if entry["key"] == "file":
-                    self.taken[entry["value"]["path"]] = entry["value"]["content"].encode()
-            self.answer(
-                {
-                    "success": True,
-                    "commitOid": "c0ffee",
-                    "commitUrl": f"http://{self.headers['Host']}/me/x/commit/c0ffee",
-                }
-            )
-        else:  # validation of the card
-            self.answer({"errors": [], "warnings": []})
-
-    def get(self) -> None:
-        self.answer({"id": "me/x", "sha": "c0ffee", "siblings": []}, self.status)
-
-    def do_PUT(self) -> None:  # noqa: N802  the name that http.server looks for
-        self.answer({"error": "no room for large files"}, 403)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Hub], str]]:
-    class OurHub(Hub):
-        status, taken = 200, {}
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
-    with listening(OurHub) as address:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        yield OurHub, address
-
-
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "README.md").write_text("---\nlibrary_name: peft\n---\n# It\n")
-    (tmp_path / "out" / "config.json").write_text("{}")
-    return tmp_path / "out"
-
-
-@pytest.mark.net
-def test_upload_sends_every_file(hub: tuple[type[Hub], str], exported: Path) -> None:
-    assert upload(exported, "me/x") == f"{hub[1]}/me/x"
-    assert sorted(hub[0].taken) == ["README.md", "config.json"]
-
-
-@pytest.mark.net
-@pytest.mark.parametrize("status, message", [(401, "hf auth login"), (403, "may write"), (500, "later")])
-def test_a_refused_upload_is_reported(
-    hub: tuple[type[Hub], str], exported: Path, status: int, message: str
-) -> None:
-    hub[0].status = status
-    with pytest.raises(NotUploaded, match=message) as caught:
-        upload(exported, "me/x")
-    assert f"whole in {exported}" in str(caught.value)
-
-
-@pytest.mark.net
-@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-def test_a_large_file_that_the_hub_does_not_take_is_reported(
-    hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    (exported / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(NotUploaded, match=r"uploading 'model\.safetensors'.*403.*later.*whole in"):
-        upload(exported, "me/x")
-
-
-@pytest.mark.net
-def test_an_upload_without_a_hub_is_reported(
-    hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(Unreachable, match=r"cannot reach the Hugging Face hub.*push again"):
-        upload(exported, "me/x")
-
-
-def test_an_upload_offline_or_without_a_name_is_refused(exported: Path) -> None:
-    with pytest.raises(Unreachable, match="HF_HUB_OFFLINE"):  # as every test is run
-        upload(exported, "me/x")
-    with pytest.raises(ConfigError, match="owner/name"):
-        upload(exported, "a/b/c")
