@@ -89,7 +89,7 @@ def timed(node: LocalNode, holds: Callable[[Document], str | None], since: float
 
 def nobody(nodes: Nodes, _folder: Path) -> Result:
     nodes[0].start()
-    return timed(nodes[0], trouble("no bootstrap address is set"))
+    return timed(nodes[0], trouble("you are the first here"))
 
 
 def dead_address(nodes: Nodes, _folder: Path) -> Result:

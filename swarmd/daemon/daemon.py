@@ -37,7 +37,7 @@ from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
-from swarmd.daemon.local_api.status_words import NO_FIRST, many
+from swarmd.daemon.local_api.status_words import HARMLESS, NO_FIRST, many
 from swarmd.daemon.membership import addresses_present, connection_news, run
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
@@ -298,7 +298,7 @@ class Daemon:
         self.publisher.next_round()
         for reason, count in done.line["rejected"].items():
             # Told once: the status counts them, and so does each round's line.
-            if reason not in self._advised:
+            if reason not in self._advised | HARMLESS:
                 self._advised.add(reason)
                 remedy = Reason(reason).remedy
                 self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))

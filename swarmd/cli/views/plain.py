@@ -134,7 +134,8 @@ class LogView(Lines):
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._view.status(document)
-        super().status(document)
+        # `IsolationWatch` logs trouble itself, as it has no view in a program that imports swarmd.
+        super().status({**document, "trouble": None})
 
     def round(self, line: Mapping[str, Any]) -> None:
         self._view.round(line)

@@ -264,10 +264,10 @@ CAUSES = (
         lambda f: _others(f) if _only_others(f) else None,
     ),
     Cause(
-        "no peer is heard: no bootstrap address is set, and no member was found on the local network",
+        "you are the first here: no bootstrap address is set, and no member is on the local network",
         "no connection",
-        "ask a friend who is in it for `swarmd invite`, and join with what it prints; or wait for others to"
-        " join you",
+        "invite other people: `swarmd invite` prints a line for them. To enter a swarm that exists, join with"
+        " such a line of one of its nodes",
         Stage.SETTLED,
         lambda f: {} if not f.connected and not f.bootstrap else None,
     ),

@@ -292,7 +292,8 @@ class JudgeClient:
                     why = reason_of(error) or "no connection in time"
                     return NotJudged(
                         f"cannot reach the judge at {self.origin}: {why}"[:200],
-                        "check judge.url and your network, or train on without it",
+                        "nothing to do: the node trains on, and asks again by itself. If it stays so, check"
+                        " judge.url",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
                     # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of

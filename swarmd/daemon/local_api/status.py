@@ -42,6 +42,7 @@ class StatusBoard:
         self.model: Mapping[str, Any] = {"model": config.model.name}
         self.round = 0
         self.saved = 0  # rounds in a checkpoint; kill -9 loses later ones
+        self.judged: Mapping[str, Any] | None = None  # the judge's last score before this start
         self.verifier_pid: int | None = None
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last measured KL, and its round
@@ -71,6 +72,7 @@ class StatusBoard:
         self.rewards.extend(line.get("reward_mean") for line in lines)
         self.external.extend(line.get("external", 0) for line in lines)
         self.round = lines[-1]["round"] if lines else 0
+        self.judged = next((line["judge"] for line in reversed(lines) if line.get("judge")), None)
 
     def resumed(self, ready: link.TrainerReady) -> None:
         """Show that the trainer is ready, and drop rounds lost with the one before it: they are run again."""
@@ -118,6 +120,8 @@ class StatusBoard:
         guest: Mapping[str, Any],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
+        if judge and judge["score"] is None and self.judged:
+            judge = {**judge, **self.judged, "earlier": True}
         return {
             "schema": 1,
             "state": self.state,

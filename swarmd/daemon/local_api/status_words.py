@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from p2p.types import Reason
 from swarmd.terminal import left_words, printable
 
 # The width of a terminal, at least.
@@ -13,6 +14,8 @@ MIN_COLUMNS = 80
 NAME_COLUMNS = 8
 # A mean reward that is shown is over so many rounds.
 SMOOTH_ROUNDS = 10
+# Refusals that every swarm has: late copies, and what was sent before this node's start.
+HARMLESS = frozenset((Reason.OLD.value, Reason.DUPLICATE.value))
 # Of a node that has left the swarm, where one that pauses goes on.
 COMES_BACK = "it comes back"
 # Why the page's "Try it" has nothing to compare with.
@@ -78,7 +81,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
     seconds = sum(line["seconds"].values())
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
     refused, gated, odd = (
-        counts(line["rejected"]),
+        refused_words(line["rejected"]),
         counts(line.get("gated") or {}),
         counts(line.get("gate_reported") or {}),
     )
@@ -151,6 +154,11 @@ def counts(refused: Mapping[str, int]) -> str:
     )
 
 
+def refused_words(refused: Mapping[str, int]) -> str:
+    """Format what was refused, without what every swarm has."""
+    return counts({reason: count for reason, count in refused.items() if reason not in HARMLESS})
+
+
 def many(count: int, noun: str) -> str:
     """Format a count with its noun: "1 peer", "2 peers"."""
     return f"{count} {noun}" + "s" * (count != 1)
@@ -192,7 +200,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("offers", offers_words(document.get("offers") or {})),
         ("given", given_words(document.get("given") or {})),
         ("address", addresses_words(document.get("addresses") or ())),
-        ("refused", counts(document.get("rejected") or {}) or "nothing"),
+        ("refused", refused_words(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
         ("trainer", ", ".join(filter(None, (pid and f"pid {pid}", restarts and f"restarts: {restarts}")))),
@@ -303,7 +311,7 @@ def given_words(given: Mapping[str, Any]) -> str:
         if given["used"]
         else "nobody has said yet that it used one"
     )
-    return f"{many(given['rollouts'], 'rollout')}; {used}"
+    return f"{many(given['rollouts'], 'rollout')} since this start; {used}"
 
 
 def helped_words(given: Mapping[str, Any]) -> str:
@@ -311,7 +319,7 @@ def helped_words(given: Mapping[str, Any]) -> str:
     if not given.get("used"):
         return ""
     return (
-        f"Your machine helped {many(given['by'], 'other node')}: they trained"
+        f"Since this start your machine helped {many(given['by'], 'other node')}: they trained"
         f" {many(given['used'], 'time')} on its answers."
     )
 
@@ -350,6 +358,7 @@ def judge_words(judge: Mapping[str, Any]) -> str:
         if known
         else "no score yet"
     )
+    grade += ", before this start" * bool(judge.get("earlier"))
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
     facts = ", ".join(filter(None, (grade, judge.get("url"))))
     return printable(facts + (f": {silence}" if silence else ""))

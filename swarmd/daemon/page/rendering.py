@@ -11,6 +11,7 @@ from typing import Any
 
 from swarmd.daemon.local_api.status_words import (
     COMES_BACK,
+    HARMLESS,
     NO_FIRST,
     answers_words,
     exchange_words,
@@ -336,7 +337,8 @@ def _where(peer: Mapping[str, Any]) -> str:
 def _refused(document: Document) -> str:
     refused, advice = document.get("rejected") or {}, document.get("advice") or {}
     rows = sorted(
-        ((why, count) for why, count in refused.items() if count), key=lambda item: (-item[1], item[0])
+        ((why, count) for why, count in refused.items() if count and why not in HARMLESS),
+        key=lambda item: (-item[1], item[0]),
     )
     if not rows:
         return ""

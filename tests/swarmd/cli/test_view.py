@@ -121,7 +121,7 @@ REMEDY = (
     "Join with curriculum = 'tiny-9' and the same version of swarmd, or use a judge of your own curriculum."
 )
 TROUBLE = {
-    "cause": "no peer is heard: no bootstrap address is set, and no member was found on the local network",
+    "cause": "you are the first here: no bootstrap address is set, and no member is on the local network",
     "remedy": "ask the swarm's people for an address, and start with --bootstrap",
 }
 JUDGED = {"url": "http://127.0.0.1:8400", "score": None, "n": 0, "cause": REFUSED, "remedy": REMEDY}
@@ -139,7 +139,7 @@ def test_the_page_fits_the_terminal(width: int, height: int) -> None:
 
 FIGURES = """brave-otter|● training|round 120 of 300|up 3:12|tiny 0.9 M cpu float32|reward 0.429
     |generate 2.13|4 own + 3 of others|pool 17, 5 new|2 without advantage dropped|gradient –
-    |12 already seen, 3 bad signature|0.310 over 120 questions|/ip4/192.0.2.7/tcp/40123
+    |3 bad signature|0.310 over 120 questions|/ip4/192.0.2.7/tcp/40123
     |restarts: 1|event 1|swarm main 3f2a9c00|another terminal: swarmd ui, invite, stop"""
 WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
     |age 0.5 rounds|checkpoint 0.20|tcp/40123"""

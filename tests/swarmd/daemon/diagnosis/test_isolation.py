@@ -35,7 +35,7 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
 @pytest.mark.parametrize(
     "facts, cause, remedy",
     [
-        ({}, "no bootstrap address is set", "swarmd invite"),
+        ({}, "you are the first here", "swarmd invite"),
         ({"bootstrap": [DEAD]}, "192.0.2.1/tcp/4001 does not answer: nothing listens", "ask its people"),
         ({"offline": True}, "this machine is offline", "connect it to a network"),
         (

@@ -138,13 +138,12 @@ def test_offers_and_fetches_are_shown_once_there_were_any() -> None:
 
 def test_shared_rollouts_are_shown_with_how_often_they_were_used() -> None:
     shown = document(board())
-    assert shown[
-        "given"
-    ] == GIVEN and "given    12 rollouts; used 31 times, by 4 other nodes" in status_lines(shown)
+    assert shown["given"] == GIVEN
+    assert "given    12 rollouts since this start; used 31 times, by 4 other nodes" in status_lines(shown)
     once = given_words({"rollouts": 1, "used": 1, "by": 1})
-    assert once == "1 rollout; used 1 time, by 1 other node"
+    assert once == "1 rollout since this start; used 1 time, by 1 other node"
     unused = status_lines(shown | {"given": {"rollouts": 1, "used": 0, "by": 0}})
-    assert "given    1 rollout; nobody has said yet that it used one" in unused
+    assert "given    1 rollout since this start; nobody has said yet that it used one" in unused
     assert not any(
         line.startswith("given") for line in status_lines(shown | {"given": dict.fromkeys(GIVEN, 0)})
     )
@@ -196,3 +195,23 @@ def test_one_address_is_named_and_the_others_are_counted() -> None:
     assert "address  /ip4/192.0.2.1/tcp/1 and 2 more: swarmd status --json" in status_lines(
         document(board(), addresses=addresses)
     )
+
+
+def test_the_judges_last_score_outlives_a_restart_until_there_is_a_new_one() -> None:
+    of, silent = board(), {"url": "http://a", "score": None, "n": 0, "cause": "", "remedy": ""}
+    line = {"round": 1, "reward_mean": 0.1}
+    of.replay([line | {"judge": {"score": 0.31, "n": 56}}, line | {"round": 2, "judge": None}])
+    assert "judge    score 0.310 over 56 questions, before this start, http://a" in status_lines(
+        document(of, judge=silent)
+    )
+    newer = silent | {"score": 0.4, "n": 57}
+    assert "judge    score 0.400 over 57 questions, http://a" in status_lines(document(of, judge=newer))
+    assert document(of)["judge"] is None, "no judge is configured now"
+
+
+def test_harmless_refusals_are_counted_for_programs_and_not_shown() -> None:
+    shown = document(board(), rejected={Reason.OLD.value: 5, Reason.DUPLICATE.value: 2})
+    assert "refused  nothing" in status_lines(shown) and shown["rejected"][Reason.OLD.value] == 5
+    assert "swarmd_refused_total" in exposition(shown)
+    both = document(board(), rejected={Reason.OLD.value: 5, Reason.MALFORMED.value: 1})
+    assert "refused  1 not a frame" in status_lines(both)
