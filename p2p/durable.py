@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -158,3 +159,10 @@ def _link(draft: Path, path: Path) -> None:
             raise
         path.touch(exist_ok=False)
         draft.replace(path)
+
+
+def keeps_modes(folder: Path) -> bool:
+    """Return whether the folder's file system keeps permissions; FAT and some network shares do not."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        return not os.fstat(file.fileno()).st_mode & 0o077
+    return True

@@ -84,9 +84,14 @@ class Identity:
                 f"cannot read the key file {path}: {error.strerror}; check who owns it and its folder"
             ) from None
         if status.st_mode & 0o077:
+            remedy = (
+                f"run `chmod 600 {quote(str(path))}`"
+                if durable.keeps_modes(path.parent)
+                else "its file system keeps no permissions, so move its folder to another"
+            )
             raise KeyFileUnusable(
-                f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run"
-                f" `chmod 600 {quote(str(path))}`, and if someone may have read it, move it away and start"
+                f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o});"
+                f" {remedy}, and if someone may have read it, move it away and start"
                 " with a new key"
             )
         if (identity := cls._parsed(content)) is not None:

@@ -71,9 +71,13 @@ class StateFolder:
             str(path).encode()
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_mode & stat.S_IWOTH:
+                remedy = (
+                    f"Run `chmod o-w {quote(str(path))}` or choose"
+                    if durable.keeps_modes(path)
+                    else "Its file system keeps no permissions. Choose"
+                )
                 raise ConfigError(
-                    f"{path}: everybody can write to this state folder. Run `chmod o-w {quote(str(path))}` or"
-                    " choose another with --state-dir."
+                    f"{path}: everybody can write to this state folder. {remedy} another with --state-dir."
                 )
             lock = _open_lock(path)
         except UnicodeEncodeError:

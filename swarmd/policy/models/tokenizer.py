@@ -1,5 +1,6 @@
 """Loads and checks a model's tokenizer: chat template, end token, and that our texts survive a round trip."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from swarmd.config.messages import shown
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.chat import SYSTEM_PROMPT
@@ -31,6 +33,9 @@ PROBES: Final = (
     "<answer>Zoe is a knight, and Mia is a knave.</answer>",
 )
 
+# Files of which a tokenizer has one at least.
+VOCABULARIES: Final = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
+
 
 def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
     """Load a model's tokenizer.
@@ -52,6 +57,11 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
 
 
 def _checked(folder: Path, source: str, network: nn.Module) -> Any:
+    if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
+        raise NoModel(
+            f"{source} holds no tokenizer (tokenizer.json). Copy the tokenizer's files of the model that it"
+            " was made from into a local copy."
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer = _as_its_file_says(tokenizer, folder, source)
     if tokenizer.chat_template is None:
@@ -60,14 +70,31 @@ def _checked(folder: Path, source: str, network: nn.Module) -> Any:
             "Choose an instruct model, or add a chat_template.jinja to a local copy."
         )
     rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
-    if len(tokenizer) > rows:
-        raise NoModel(
-            f"the tokenizer of {source} has {len(tokenizer)} tokens and its network only {rows}: they"
-            " do not belong together. Take both from the same model."
-        )
+    _drop_beyond(tokenizer, rows, source)
     for text in PROBES:
         _check_round_trip(tokenizer, text, source)
     return tokenizer
+
+
+def _drop_beyond(tokenizer: Any, rows: int, source: str) -> None:
+    """Drop control tokens for which the network has no embedding: their text is then ordinary text.
+
+    Gemma 3 1B has one, for images. Raises NoModel where other tokens have none.
+    """
+    beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
+    if not beyond:
+        return
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    needed = beyond if backend is None else backend.get_vocab(with_added_tokens=False)
+    for token, number in beyond.items():
+        if token in needed or token == tokenizer.eos_token:
+            raise NoModel(
+                f"the tokenizer of {source} has the number {number} for {shown(token)}, and its network has"
+                f" rows for {rows} tokens: they do not belong together. Take both from the same model."
+            )
+    document = json.loads(backend.to_str())  # type: ignore[union-attr]  # else all tokens were needed
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["id"] < rows]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(document))
 
 
 def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:

@@ -28,6 +28,7 @@ from swarmd.errors import NoModel
 from swarmd.policy import language_policy
 from swarmd.policy.export import export
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import (
     _cuda_fault,
     cgroup_rooms,
@@ -49,6 +50,7 @@ from swarmd.policy.models.preflight import cgroup_cores
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
 from swarmd.testing import TIMEOUT_S
+from swarmd.types import Completion
 from tests.swarmd.policy.conftest import (
     CHAT,
     SPECIALS,
@@ -175,8 +177,30 @@ def test_damaged_model_folders_are_refused(
 
 
 def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match="do not belong together"):
+    with pytest.raises(NoModel, match=r"has the number 1\d\d for '.+', and its network has rows for 100"):
         load(make_model(tmp_path, "llama", vocab_size=100))
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_token_beyond_the_embedding_becomes_ordinary_text(special: bool, tmp_path: Path) -> None:
+    """Gemma 3 1B has 262,145 tokens for 262,144 rows. Neither question nor answer may contain the last."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(make_model(tmp_path, "llama"))
+    tokenizer.add_tokens(["<image>"], special_tokens=special)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    rows = loaded.network.get_input_embeddings().num_embeddings
+    assert len(tokenizer) == rows + 1 and len(loaded.tokenizer) == rows
+    chat = Chat(loaded.tokenizer, "", ours=True)
+    text = "see <image> and <answer>"
+    for ids in (chat.prompt(text), chat.encode(Completion(text, ended=True), 99)):
+        assert max(ids) < rows and text in loaded.tokenizer.decode(ids)
+
+
+def test_a_folder_without_a_tokenizer_names_it(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(NoModel, match="holds no tokenizer"):
+        load(tmp_path)
 
 
 OWN_CODE = {

@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from p2p import durable
+from p2p.errors import KeyFileUnusable
 from p2p.identity import Identity
 from swarmd.errors import CannotRecord, ConfigError, StateFolderInUse
 from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
@@ -194,3 +196,25 @@ def test_a_seed_that_cannot_be_kept_gives_a_message(tmp_path: Path) -> None:
         (tmp_path / name / "x").touch()
     with pytest.raises(CannotRecord, match=r"node\.json: cannot be written: Is a directory"):
         node_seed(None, tmp_path)
+
+
+def test_a_file_system_without_permissions_has_another_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On FAT and 9p every file has the same mode, and chmod changes none."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="Run `chmod o-w"):
+        StateFolder.open(tmp_path)
+    monkeypatch.setattr("os.fstat", lambda _: SimpleNamespace(st_mode=stat.S_IFREG | 0o777))
+    with pytest.raises(ConfigError, match=r"keeps no permissions\. Choose another with --state-dir"):
+        StateFolder.open(tmp_path)
+    monkeypatch.undo()
+    tmp_path.chmod(0o700)
+    key = tmp_path / "identity.key"
+    Identity.load_or_create(key)
+    key.chmod(0o644)
+    with pytest.raises(KeyFileUnusable, match="run `chmod 600"):
+        Identity.load(key)
+    monkeypatch.setattr("p2p.durable.keeps_modes", lambda _: False)
+    with pytest.raises(KeyFileUnusable, match="keeps no permissions"):
+        Identity.load(key)
