@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from p2p.errors import OperatorError
 from swarmd.cli.options import (
     AsJson,
     ConfigFile,
@@ -36,7 +35,6 @@ from swarmd.terminal import ended_by_signals, hang_up, printable, shows_pages, t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swarmd.cli.views.notify import Send
     from swarmd.config.config import NodeConfig
     from swarmd.config.invitation import Invitation
     from swarmd.config.sources import Resolved
@@ -183,10 +181,9 @@ def _join(
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
         state.require_room()
-        from swarmd.cli.views.notify import NotifyView
         from swarmd.cli.views.plain import LogView, StartView
 
-        view = NotifyView(LogView(StartView(shown())), _notifier(node_config.notify))
+        view = LogView(StartView(shown()))
         try:
             if joining:
                 view.talk(joining)
@@ -196,23 +193,9 @@ def _join(
                 remember(resolved, folder)
                 runs()
 
-            code = run_node(node_config, state, view, works)
-            view.ended(None)
-        except OperatorError as error:
-            view.ended(str(error))
-            raise
+            return run_node(node_config, state, view, works)
         finally:
             view.close()
-        return code
-
-
-def _notifier(wanted: str) -> "Send":
-    from swarmd.cli.views.notify import nothing, notifier
-
-    found = notifier() if wanted == "on" else nothing
-    if found is None:
-        tell('notify is "on", and there is neither notify-send nor osascript here: nothing will be shown')
-    return found or nothing
 
 
 def _view(as_json: bool, verbose: bool = False) -> "View":

@@ -309,8 +309,6 @@ class NodeConfig(_Section):
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
     metrics: MetricsConfig = MetricsConfig()
-    # Desktop notifications: stopped with an error, paused for long, finished.
-    notify: Literal["off", "on"] = "off"
     profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
     # None: the seed is drawn at the first start and kept with the state.
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None

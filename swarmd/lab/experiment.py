@@ -56,7 +56,7 @@ from swarmd.errors import SwarmdError
 from swarmd.lab import EXPERIMENTS
 
 # What means nothing where nothing but rounds is played.
-_UNHEEDED = {"seed", "profile", "workers", "checkpoint", "judge", "limits", "when", "metrics", "notify"}
+_UNHEEDED = {"seed", "profile", "workers", "checkpoint", "judge", "limits", "when", "metrics"}
 _UNHEEDED_KEYS = {"round.rounds", "round.pace"} | {
     f"swarm.{key}" for key in SwarmConfig.model_fields if key != "curriculum"
 }
