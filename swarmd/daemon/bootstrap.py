@@ -18,14 +18,13 @@ from typing import Any
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.errors import AddressMissing
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
 from p2p.types import Envelope, Started
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.diagnosis.isolation import Trouble, no_address, twin_trouble
+from swarmd.daemon.diagnosis.isolation import Trouble, twin_trouble
 from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.inviting import PLACES, invite, place
 from swarmd.daemon.local_api import control
@@ -88,7 +87,7 @@ class BootstrapNode:
             await outer.start(self._watch_signals)
             async with trio.open_nursery() as nursery:
                 await nursery.start(partial(control.serve, self._folder, handlers))
-                await addresses_present(self._config.swarm.listen, self._cannot_listen)
+                await addresses_present(self._config.swarm.listen, self._wait)
                 await nursery.start(self.member.run)
                 if self._config.swarm.mdns == "on":
                     nursery.start_soon(nearby(self.member).run)
@@ -97,10 +96,10 @@ class BootstrapNode:
                 nursery.cancel_scope.cancel()
             outer.cancel_scope.cancel()
 
-    def _cannot_listen(self, error: AddressMissing | None) -> None:
-        before, self._waits = self._waits, no_address(error) if error else None
-        if self._waits not in (before, None):
-            tell(f"{self._waits.cause}; {self._waits.remedy}")
+    def _wait(self, trouble: Trouble | None) -> None:
+        if trouble and trouble != self._waits:
+            tell(f"{trouble.cause}; {trouble.remedy}")
+        self._waits = trouble
 
     def _count(self, envelope: Envelope) -> None:
         self._roster.heard(envelope.author, time.time())

@@ -224,7 +224,7 @@ class Daemon:
     async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
         swarm, member = self.config.swarm, self.member
         if swarm.engine != "none":
-            await addresses_present(swarm.listen, self.sharing.isolation.cannot_listen)
+            await addresses_present(swarm.listen, self.sharing.isolation.say)
         await nursery.start(self.sharing.run)
         self._listens.set()
         moved = port_taken(swarm.listen, listen_ports(member.addresses()), member.identity.peer_id)

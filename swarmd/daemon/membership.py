@@ -22,6 +22,7 @@ from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
 from swarmd.config.config import SwarmConfig
+from swarmd.daemon.diagnosis.isolation import NO_ADDRESS, Trouble
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
@@ -76,18 +77,18 @@ def engine_builder(
     return build
 
 
-async def addresses_present(listen: Sequence[str], tell: Callable[[AddressMissing | None], None]) -> None:
+async def addresses_present(listen: Sequence[str], say: Callable[[Trouble | None], None]) -> None:
     """Wait while this machine lacks an address that it is to listen at: a service may start before networks.
 
-    tell: called with why it waits at each look, and with None at the end. Raises CannotListen.
+    say: called with why it waits at each look, and with None at the end. Raises CannotListen.
     """
     while True:
         try:
             with held_ports([*map(parse_listen, listen)]):
-                tell(None)
+                say(None)
                 return
         except AddressMissing as error:
-            tell(error)
+            say(NO_ADDRESS.trouble(why=str(error).partition(";")[0]))
         await trio.sleep(LOOK_EVERY_S)
 
 

@@ -35,14 +35,13 @@ class Libp2pEngine(NetworkEngine):
     def addresses(self) -> Sequence[str]:
         if self._stack is None:
             return []
-        forwarded = "" if "/p2p-circuit" in (at := self.reached_at()) else at
-        own = dict.fromkeys([*dialable([*map(str, self._listen)]), *filter(None, [forwarded])])
-        return [f"{address}/p2p/{self.me}" for address in own]
+        # A router may forward a port of another address to us.
+        own = dict.fromkeys([*dialable([*map(str, self._listen)]), self.reached_at()])
+        return [f"{address}/p2p/{self.me}" for address in own if address and "/p2p-circuit" not in address]
 
     def told_of(self, peer: PeerId, address: str) -> None:
-        if "/p2p-circuit" not in address:
-            super().told_of(peer, address)
-        elif self._circuits is not None:
+        super().told_of(peer, address)
+        if self._circuits is not None:
             self._circuits.note(peer, [address])
 
     def reached_at(self) -> str:

@@ -11,7 +11,6 @@ from enum import IntEnum
 from typing import Any
 
 from p2p.address import own_ports
-from p2p.errors import AddressMissing
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
 from p2p.types import PeerId, Reason
 from swarmd.daemon.local_api.status_words import many
@@ -116,11 +115,6 @@ def port_taken(listen: Sequence[str], ports: Collection[int], peer: PeerId) -> T
     if not ports or own in ports or not all(text.endswith("/tcp/0") for text in listen):
         return None
     return PORT_TAKEN.trouble(port=next(iter(ports)), own=own)
-
-
-def no_address(error: AddressMissing) -> Trouble:
-    """Return the trouble of a node that waits for an address of its machine."""
-    return NO_ADDRESS.trouble(why=str(error).partition(";")[0])
 
 
 def twin_trouble(later: bool) -> Trouble:

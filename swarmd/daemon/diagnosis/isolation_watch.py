@@ -12,7 +12,6 @@ from typing import Any
 import trio
 
 from p2p.address import parse_bootstrap
-from p2p.errors import AddressMissing
 from p2p.member import Member
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
@@ -21,7 +20,6 @@ from swarmd.daemon.diagnosis.isolation import (
     Facts,
     Trouble,
     certain,
-    no_address,
     twin_trouble,
     why_alone,
 )
@@ -86,22 +84,19 @@ class IsolationWatch:
             alone = now - alone_since
             every = CALM_S if heard else SEARCH_EVERY_S if alone < LATER_S else SEARCH_LATER_S
             if (earlier := self.member.earlier_twin()) is not None:
-                self._say(twin_trouble(earlier))
+                self.say(twin_trouble(earlier))
             elif heard != heard_before or now - searched >= every:
                 searched = now
-                self._say(await self._search(heard, alone))
+                self.say(await self._search(heard, alone))
             heard_before = heard
             await trio.sleep(CHECK_EVERY_S)
-
-    def cannot_listen(self, error: AddressMissing | None) -> None:
-        """Note that the member does not run yet, as it cannot listen; None: it can."""
-        self._say(no_address(error) if error else None)
 
     def document(self) -> dict[str, str] | None:
         """Return the trouble as the status shows it."""
         return self.trouble.document() if self.trouble else None
 
-    def _say(self, trouble: Trouble | None) -> None:
+    def say(self, trouble: Trouble | None) -> None:
+        """Show this trouble, and log it if it is another than before."""
         if trouble != self.trouble and trouble is not None:
             log.warning("%s; %s", trouble.cause, trouble.remedy)
         elif trouble != self.trouble:
