@@ -1,6 +1,6 @@
 """What a node hears, gets and pays in swarms of 2 to 30,000 nodes, in virtual time: the daemon's own pacing.
 
-    python -m benchmarks.simulation [--nodes 2,8,100,…] [--seconds 60] [--max-age 2] [--seed 0] [--json]
+    python -m benchmarks.simulation [--nodes 2,8,100,…] [--seconds 60] [--max-age 2] [--seed 0] [--known 1]
 
 All nodes start within a minute; rounds last --seconds, all the same, or from the first to the second of two
 numbers (5,120; log-uniform). Figures are of ten minutes after the swarm has had ten to settle, or twenty from
@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.simulation.swarm import MAX_AGE, Swarm
+from benchmarks.simulation.swarm import ADDRESS, MAX_AGE, Swarm
 from swarmd.exchange.pacing import TARGET_PER_S
 
 SETTLING, LATER = 600.0, 1200.0  # seconds, up to MANY nodes and beyond
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=_numbers(float), default=[60.0], help="of a round")
     parser.add_argument("--max-age", type=int, default=MAX_AGE, help="round.max_age of all nodes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--known", type=float, default=1.0, help="share of authors whose address a node has")
+    parser.add_argument("--address", type=int, default=ADDRESS, help="bytes of the address in an offer")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for nodes in arguments.nodes:
         begun = time.monotonic()
         seconds = (arguments.seconds[0], arguments.seconds[-1])
-        one = measure(nodes, seconds, arguments.seed, arguments.max_age)
+        one = measure(nodes, seconds, arguments.seed, arguments.max_age, arguments.known, arguments.address)
         found.append(one)
         parts = " / ".join(
             f"{one['kb'][kind]:.0f}" for kind in ("offers", "control", "fetches", "connections")
@@ -70,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                         "seconds": arguments.seconds,
                         "seed": arguments.seed,
                         "max_age": arguments.max_age,
+                        "known": arguments.known,
                     },
                     "runs": found,
                 }
@@ -78,9 +81,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
 
 
-def measure(nodes: int, seconds: tuple[float, float], seed: int, max_age: int = MAX_AGE) -> dict[str, Any]:
+def measure(
+    nodes: int,
+    seconds: tuple[float, float],
+    seed: int,
+    max_age: int = MAX_AGE,
+    known: float = 1.0,
+    address: int = ADDRESS,
+) -> dict[str, Any]:
     """Return the figures of one swarm."""
-    swarm = Swarm(nodes, seconds, seed, max_age)
+    swarm = Swarm(nodes, seconds, seed, max_age, known=known, address=address)
     swarm.play((SETTLING if nodes <= MANY else LATER) - 120.0, fetch=nodes <= MANY)
     swarm.play(120.0, fetch=True)  # boards and connections as they are in a swarm that runs
     tally = swarm.play(MEASURED, fetch=True)

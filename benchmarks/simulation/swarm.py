@@ -39,6 +39,7 @@ COPIES = 5.4  # of a frame
 AROUND = 257  # of a copy: GossipSub, yamux and Noise, IP and TCP
 CONTROL = 1320  # of an offer: IHAVE, IWANT, GRAFT and PRUNE
 FETCH = 2500  # a rollout of 4 KiB, compressed, with the question and what is around both
+ADDRESS = 40  # of an author behind a relay, which most are
 QUESTION = 300  # to one that has it not, or its answer
 DIAL = 1500  # of a connection made, on either side
 
@@ -82,7 +83,8 @@ class Tally:
 class Swarm:
     """The simulated swarm. The same seed gives the same run.
 
-    nodes: those that are there from the start. seconds: shortest and longest round.
+    nodes: those that are there from the start. seconds: shortest and longest round. known: the share of the
+    authors whose address a node has. address: bytes of the author's address in each offer.
     """
 
     def __init__(
@@ -92,7 +94,10 @@ class Swarm:
         seed: int = 0,
         max_age: int = MAX_AGE,
         within: float = 60.0,
+        known: float = 1.0,
+        address: int = ADDRESS,
     ) -> None:
+        self._known, self._address = known, address
         self._rng, self._max_age = random.Random(seed), max_age
         self._seconds, self._shared = seconds, Heard() if nodes > OWN_EARS else None
         # Seconds between two looks of a node whether it may send
@@ -171,7 +176,7 @@ class Swarm:
     def _send(self, node: Node, body: bytes) -> None:
         self.sent.append(self.now)
         self.tally.offers += 1
-        size = self._empty + len(body)
+        size = self._empty + len(body) + self._address
         self.tally.bytes["offers"] += round(COPIES * (size + AROUND)) * len(self.nodes)
         self.tally.bytes["control"] += CONTROL * len(self.nodes)
         self._flying.append((self.now + DELAY, node.number, body))
@@ -222,7 +227,7 @@ class Swarm:
             *[(QUESTION, holding)] * (CONNECTED - 1),
             *[(QUESTION + 2 * DIAL, holding)] * min(STRANGERS, there - CONNECTED),
         ]
-        if author is not None and self._reach(node, author):
+        if author is not None and self._knows(node, author) and self._reach(node, author):
             self.tally.served[item.author] += 1
             self._tried(node, item, served=True)
         else:
@@ -242,6 +247,10 @@ class Swarm:
         """Note a fetch, as the gatherer does; ears that all share have one node's fetches."""
         if self._shared is None or node is self.nodes[0]:
             node.heard.tried(PeerId(str(item.author)), served=served)
+
+    def _knows(self, node: Node, author: Node) -> bool:
+        """Return whether the node has the author's address, the same for the pair each time."""
+        return random.Random(node.number << 32 | author.number).random() < self._known
 
     def _reach(self, node: Node, author: Node) -> bool:
         """Return whether the author has a place for a connection; most often a new one."""

@@ -94,9 +94,9 @@ TWIN = Cause(
 )
 NO_ADDRESS = Cause(
     "no peer is heard: {why}",
-    "an address of swarm.listen cannot be bound, as none of this machine's networks has it",
-    "connect the network with that address: the node looks for it every 5 s and trains alone until then; or"
-    " change swarm.listen, /ip4/0.0.0.0/tcp/0 works everywhere",
+    "no interface has an address of swarm.listen",
+    "connect the network with that address: the node tries again every 5 s; or set swarm.listen ="
+    ' ["/ip4/0.0.0.0/tcp/0"]',
 )
 DEAD = Cause(
     "bootstrap address {address} does not answer: {says}",
@@ -326,10 +326,10 @@ LOOPBACK = Cause(
     f"to be reachable set swarm.listen = {EVERYWHERE}",
 )
 PORT_TAKEN = Cause(
-    "on TCP port {port}, as another program uses {own}, which this node had before",
-    "swarm.listen ends in /tcp/0, and the port that follows from the node's key is not free",
-    "stop that program and start this node again, as its earlier invitations name port {own}; or set"
-    " swarm.listen to a port that stays free, and invite by that",
+    "on TCP port {port}, as another program uses {own}, this node's own",
+    "swarm.listen ends in /tcp/0",
+    "stop that program and start this node again, as its earlier invitations name {own}; or set swarm.listen"
+    " to another port, and invite again",
 )
 BEHIND_ROUTER = Cause(
     _NO_WAY_IN,

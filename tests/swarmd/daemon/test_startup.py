@@ -145,7 +145,7 @@ async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
             listens, trouble = (lambda: said), helper._trouble
         await until(trouble)
         why = trouble()
-        assert why and absent in why["cause"] and "looks for it every 5 s" in why["remedy"]
+        assert why and absent in why["cause"] and "tries again every 5 s" in why["remedy"]
         assert not listens()
         here[0] = True
         await until(listens)

@@ -129,7 +129,11 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         ),
         (OWN, "listening", f"True on TCP port {OWN_PORT}; UDP"),
         (OWN, "dialled back", f"forward TCP port {OWN_PORT}"),
-        (MOVED, "listening", f"None on TCP port 43151, as another program uses {OWN_PORT}, which this node"),
+        (
+            MOVED,
+            "listening",
+            f"None on TCP port 43151, as another program uses {OWN_PORT}, this node's own ->",
+        ),
         (MOVED, "listening", "-> stop that program and start this node again, as its earlier invitations"),
         (NAT | {"ports": [43151]}, "listening", "True on TCP port 43151"),  # it was told that port
         (LOOPBACK, "summary", "not reachable from other machines"),
