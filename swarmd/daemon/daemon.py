@@ -29,7 +29,7 @@ from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.choices import remember_limits
-from swarmd.daemon.diagnosis.isolation import port_taken
+from swarmd.daemon.diagnosis.isolation import Trouble, port_taken
 from swarmd.daemon.diagnosis.reachability_survey import listen_ports, survey
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import LIVE, changed
@@ -222,13 +222,11 @@ class Daemon:
     # The network's side.
 
     async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
-        swarm, member = self.config.swarm, self.member
-        if swarm.engine != "none":
-            await addresses_present(swarm.listen, self.sharing.isolation.say)
+        if self.config.swarm.engine != "none":
+            await addresses_present(self.config.swarm.listen, self.sharing.isolation.say)
         await nursery.start(self.sharing.run)
         self._listens.set()
-        moved = port_taken(swarm.listen, listen_ports(member.addresses()), member.identity.peer_id)
-        if moved is not None:
+        if (moved := self._port_taken()) is not None:
             self.view.talk(f"listening {moved.cause}; {moved.remedy}")
 
     async def _report_swarm(self) -> None:
@@ -353,7 +351,16 @@ class Daemon:
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         await self._wait_until_it_listens()
-        return invite(self.config, self.sharing.curriculum, self.member.addresses())
+        made = invite(self.config, self.sharing.curriculum, self.member.addresses())
+        if (moved := self._port_taken()) is not None:
+            made["notes"].append(
+                f"it is good until the next start: this node listens {moved.cause}; {moved.remedy}"
+            )
+        return made
+
+    def _port_taken(self) -> Trouble | None:
+        member = self.member
+        return port_taken(self.config.swarm.listen, listen_ports(member.addresses()), member.identity.peer_id)
 
     async def _wait_until_it_listens(self) -> None:
         # A member that is away comes back when its pause ends.

@@ -230,6 +230,9 @@ class Circuits:
         due, asked = trio.current_time() + ASK_FIRST_S, -math.inf
         while True:
             await trio.sleep(min(TICK_S, max(0.0, due - trio.current_time())))
+            if not self._members():
+                # The machine may be in another network now, where none of this holds.
+                self._dialable, self._seen_at = None, ()
             if trio.current_time() >= due:
                 due = trio.current_time() + ASK_AGAIN_S
                 if (

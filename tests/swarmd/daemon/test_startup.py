@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.address import Endpoint
+from p2p.address import Endpoint, own_ports
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import listen as listening
@@ -115,6 +115,21 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
         nursery.cancel_scope.cancel()
     (addresses,) = announced
     assert len(addresses) == 1
+
+
+@pytest.mark.net
+async def test_a_node_whose_port_is_taken_says_so_with_the_invitation_too(tmp_path: Path) -> None:
+    config = NodeConfig.model_validate({"swarm": {"engine": "libp2p", "listen": ("/ip4/127.0.0.1/tcp/0",)}})
+    said = io.StringIO()
+    node = Daemon(config, tmp_path, PlainView(said))
+    own = own_ports(node.member.identity.peer_id)[0]
+    with socket.create_server(("127.0.0.1", own)):
+        async with trio.open_nursery() as nursery:
+            await node.startup(nursery, nursery)
+            await until(lambda: f"as another program uses {own}, this node's own; stop" in said.getvalue())
+            (_, note) = (await node._on_invitation({}))["notes"]
+            assert "it is good until the next start" in note and str(own) in note
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.net

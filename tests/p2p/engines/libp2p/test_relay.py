@@ -385,6 +385,23 @@ async def test_a_relay_is_kept_while_members_cannot_say_whether_we_can_be_dialle
             assert found.addresses()
 
 
+async def test_a_node_that_changes_its_network_does_not_name_its_address_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its offers and invitations would lead to whoever has that address now."""
+    said = [Outcome.NOT_REACHED]
+    async with net() as those:
+        home = await those.peer()
+        async with behind_nat(monkeypatch, home, those.host, says=lambda: said[-1]) as found:
+            assert found.reached_at() == ""  # as the relay is on loopback
+            said.append(Outcome.REACHED)
+            await until(lambda: found.reached_at() == "/ip4/11.0.0.1/tcp/4001", SECONDS)
+            monkeypatch.setattr(circuits, "ASK_AGAIN_S", 600.0)  # nobody is asked for a while
+            await trio.sleep(0.1)
+            await home.disconnect(those.host.get_id())
+            await until(lambda: not found.reached_at(), SECONDS)
+
+
 async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.Nursery) -> None:
     (address,) = await nursery.start(real_engine("libp2p", 1).run)
     async with hostile_peer(address) as (stack, victim):
