@@ -14,11 +14,13 @@ from pathlib import Path
 
 from judge import config
 from judge.config import JudgeSettings
+from judge.dialling import dial
 from judge.server import listening_socket
 from judge.store.database import database_url, inspect_database, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator
 from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
+from swarmd.config.invitation import read_invitation
 from swarmd.tasks.own import find_curriculum
 
 
@@ -40,6 +42,7 @@ def check(settings: JudgeSettings, evaluator: Evaluator | None = None) -> Iterat
         ("address", _address),
         ("disk", _disk),
         ("uploads", uploads),
+        ("invitation", _invitation),
     ):
         try:
             yield step(settings)
@@ -107,6 +110,24 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
     return CheckFinding(
         "uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most"
     )
+
+
+def _invitation(settings: JudgeSettings) -> CheckFinding:
+    """Compare the invitation's curriculum with the judge's, and dial its addresses."""
+    if not settings.invitation:
+        return CheckFinding("invitation", "none is shown at /join; `swarmd invite` prints one")
+    name, asked = read_invitation(settings.invitation).curriculum, find_curriculum(settings.curriculum).name
+    if name and name != asked:
+        said = f"is to a swarm of {name}, which this judge of {asked} refuses; set curriculum = {name!r}"
+        return CheckFinding("invitation", f"it {said}", well=False)
+    dialled = dial(settings.invitation)
+    answers = [address for address, why in dialled.items() if not why]
+    said = "; ".join(f"{address}: {why or 'answers'}" for address, why in dialled.items())
+    remedy = (
+        ". Nobody from elsewhere can join by it: show the invitation of a node that runs now, best of a"
+        " `swarmd bootstrap` with a fixed address"
+    )
+    return CheckFinding("invitation", (said or "it has no address") + remedy * (not answers), bool(answers))
 
 
 def _new(what: str, path: Path, option: str) -> CheckFinding:

@@ -44,6 +44,10 @@ class CannotWrite(OperatorError):
     """The file cannot be written."""
 
 
+class NothingToVerify(OperatorError):
+    """The database holds no answers."""
+
+
 class NotInstalled(OperatorError):
     """The judge needs packages that are not installed."""
 
@@ -228,6 +232,7 @@ app.command(
 
 
 def _serve(settings: JudgeSettings, as_json: bool) -> None:
+    from judge.server import reach
     from judge.server import serve as serve_until_stopped
     from judge.store.database import database_url, shown
 
@@ -238,16 +243,25 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
             line = {"schema": SCHEMA_VERSION, "url": url, "curriculum": found.name, "digest": found.digest}
             print(json.dumps({**line, "database": name}), flush=True)
         else:
-            tell(f"Judging {found.name} at {url} (answers kept in {name}). Stop with Ctrl-C.", sys.stdout)
+            tell(
+                f"Judging {found.name} at {url} (answers kept in {name}). {reach(settings.host)}"
+                " Stop with Ctrl-C.",
+                sys.stdout,
+            )
 
     if serve_until_stopped(settings, announce):
         raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.")] = Path()) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.")] = Path(),
+    invitation: Annotated[
+        str, typer.Option(help="What `swarmd invite` prints: the judge asks that swarm's curriculum.")
+    ] = "",
+) -> None:
     """Write a commented judge.toml with every setting. A file that is there is left as it is."""
-    file = write_example(folder)
+    file = write_example(folder, invitation)
     tell(
         f"{file} written. Change what you like, then: swarmd-judge check --config {file}; swarmd-judge serve"
         f" --config {file}",
@@ -388,7 +402,12 @@ def verify(
         )
     for difference in differences:
         tell(difference, sys.stdout)
-    print(f"{answers:,} answers scored again, {len(differences)} differences.")
+    if not answers:
+        raise NothingToVerify(
+            f"{settings.database} holds no answers, so nothing was verified; name the judge's database with"
+            " --config or --database"
+        )
+    print(f"{answers:,} answers scored again, {len(differences)} differences: {settings.database}")
     if differences:
         raise typer.Exit(DIFFERS)
 

@@ -3,6 +3,7 @@
 A key of judge.toml, an option of `swarmd-judge serve` and a variable SWARMD_JUDGE_<KEY> have one name.
 """
 
+import re
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from judge.errors import JudgeError
 from p2p import durable
 from swarmd.config.addresses import web_origin
+from swarmd.config.invitation import read_invitation, write_invitation
 from swarmd.config.schema import Schema
 
 MAX_ASK_BYTES = 4 * 1024
@@ -57,8 +59,9 @@ QUESTION_BYTES = 2_048
 MODEL_NAMES = 36
 # Below so much free disk space peers without a record are refused: a million short evaluations take as much.
 FREE_BYTES = 512 * 2**20
-# How often to look for rows that are no longer needed.
+# How often to look for rows that are no longer needed, and to dial the invitation.
 PRUNE_S = 3_600.0
+DIAL_S = 600.0
 # The time for a body to arrive, and the bytes of all that arrive at once from one network.
 BODY_S = 5.0
 ARRIVING_BYTES = 16 * 2**20
@@ -183,12 +186,21 @@ def _beside(database: str | Path, suffix: str, name: str) -> Path:
 EXAMPLE = Path(__file__).with_name("judge.example.toml")
 
 
-def write_example(folder: Path) -> Path:
-    """Write a commented judge.toml into this folder. Raises JudgeError; an existing file is left as it is."""
-    file = folder / "judge.toml"
+def write_example(folder: Path, invitation: str = "") -> Path:
+    """Write a commented judge.toml into this folder, for the swarm of an invitation.
+
+    An existing file is left as it is. Raises JudgeError, and ConfigError for a malformed invitation.
+    """
+    file, text = folder / "judge.toml", EXAMPLE.read_text(encoding="utf-8")
+    if invitation:
+        invited = read_invitation(invitation)
+        said = {"invitation": write_invitation(invited), "curriculum": invited.curriculum}
+        for key, value in said.items():
+            if value:
+                text = re.sub(rf'^{key} = ".*?"', f'{key} = "{value}"', text, flags=re.MULTILINE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        durable.create(file, EXAMPLE.read_bytes(), 0o666)
+        durable.create(file, text.encode(), 0o666)
     except FileExistsError:
         raise JudgeError(f"{file} exists already and was left as it is; name another folder") from None
     except OSError as error:

@@ -16,7 +16,7 @@ import signal
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from types import FrameType
 
 import uvicorn
@@ -153,6 +153,15 @@ def listening_socket(host: str, port: int) -> socket.socket:
             " one) or --host"
         ) from None
     return listener
+
+
+def reach(host: str) -> str:
+    """Say who reaches a judge that listens at this host."""
+    ip = ip_address(socket.getaddrinfo(host, None)[0][4][0])
+    if ip.is_loopback:
+        return "Only this machine reaches it."
+    where = "every address of this machine" if ip.is_unspecified else host
+    return f"It listens at {where}: whoever reaches that can use it, without TLS (docs/judge.md)."
 
 
 def url_of(listener: socket.socket) -> str:

@@ -20,7 +20,17 @@ ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
     ("judge", "p2p"): [
         f"p2p.{name}"
-        for name in ("durable", "errors", "identity", "latest", "netgroup", "rate_limit", "types")
+        for name in (
+            "address",
+            "durable",
+            "errors",
+            "identity",
+            "latest",
+            "nat.noise_probe",
+            "netgroup",
+            "rate_limit",
+            "types",
+        )
     ],
     ("judge", "swarmd"): [
         "swarmd.tasks",
@@ -74,7 +84,7 @@ LAYERS = {
     "judge": [
         "errors types",
         "config",
-        "logs figures",
+        "dialling logs figures",
         "store",
         "verified",
         "evaluation",

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from judge import config
 from judge.config import JudgeSettings
+from judge.dialling import dial
 from judge.errors import (
     ASKED_ELSEWHERE,
     BANNED,
@@ -104,7 +105,10 @@ async def open_service(
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
-        workers = [asyncio.create_task(each()) for each in (service.expire_forever, service.prune_forever)]
+        workers = [
+            asyncio.create_task(each())
+            for each in (service.expire_forever, service.prune_forever, service.dial_forever)
+        ]
         try:
             if settings.verified_bytes:
                 sign, draw = partial(receipts.signed, key), tasks.draw_held_out
@@ -186,6 +190,8 @@ class JudgeService:
         # The space that the database can still take, and whether it was too little.
         self.free = Recent[None, float](self._measured, config.PROBE_S, 1, monotonic)
         self._low = False
+        # The invitation's addresses, and why each does not answer; None: they were not dialled yet.
+        self.dialled: Mapping[str, str] | None = None
         self._banned = reader.banned()
         # When abandoned questions were last searched.
         self._abandoned = 0.0
@@ -343,6 +349,12 @@ class JudgeService:
             with survived("pruning"):
                 await self.prune()
             await asyncio.sleep(config.PRUNE_S)
+
+    async def dial_forever(self) -> None:
+        while self.settings.invitation:
+            with survived("dialling the invitation"):
+                self.dialled = await asyncio.to_thread(dial, self.settings.invitation)
+            await asyncio.sleep(config.DIAL_S)
 
     async def prune(self) -> None:
         """Delete what is no longer needed, a few peers at a time: other steps of the store come between."""

@@ -1,0 +1,38 @@
+"""Dials the addresses of an invitation, so that the page "Join" and `check` can say whether they answer."""
+
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from p2p.address import parse_bootstrap
+from p2p.nat.noise_probe import NoPeer, knock
+from swarmd.config.invitation import read_invitation
+
+
+def dial(invitation: str) -> Mapping[str, str]:
+    """Return for each address of an invitation why it does not answer; "": it does.
+
+    Each is dialled once, for some seconds at most, and told nothing.
+    """
+    return trio.run(_dial_all, read_invitation(invitation).bootstrap)
+
+
+async def _dial_all(addresses: Sequence[str]) -> Mapping[str, str]:
+    found = dict.fromkeys(addresses, "")
+
+    async def note(address: str) -> None:
+        found[address] = await _why_not(address)
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            nursery.start_soon(note, address)
+    return found
+
+
+async def _why_not(address: str) -> str:
+    peer, endpoint = parse_bootstrap(address)
+    try:
+        there = await knock(endpoint.host, endpoint.port)
+    except NoPeer as error:
+        return str(error)
+    return "" if there == peer else "another peer listens there"
