@@ -164,19 +164,6 @@ def serve(
             help="Asked of each specialty for an upload.", show_default=str(DEFAULTS.verified_questions)
         ),
     ] = None,
-    verified_benchmark: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Own tasks that uploaded weights answer too, in no score: .parquet or hf:NAME.",
-            show_default="none",
-        ),
-    ] = None,
-    verified_benchmark_questions: Annotated[
-        int | None,
-        typer.Option(
-            help="Asked of each benchmark.", show_default=str(DEFAULTS.verified_benchmark_questions)
-        ),
-    ] = None,
     verified_folder: Annotated[
         Path | None,
         typer.Option(help="Where uploads wait.", show_default="beside the database"),
@@ -202,9 +189,7 @@ def serve(
     Each option is a variable too, as SWARMD_JUDGE_DEADLINE for --deadline, and a key of judge.toml.
     """
     settings = _settings(locals())
-    if not settings.verified_bytes and (
-        settings.verified_benchmark or settings.verified_model != DEFAULTS.verified_model
-    ):
+    if not settings.verified_bytes and settings.verified_model != DEFAULTS.verified_model:
         raise NotAlone
     if settings.shared and settings.verified_bytes:
         raise NotTogether

@@ -145,11 +145,6 @@ class JudgeSettings:
         tuple[_Name, ...], Field(description="a list of tiny, folders and repositories")
     ] = ("tiny",)  # the models whose weights are evaluated
     verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # questions of each specialty
-    # Own tasks that uploaded weights answer too, in no score, and questions of each.
-    verified_benchmark: Annotated[
-        tuple[_Name, ...], Field(description="a list of files of questions and data sets of the hub")
-    ] = ()
-    verified_benchmark_questions: Annotated[int, Field(ge=1, le=1000)] = 50
     # The folder of uploads; None: beside the database.
     verified_folder: _Place | None = None
     shared: bool = False  # other judges use this database too

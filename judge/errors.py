@@ -27,7 +27,7 @@ class NotTogether(JudgeError):
 
 
 class NotAlone(JudgeError):
-    """--verified-model and -benchmark need --verified-bytes, which allows uploads: give it too."""
+    """--verified-model needs --verified-bytes, which allows uploads: give it too."""
 
 
 class JudgeCannotListen(JudgeError):

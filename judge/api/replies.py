@@ -45,12 +45,10 @@ _WINDOW_FIELDS = {"commitment": "SHA-256, hexadecimal", "seed": "null until it i
 _VERIFIED = {
     "tier": "verified", "verification": _ID, "peer": _PEER, "state": "done", "at": _AT, "model": "tiny",
     "lora_rank": 1, "weights": "ab12…", "bytes": 1_420_000, "answers": 1, "ended": _AT, **_TALLY,
-    "benchmarks": {"gsm8k": [31.0, 50]},
 }  # fmt: skip
 _VERIFIED_FIELDS = {
     "weights": "SHA-256 of the file",
     "state": "queued, running, done or refused",
-    "benchmarks": "rewards and questions, in no score",
 }
 _PEER_EXAMPLE = {
     "peer": _PEER, "nickname": "brave-otter", "model": "tiny", "first_seen": _AT, "last_seen": _AT,
@@ -132,7 +130,6 @@ LEADERBOARD = Reply(
         "rank_to": "to here",
         "more_after": "the next page's `after`",
     },
-    {"benchmarks"},
 )  # fmt: skip
 PEER = Reply(
     {
@@ -160,7 +157,7 @@ PEER = Reply(
         "more_before": "the next page's `before`",
     },
     {
-        "benchmarks", "further", "name", "sharing", "strategy", "version", "hardware", "local", "external",
+        "further", "name", "sharing", "strategy", "version", "hardware", "local", "external",
     },
 )  # fmt: skip
 _ARM = {
@@ -231,7 +228,7 @@ VERIFICATION = Reply(
         "reward": _REWARD,
     },
     {
-        *_TALLY, *_SIGNED, "ended", "benchmarks", "error", "remedy", "specialties", "pass_at",
+        *_TALLY, *_SIGNED, "ended", "error", "remedy", "specialties", "pass_at",
         "questions", "more_after",
     },
 )  # fmt: skip

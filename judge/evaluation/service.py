@@ -57,7 +57,6 @@ from judge.types import (
     Requester,
     Signed,
 )
-from judge.verified.benchmarks import Benchmarks
 from judge.verified.evaluator import Evaluator
 from judge.verified.tier import JudgeHandle, VerifiedTier, open_tier
 from p2p.identity import Identity
@@ -95,9 +94,6 @@ async def open_service(
         Verifier(lessons) as verifier,
         # This one starts for own tasks alone: their questions do not wait for what is scored.
         contextlib.closing(Verifier(lessons)) as maker,
-        contextlib.closing(
-            Benchmarks(settings.verified_benchmark, settings.verified_benchmark_questions)
-        ) as benchmarks,
     ):
         key = Identity.load_or_create(settings.key_file)
         agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
@@ -115,9 +111,7 @@ async def open_service(
                 handle = JudgeHandle(
                     lessons, sign, service.claim, service.write, service.score, draw, monotonic, wall
                 )
-                service.verified = await open_tier(
-                    settings, handle, store.verified, rng, benchmarks, evaluator
-                )
+                service.verified = await open_tier(settings, handle, store.verified, rng, evaluator)
                 workers.append(asyncio.create_task(service.verified.work_forever()))
             yield service
         finally:

@@ -1,7 +1,7 @@
 """One upload of weights and what became of it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from judge.figures.leaderboard import ScoreTally, by_specialty, tally
@@ -51,7 +51,6 @@ class Verification:
     signature: str | None = None
     right: float = 0.0  # sum of the rewards
     questions: int = 0
-    benchmarks: Mapping[str, Sequence[float]] = field(default_factory=dict)  # rewards, and questions
 
     @property
     def score(self) -> ScoreTally:
@@ -84,7 +83,6 @@ class Verification:
                 "right": self.right,
                 "n": self.questions,
             }
-            said |= {"benchmarks": self.benchmarks} if self.benchmarks else {}
         return said
 
 

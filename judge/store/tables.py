@@ -205,7 +205,6 @@ verifications = Table(
     Column("signature", Text),
     Column("correct", REAL_NUMBER),  # sum of the rewards
     Column("questions", NUMBER),
-    Column("benchmarks", Text),  # of each the rewards and the questions, as JSON
     Column("found", AnyText),  # each question and its greedy answer, as JSON
     CheckConstraint("state IN ('queued', 'running', 'done', 'refused')"),
     CheckConstraint("(state = 'done') = (receipt IS NOT NULL AND found IS NOT NULL)"),

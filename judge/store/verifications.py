@@ -74,12 +74,10 @@ class VerificationRecords:
         upload: Upload,
         at: float,
         answers: Sequence[VerifiedAnswer],
-        benchmarks: Mapping[str, Sequence[float]],
         receipt: Mapping[str, str],
     ) -> None:
         right = added(*(answer.reward for answer in answers))
         outcome = {"state": "done", "ended": at, "correct": right, "questions": len(answers), **receipt}
-        outcome["benchmarks"] = json.dumps(benchmarks)
         self._end(upload, {**outcome, "found": json.dumps(answers, ensure_ascii=False)})
 
     def _end(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
@@ -128,5 +126,4 @@ def _verification(row: Row[Any]) -> Verification:
         **outcome,
         right=row.correct or 0.0,
         questions=row.questions or 0,
-        benchmarks=json.loads(row.benchmarks or "{}"),
     )

@@ -23,7 +23,6 @@ from judge.figures.verification import Upload, Verification, VerifiedAnswer, fou
 from judge.logs import survived
 from judge.store.verifications import VerificationRecords
 from judge.types import Signed, network_of
-from judge.verified.benchmarks import BenchmarkFigures, Benchmarks
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.upload_folder import UploadFolder
@@ -91,7 +90,6 @@ async def open_tier(
     judge: JudgeHandle,
     records: VerificationRecords,
     rng: random.Random,
-    benchmarks: Benchmarks,
     evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
     """Open the tier with what an earlier run left in its queue.
@@ -104,7 +102,7 @@ async def open_tier(
         folder = UploadFolder(settings.uploads_folder)
     except OSError as error:
         raise VerifiedUnusable(f"the folder of uploads cannot be used: {error}") from None
-    tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng, benchmarks)
+    tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)
     await tier.recover()
     return tier
 
@@ -119,12 +117,10 @@ class VerifiedTier:
         evaluator: Evaluator,
         models: dict[str, ModelTensors],
         rng: random.Random,
-        benchmarks: Benchmarks,
     ) -> None:
         """Take the open parts. models: those that can be verified. rng: unpredictable outside tests."""
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
-        self._benchmarks = benchmarks
         self._networks = TokenBuckets[str](
             1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
         )
@@ -252,7 +248,7 @@ class VerifiedTier:
     async def _evaluate(self, upload: Upload) -> None:
         await self._written(self._records.running, upload.id)
         try:
-            answers, known = await self._answered(upload)
+            answers = await self._answered(upload)
         except EvaluationFailed as why:
             log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
             await self._refuse(upload, str(why), FAILED)
@@ -263,8 +259,8 @@ class VerifiedTier:
         else:
             at = self._judge.wall()
             self._let_go(upload)
-            receipt = self._receipt(upload, answers, known, at)
-            await self._written(self._records.done, upload, at, answers, known, receipt)
+            receipt = self._receipt(upload, answers, at)
+            await self._written(self._records.done, upload, at, answers, receipt)
 
     async def _refuse(self, upload: Upload, error: str, remedy: str) -> None:
         self._let_go(upload)
@@ -279,15 +275,14 @@ class VerifiedTier:
         with survived("removing weights"):
             self._folder.remove(upload.id)
 
-    async def _answered(self, upload: Upload) -> tuple[Sequence[VerifiedAnswer], BenchmarkFigures]:
+    async def _answered(self, upload: Upload) -> Sequence[VerifiedAnswer]:
         """Evaluate the weights. Raises EvaluationFailed, VerifierFailed, OSError."""
         tasks = await asyncio.to_thread(self._drawn)
-        known = await asyncio.to_thread(self._benchmarks.drawn, self._rng)
         request = AnswerRequest(
             upload.model,
             upload.lora_rank,
             upload.digest,
-            tuple(task.question for task in [*tasks, *(task for _, task in known)]),
+            tuple(task.question for task in tasks),
             upload.answers,
             seed=self._rng.getrandbits(32),
             cpu=config.VERIFIED_CPU_S,
@@ -295,12 +290,12 @@ class VerifiedTier:
         )
         rows = await self._evaluator.answers(self._folder.file(upload.id), request)
         answers = []
-        for task, row in zip(tasks, rows, strict=False):
+        for task, row in zip(tasks, rows, strict=True):
             scores = await self._judge.score(task.ref, row)
             right = sum(score.reward >= 1 for score in scores)
             first = (scores[0].reward, right, scores[0].reason.value, row[0].text, row[0].ended)
             answers.append(VerifiedAnswer(task.ref.specialty, task.ref.n, *first))
-        return answers, await asyncio.to_thread(self._benchmarks.scored, known, rows[len(tasks) :])
+        return answers
 
     def _drawn(self) -> Sequence[Task]:
         """Draw as many new questions of each specialty, of held-out texts where there are enough."""
@@ -313,9 +308,7 @@ class VerifiedTier:
                     chosen[name].append(task)
         return [task for tasks in chosen.values() for task in tasks]
 
-    def _receipt(
-        self, upload: Upload, answers: Sequence[VerifiedAnswer], known: BenchmarkFigures, at: float
-    ) -> dict[str, str]:
+    def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
         said = Verification(upload, "done", at).document()
         fields = {
             name: said[name]
@@ -331,7 +324,6 @@ class VerifiedTier:
                 "answers",
             )
         }
-        fields |= {"benchmarks": known} if known else {}
         return self._judge.sign(
             {**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)}
         )

@@ -35,7 +35,7 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
 
 
 # Fields whose own fields are data: names of specialties, peers, models.
-MAPS = frozenset({"said", "specialties", "pass_at", "benchmarks", "new_texts", "tiers", "models"})
+MAPS = frozenset({"said", "specialties", "pass_at", "new_texts", "tiers", "models"})
 
 
 def check_form(found: Any, reply: Reply) -> None:

@@ -5,7 +5,6 @@ What is taken, what is refused, what survives a restart, and workers that go wro
 
 import asyncio
 import errno
-import json
 import os
 import random
 import stat
@@ -128,9 +127,6 @@ async def judging(settings: JudgeSettings, seconds: float = TIMEOUT_S) -> AsyncI
 @pytest.fixture(scope="module")
 def settings(court_database: str, tmp_path_factory: pytest.TempPathFactory) -> JudgeSettings:
     folder = tmp_path_factory.mktemp("verified")
-    for name, answer in (("known", len(GOOD)), ("other", 0)):  # the stand-in answers with a length
-        lines = [json.dumps({"question": f"{question}?", "answer": answer}) for question in "abcd"]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
     return JudgeSettings(
         court_database,
         "tiny-9",
@@ -139,8 +135,6 @@ def settings(court_database: str, tmp_path_factory: pytest.TempPathFactory) -> J
         verified_model=MODELS,
         verified_questions=2,
         verified_folder=folder / "uploads",
-        verified_benchmark=(str(folder / "known.jsonl"), str(folder / "other.jsonl")),
-        verified_benchmark_questions=1,
     )
 
 
@@ -161,9 +155,6 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     assert found["weights"] == sha256(GOOD).hexdigest() and found["peer"] == peer.identity.peer_id
     assert {question["specialty"] for question in found["questions"]} == set(TINY_9.specialties)
     receipt = checked_receipt(found)
-    # Known questions are in no score
-    known = {"known": [1.0, 1], "other": [0.0, 1]}
-    assert receipt is not None and found["benchmarks"] == receipt["benchmarks"] == known
     assert (
         receipt is not None and receipt["weights"] == found["weights"] and receipt["right"] == found["right"]
     )
@@ -462,7 +453,7 @@ def test_a_peers_last_uploads_are_kept(database: str) -> None:
             if number % 2:
                 records.refused(upload, float(number), "unfit", "mend it")
             else:
-                records.done(upload, float(number), [answer], {}, {"receipt": "{}", "signature": "0"})
+                records.done(upload, float(number), [answer], {"receipt": "{}", "signature": "0"})
         kept = [number for number in range(12) if records.find(f"{number:032x}")]
         assert kept == [2, 4, 6, 8, 10, 11]  # those that are done, and the last
         with store.database.begin() as db:
