@@ -14,7 +14,7 @@ from pathlib import Path
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.dialling import dial
+from judge.evaluation.dialling import dial
 from judge.server import listening_socket
 from judge.store.database import database_url, inspect_database, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator

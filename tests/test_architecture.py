@@ -84,7 +84,7 @@ LAYERS = {
     "judge": [
         "errors types",
         "config",
-        "dialling logs figures",
+        "logs figures",
         "store",
         "verified",
         "evaluation",

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.dialling import dial
 from judge.errors import (
     ASKED_ELSEWHERE,
     BANNED,
@@ -33,6 +32,7 @@ from judge.errors import (
     too_often,
 )
 from judge.evaluation import receipts
+from judge.evaluation.dialling import dial
 from judge.evaluation.disk_budget import DAY_S, DiskBudget
 from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent

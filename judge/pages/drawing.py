@@ -17,12 +17,11 @@ LEFT, FOOT, TOP = 72, 34, 14
 _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
 
 
-def sparkline(points: Points, width: int = 120, height: int = 28) -> Markup:
-    """Draw one rising curve on its own scale."""
-    if not points:
+def sparkline(segments: Sequence[Segment], width: int = 120, height: int = 28) -> Markup:
+    """Draw the share of right answers from segment to segment, between none and all."""
+    if len(segments) < 2:
         return Markup("")
-    top_x, top_y = points[-1][0], max(1.0, points[-1][1])
-    line = _line([(0.0, 0.0), *points], top_x, top_y, width, height - 4)
+    line = _line(_middles(segments), segments[-1][1], 1.0, width, height - 4)
     return _drawn(
         f'<svg class="spark" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
         f'<polyline class="line c0" transform="translate(0 2)" points="{line}"/></svg>'
@@ -49,26 +48,19 @@ def whisker_scale(width: int = 120) -> Markup:
     )
 
 
-def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 220) -> Markup:
-    """Draw several rising curves on one scale, at most as many as there are colours."""
-    top_x = max((points[-1][0] for _, points in curves if points), default=0)
-    if top_x < 2:
+def chart(curves: Sequence[tuple[str, Sequence[Segment]]], width: int = 720, height: int = 220) -> Markup:
+    """Draw several nodes' shares of right answers, at most as many as there are colours."""
+    top_x = float(max((found[-1][1] for _, found in curves if len(found) > 1), default=0))
+    if not top_x:
         return Markup("")
-    top_y = max(1.0, *(points[-1][1] for _, points in curves if points))
     inner = width - LEFT - 8, height - FOOT - TOP
     lines = "".join(
-        f'<polyline class="line c{colour}" points="{_line([(0.0, 0.0), *points], top_x, top_y, *inner)}"/>'
-        for colour, (_, points) in enumerate(curves)
-        if points
+        f'<polyline class="line c{colour}" points="{_line(_middles(found), top_x, 1.0, *inner)}"/>'
+        for colour, (_, found) in enumerate(curves)
+        if len(found) > 1
     )
-    label = f"Right answers over questions of {', '.join(name for name, _ in curves)}"
-    levels = [(value / top_y, figure(value)) for value in ticks(top_y)]
-    return _framed(
-        label,
-        _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner) + lines,
-        width,
-        height,
-    )
+    label = f"Share of right answers over the questions of {', '.join(name for name, _ in curves)}"
+    return _framed(label, _share_scale(top_x, *inner) + lines, width, height)
 
 
 def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220) -> Markup:
@@ -82,8 +74,7 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
         for (x, *_), (first, last, share, _) in zip(points, segments, strict=True)
     )
     drawn = _banded(points, 0, top_x, 1.0, *inner) + dots
-    levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
-    scale = _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner)
+    scale = _share_scale(top_x, *inner)
     return _framed("Share of right answers over this node's questions", scale + drawn, width, height)
 
 
@@ -125,7 +116,7 @@ def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height
 
 def badge(share: float, interval: Interval, answers: int) -> str:
     """Draw a badge for other pages: the score and its interval."""
-    value = f"pass@1 {share:.0%} ({interval.low:.0%}–{interval.high:.0%})" if answers else "no answers yet"
+    value = f"{share:.0%} right ({interval.low:.0%}–{interval.high:.0%})" if answers else "no answers yet"
     colour = next(colour for level, colour in _BADGE_COLOURS if share >= level) if answers else "#60646c"
     left, right = 56, round(6.4 * len(value)) + 14
     text = '<text x="{}" y="14" textLength="{}" lengthAdjust="spacingAndGlyphs">{}</text>'.format
@@ -173,6 +164,16 @@ def _scale(
         f' text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
         for part, name in marks
     )
+
+
+def _share_scale(top_x: float, width: float, height: float) -> str:
+    """Draw the scale of shares of right answers over `top_x` questions."""
+    levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
+    return _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], width, height)
+
+
+def _middles(segments: Sequence[Segment]) -> Points:
+    return [((first + last) / 2, share) for first, last, share, _ in segments]
 
 
 def _banded(points: Banded, colour: int, top_x: float, top_y: float, width: float, height: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from judge.figures.leaderboard import TIERS
 from judge.pages import drawing
 from p2p.identity import nickname
 from swarmd.terminal import ago
@@ -23,8 +24,8 @@ STATIC = FOLDER / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 NAVIGATION = (
     ("/", "Leaderboard"),
-    ("/compare", "Swarm against solo"),
-    ("/swarm", "Swarm health"),
+    ("/compare", "Swarm or solo"),
+    ("/swarm", "Health"),
     ("/join", "Join"),
     ("/about", "About"),
 )
@@ -92,7 +93,7 @@ def _environment() -> Environment:
         "nickname": nickname,
     }
     environment.filters["words"] = lambda name: name.replace("_", " ")
-    environment.globals |= {"static": static, "pages": NAVIGATION, "here": ""}
+    environment.globals |= {"static": static, "pages": NAVIGATION, "here": "", "tiers": TIERS}
     drawings = (
         "sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars",
     )  # fmt: skip

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
+from importlib.metadata import metadata
 from time import gmtime, strftime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from markupsafe import Markup
 
 from judge.api.reading import (
     NEWEST,
@@ -24,10 +24,10 @@ from judge.api.reading import (
 )
 from judge.api.responses import REFUSED, Handler, readable, request_of
 from judge.errors import NO_SUCH_ANSWER, Refusal, Refused
+from judge.evaluation.service import JudgeService
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
-    TIERS,
     WINDOW_QUESTIONS,
     BoardView,
     by_specialty,
@@ -35,7 +35,6 @@ from judge.figures.leaderboard import (
 from judge.figures.overlap import TRAINING, new_texts
 from judge.pages import drawing, rendering, views
 from swarmd.config.invitation import read_invitation
-from swarmd.tasks.curriculum import Curriculum
 
 # One for each colour of the style sheet.
 CHARTED_CURVES = 6
@@ -55,17 +54,17 @@ SORTS = {
     "new": "Newest",
 }
 COLUMNS = (
-    ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"),
-    ("reward", "Right answers"), ("seen", "Last seen"),
+    ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Proof"), ("questions", "Questions"),
+    ("", "Right over time"), ("seen", "Last seen"),
 )  # fmt: skip
 GROUP_TITLES = {
     "model": "Model",
     "version": "Version",
     "sharing": "Swarm or solo",
     "hardware": "Hardware",
-    "strategy": "Strategy",
+    "strategy": "How it takes and weighs answers",
 }
-SAID = {"sharing": "Swarm or solo", "strategy": "Strategy", "version": "Version", "hardware": "Hardware"}
+SAID = {name: GROUP_TITLES[name] for name in ("sharing", "strategy", "version", "hardware")}
 PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]
 NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is.")
 
@@ -108,7 +107,6 @@ def _rendered(request: Request, template: str, context: Mapping[str, Any], statu
         "now": service.now(),
         "base": base_of(request),
     }
-    given |= {"tiers": TIERS}
     given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW_QUESTIONS}
     return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
 
@@ -129,7 +127,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
     invited = service.settings.invitation and read_invitation(service.settings.invitation).name
     tiers = {standing.record.tier for standing in found.standings}
     # A column with one value says nothing: it is said once, above the table.
-    columns = [column for column in COLUMNS if column[1] != "Tier" or len(tiers) > 1]
+    columns = [column for column in COLUMNS if column[1] != "Proof" or len(tiers) > 1]
     return "board.html", {
         "board": found,
         "asked": asked,
@@ -141,8 +139,12 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
         "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
         "json_link": _link("/v1/leaderboard", asked),
-        "charted": [(views.shown_name(s.record), s.record.curve) for s in first],
+        "charted": [
+            (views.shown_name(s.record), shares) for s in first if (shares := views.segments(s.record.curve))
+        ],
+        "segments": views.segments,
         "quarters": views.quarters,
+        "fresh": new_texts(service.curriculum.questions).values(),
         "health": await service.healths.get(None) if front else None,
         "swarm": invited,
     }
@@ -225,7 +227,7 @@ async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
 @page("/join")
 async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    return "join.html", _invited(service.settings.invitation, service.curriculum, f"{base_of(request)}/join")
+    return "join.html", {**_invited(service), "repository": repository()}
 
 
 @page("/about")
@@ -310,38 +312,28 @@ def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [("Name", said.get("name")), ("Model", model), *words, ("In a batch", shares)]
 
 
-def _invited(invitation: str, curriculum: Curriculum, address: str) -> Mapping[str, Any]:
-    """Return what the page "Join" shows.
-
-    That is the invitation ("": none), and the page's own address as a QR code.
-    """
+def _invited(service: JudgeService) -> Mapping[str, Any]:
+    """Return what the page "Join" shows of the invitation ("": none), and which addresses answer."""
+    invitation = service.settings.invitation
     if not invitation:
-        return {"invitation": "", "named": [], "code": None, "address": address}
+        return {"invitation": "", "named": [], "dialled": None}
     read = read_invitation(invitation)
     named = [
         ("Swarm", read.name),
         ("Questions", read.curriculum),
         ("Model", read.model),
         ("Judge", read.judge),
-    ]
-    named += [
-        ("Dialled first", ", ".join(read.bootstrap)),
         ("Swarm digest", read.digest),
-        ("Questions digest", curriculum.digest),
+        ("Questions digest", service.curriculum.digest),
     ]
-    return {"invitation": invitation, "named": named, "code": _code(address), "address": address}
+    return {"invitation": invitation, "named": named, "dialled": service.dialled}
 
 
-def _code(text: str) -> Markup | None:
-    """Draw a QR code as SVG that scales with its box.
-
-    None where segno is not installed (the extra `qr`), or the text is too long: it is what a reader calls us.
-    """
-    try:
-        import segno
-
-        code = segno.make(text, error="m", micro=False)
-    except (ImportError, ValueError):
-        return None
-    # It is of modules alone.
-    return Markup(code.svg_inline(scale=4, dark="#000", light="#fff", omitsize=True))  # noqa: S704
+@cache
+def repository() -> str:
+    """Return the address of swarmd's source that its package names, "" if it names none."""
+    for named in metadata("swarmd").get_all("Project-URL", []):
+        label, _, url = str(named).partition(", ")
+        if label == "Repository":
+            return url
+    return ""

@@ -5,7 +5,7 @@ from typing import Any
 
 from judge.figures.intervals import wilson
 from judge.figures.leaderboard import Record
-from judge.pages.drawing import Arm, Points, Segment
+from judge.pages.drawing import Arm, Segment
 from p2p.identity import nickname
 from swarmd.tasks.answers import added
 
@@ -48,12 +48,12 @@ def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
     ]
 
 
-def quarters(curves: Iterable[tuple[str, Points]]) -> list[tuple[str, ...]]:
-    """Return the rewards at four moments of each curve."""
+def quarters(curves: Iterable[tuple[str, Sequence[Segment]]]) -> list[tuple[str, ...]]:
+    """Return the shares of right answers at four moments of each curve."""
     rows = []
-    for name, points in curves:
-        at = [points[max(0, round(len(points) * part / 4) - 1)] for part in (1, 2, 3, 4)]
-        rows.append((name, *(f"{reward:,.0f} of {questions:,.0f}" for questions, reward in at)))
+    for name, found in curves:
+        at = [found[max(0, round(len(found) * part / 4) - 1)] for part in (1, 2, 3, 4)]
+        rows.append((name, *(f"{share:.0%} of {last - first + 1:,}" for first, last, share, _ in at)))
     return rows
 
 

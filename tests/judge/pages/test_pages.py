@@ -92,7 +92,8 @@ async def test_a_page_loads_and_runs_no_foreign_content(site: httpx2.AsyncClient
 
 async def test_a_tier_common_to_all_rows_is_shown_once(site: httpx2.AsyncClient) -> None:
     text = hostile.Parsed((await site.get("/")).text).text
-    assert "all scores reported" in " ".join(text.split()) and text.count("reported") == 2  # and the filter
+    # The second is in the filter.
+    assert "all answered by the node" in " ".join(text.split()) and text.count("by the node") == 2
 
 
 async def test_a_search_text_is_shown_escaped(site: httpx2.AsyncClient) -> None:
@@ -164,16 +165,8 @@ async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None
 
 async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> None:
     page = hostile.Parsed((await site.get("/join")).text)
-    assert (
-        f"swarmd join '{INVITATION}'" in page.text
-        and "packaging/install.sh" in page.text
-        and page.tags.count("svg") == 1
-    )
-    assert "http://judge.test/join" in page.text
+    assert f"swarmd join '{INVITATION}'" in page.text and "packaging/install.sh" in page.text
     assert [value for name, value in page.attributes if name == "data-copy"] == ["install", "command"]
-    # An address that no QR code holds
-    long = await site.get("/join", headers={"host": "a" * 3_000})
-    assert long.status_code == 200 and "svg" not in hostile.Parsed(long.text).tags
 
 
 async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
@@ -181,12 +174,7 @@ async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
     origin = "https://judge.example"
     async with open_court(tmp_path / "judge.sqlite3", tmp_path, origin=(origin,)) as court:
         page = hostile.Parsed((await court.http.get("/join")).text)
-    assert (
-        page.faults() == []
-        and "ADDRESS" not in page.text
-        and "swarmd invite" in page.text
-        and "svg" not in page.tags
-    )
+    assert page.faults() == [] and "ADDRESS" not in page.text and "swarmd invite" in page.text
     assert f"swarmd join --curriculum tiny-9 --judge {origin}" in page.text
 
 
@@ -349,8 +337,7 @@ def test_search_filters_and_order(board: Reader) -> None:
     )
 
 
-@pytest.mark.parametrize("known", [{"gsm8k": (31.0, 50)}, {}], ids=["benchmark", "no benchmark"])
-def test_nodes_whose_weights_were_evaluated(database: str, known: dict[str, tuple[float, int]]) -> None:
+def test_nodes_whose_weights_were_evaluated(database: str) -> None:
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(30):
             evaluate(store, number + 1, 1.0, PeerId(f"node{number % 3}"))
@@ -362,7 +349,6 @@ def test_nodes_whose_weights_were_evaluated(database: str, known: dict[str, tupl
                     upload,
                     2.0,
                     [VerifiedAnswer("bf", 1, 1.0, 1, "correct", "x", True)],
-                    known,
                     {"receipt": "{}", "signature": ""},
                 )
         reader = Reader(store.database)
@@ -394,7 +380,6 @@ def test_nodes_whose_weights_were_evaluated(database: str, known: dict[str, tupl
         and "Verified by the judge" in page.text
         and "ab" * 32 in page.text
         and "1 of 1 questions" in page.text
-        and ("31 of 50 known questions, in no score" in page.text) == bool(known)
     )
 
 
@@ -461,8 +446,8 @@ def test_segments_cover_every_question_once() -> None:
 
 @pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])
 def test_drawings_stay_in_their_frame(last: float) -> None:
-    curve = [(1, 0.0), (50, last / 2), (100, last)]
-    drawn = [(drawing.sparkline(curve), 120, 28), (drawing.chart([("a", curve), ("b", curve[:1])]), 720, 220)]
+    found = views.segments([(number, number * min(1.0, last) / 100) for number in range(1, 101)])
+    drawn = [(drawing.sparkline(found), 120, 28), (drawing.chart([("a", found), ("b", found[:1])]), 720, 220)]
     drawn.append((drawing.pass_chart([(1, 10, 0.0, wilson(0, 10)), (11, 20, 1.0, wilson(10, 10))]), 720, 220))
     drawn.append(
         (drawing.compare_chart([("a", [(5.0, 1.0, -3.0, 2.0), (10.0, last, 0.0, last + 1)])], 7.0), 720, 260)
@@ -475,7 +460,7 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
 
 
 def test_a_badge_says_how_sure_the_score_is() -> None:
-    assert "pass@1 67% (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
+    assert "67% right (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
     assert "no answers yet" in drawing.badge(0.0, wilson(0, 0), 0)
 
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from PIL import Image
 
 from benchmarks.judge_load import serving
-from swarmd.config.invitation import Invitation, write_invitation
 from tests.judge import hostile
 from tests.judge.peers import SigningPeer, answering, wish
 from tests.processes import wait_until
@@ -152,24 +150,6 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
                 )
                 assert passed > 10 and found == [], path
     assert site.complaints() == []
-
-
-def test_a_camera_reads_the_code_of_a_long_address(tmp_path: Path) -> None:
-    """The code is decoded from a picture of the page."""
-    import zxingcpp
-
-    origin = f"https://{'a-long-name.' * 15}example"
-    invitation = write_invitation(Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge=origin))
-    options = ("--origin", origin, "--invitation", invitation)
-    with (
-        serving(str(tmp_path / "judge.sqlite3"), *options) as (_, url),
-        chromium(tmp_path / "profile") as tab,
-    ):
-        for width in (390, 1280):
-            tab.open(f"{url}/join", width=width, height=900)
-            tab.screenshot(tmp_path / "join.png")
-            with Image.open(tmp_path / "join.png") as picture:
-                assert [code.text for code in zxingcpp.read_barcodes(picture)] == [f"{origin}/join"], width
 
 
 def test_commands_are_copied_by_a_button(site: Site) -> None:

@@ -150,7 +150,12 @@ def test_backup_export_and_verify_as_commands(tmp_path: Path, verifier: Verifier
     fill(database, verifier)
     of = ["--database", database, "--curriculum", "tiny-9"]
     runner = CliRunner()
-    assert "8 answers scored again, 0 differences" in runner.invoke(cli.app, ["verify", *of]).output
+    Store(empty := tmp_path / "empty", CURRICULUM).close()
+    nothing = runner.invoke(cli.app, ["verify", "--database", str(empty), "--curriculum", "tiny-9"])
+    assert isinstance(nothing.exception, cli.NothingToVerify) and str(empty) in str(nothing.exception)
+    assert (
+        f"8 answers scored again, 0 differences: {database}" in runner.invoke(cli.app, ["verify", *of]).output
+    )
     said = runner.invoke(cli.app, ["backup", str(tmp_path / "copy"), *of]).output
     assert "13 rows copied. Keep " in said and ".key too" in said
     assert (

@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-import trio
-
 from p2p.address import parse_bootstrap
-from p2p.nat.noise_probe import NoPeer, knock
 from swarmd.config.invitation import read_invitation
 
 
@@ -14,10 +11,16 @@ def dial(invitation: str) -> Mapping[str, str]:
 
     Each is dialled once, for some seconds at most, and told nothing.
     """
-    return trio.run(_dial_all, read_invitation(invitation).bootstrap)
+    # Imported here: a judge without an invitation needs no second event loop.
+    import trio
+
+    return trio.run(dial_all, read_invitation(invitation).bootstrap)
 
 
-async def _dial_all(addresses: Sequence[str]) -> Mapping[str, str]:
+async def dial_all(addresses: Sequence[str]) -> Mapping[str, str]:
+    """Dial these addresses at once (trio), see `dial`."""
+    import trio
+
     found = dict.fromkeys(addresses, "")
 
     async def note(address: str) -> None:
@@ -30,6 +33,8 @@ async def _dial_all(addresses: Sequence[str]) -> Mapping[str, str]:
 
 
 async def _why_not(address: str) -> str:
+    from p2p.nat.noise_probe import NoPeer, knock
+
     peer, endpoint = parse_bootstrap(address)
     try:
         there = await knock(endpoint.host, endpoint.port)

@@ -1,0 +1,83 @@
+"""The judge dials its invitation: the page "Join" and `check` say whether somebody answers."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from judge.cli import app
+from judge.evaluation.dialling import dial, dial_all
+from p2p.identity import Identity
+from swarmd.config.invitation import Invitation, write_invitation
+from tests.judge.conftest import eventually, open_court
+from tests.p2p.real import real_engine
+from tests.ports import kept_port
+
+ME, OTHER = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
+
+
+def inviting(*addresses: str, curriculum: str = "tiny-9") -> str:
+    return write_invitation(Invitation("main", curriculum, "0123456789abcdef", "tiny", addresses))
+
+
+@pytest.mark.net
+def test_a_peer_answers_another_and_a_stranger_do_not() -> None:
+    async def all_of_them() -> tuple[dict[str, str], list[str]]:
+        async with trio.open_nursery() as nursery:
+            [listens] = await nursery.start(real_engine("libp2p", 1).run)
+            place = listens.split("/p2p/")[0]
+            deaf = await nursery.start(trio.serve_tcp, lambda stream: stream.aclose(), 0)
+            stranger = f"/ip4/127.0.0.1/tcp/{deaf[0].socket.getsockname()[1]}"
+            asked = [f"{place}/p2p/{ME}", f"{place}/p2p/{OTHER}", f"{stranger}/p2p/{ME}"]
+            found = await dial_all(asked)
+            nursery.cancel_scope.cancel()
+        return dict(found), asked
+
+    found, asked = trio.run(all_of_them)
+    assert found == dict(zip(asked, ["", "another peer listens there", "it hung up"], strict=True))
+    assert dial(inviting()) == {}
+
+
+@pytest.mark.anyio
+@pytest.mark.net
+async def test_the_join_page_says_that_nobody_answers(tmp_path: Path) -> None:
+    with kept_port() as port:
+        invitation = inviting(f"/ip4/127.0.0.1/tcp/{port}/p2p/{ME}")
+        async with open_court(tmp_path / "judge", tmp_path, invitation=invitation) as court:
+
+            async def told() -> bool:
+                page = (await court.http.get("/join")).text
+                return "does not answer this judge: nothing listens on that port" in page
+
+            assert await eventually(told)
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("curriculum", "words"),
+    [("tiny-9", ["nothing listens", "`swarmd bootstrap`"]), ("sapo-9", ["set curriculum = 'sapo-9'"])],
+)
+def test_check_dials_the_invitation_and_compares_its_curriculum(
+    tmp_path: Path, curriculum: str, words: list[str]
+) -> None:
+    with kept_port() as port:
+        invitation = inviting(f"/ip4/127.0.0.1/tcp/{port}/p2p/{ME}", curriculum=curriculum)
+        options = ["--curriculum", "tiny-9", "--port", "0", "--database", str(tmp_path / "judge")]
+        done = CliRunner().invoke(app, ["check", *options, "--invitation", invitation])
+    (wrong,) = (line for line in done.output.splitlines() if line.startswith("WRONG"))
+    assert done.exit_code == 1 and [word for word in words if word not in wrong] == []
+
+
+def test_init_takes_the_curriculum_of_an_invitation(tmp_path: Path) -> None:
+    """The judge of such a file takes the nodes that joined by the same line."""
+    done = CliRunner().invoke(app, ["init", str(tmp_path), "--invitation", f" '{inviting()}'"])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "judge.toml").read_text()
+    assert f'\ninvitation = "{inviting()}"' in text and '\ncurriculum = "tiny-9"' in text
+    checked = CliRunner().invoke(
+        app,
+        ["check", "--config", str(tmp_path / "judge.toml"), "--port", "0", "--database", str(tmp_path / "j")],
+    )
+    assert "ok     curriculum  tiny-9" in checked.output
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "b"), "--invitation", "swarm:x"]).exit_code == 1
