@@ -83,8 +83,9 @@ class NodePage:
         return {"schema": 1, "html": html, "into": "invitation"}
 
     async def _compare(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        html = rendering.comparison(await self._handlers["compare"](arguments))
-        return {"schema": 1, "html": html, "into": "compared"}
+        found = await self._handlers["compare"](arguments)
+        right = [reward == 1 for _, reward in (found["now"], found["first"])]
+        return {"schema": 1, "html": rendering.comparison(found), "into": "compared", "right": right}
 
     async def _read_status(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})

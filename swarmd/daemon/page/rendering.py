@@ -1,23 +1,27 @@
-"""The node's page as HTML, in parts that are sent anew where they changed.
+"""The node's page as HTML, in parts; a part is sent again when it changed.
 
 Pure; all text of files and peers is escaped. A part whose facts are missing is empty, and its section is not
 shown.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from statistics import fmean
 from typing import Any
 
 from swarmd.daemon.local_api.status_words import (
     COMES_BACK,
     HARMLESS,
     NO_FIRST,
+    SMOOTH_ROUNDS,
     answers_words,
     exchange_words,
     given_words,
     helped_words,
     judge_words,
+    learnt_from_words,
     learnt_words,
     mean_reward_words,
     model_words,
@@ -26,7 +30,7 @@ from swarmd.daemon.local_api.status_words import (
     pause_words,
     peers_words,
     progress_words,
-    round_sentence,
+    recent,
     sentence,
     trouble_sentence,
     workers_words,
@@ -35,16 +39,14 @@ from swarmd.terminal import ago, printable
 
 PEERS_SHOWN = 40
 PARTS = ("state", "controls", "round", "try", "given", "cost", "peers", "refused", "judge", "limits", "node")
-# Operation of the control API and its arguments; "for": seconds.
-_BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "Pause for 1 h": ("pause", {"for": 3600}),
-    "Pause for 2 h": ("pause", {"for": 7200}),
-    "Pause until resumed": ("pause", {}),
-    "Resume": ("resume", {}),
-    "Invite others": ("invitation", {}),
-    "Stop": ("stop", {}),
+# The menu of Pause: arguments of the control API; "for": seconds.
+_PAUSES: Mapping[str, Mapping[str, Any]] = {
+    "For 30 min": {"for": 1800},
+    "For 2 h": {"for": 7200},
+    "Until I resume it": {},
 }
-_ALWAYS = ("Invite others", "Stop")
+# So many questions of "Try it" make a tally.
+TRIED = 20
 # Title, key of the usage, divisor, digits.
 _COSTS = (
     ("CPU hours", "cpu_seconds", 3600, 3),
@@ -68,13 +70,14 @@ _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "checkpoint.gigabytes_a_day": ("Written to disk for saving", "{:g} GB a day at most"),
     "when.battery": ("On battery", "{}"),
     "when.metered": ("On a metered network", "{}"),
-    "when.user": ("While you use the machine", "pause, until {:g} min later"),
+    "when.user": ("While you use it", "pause, until {:g} min later"),
     "when.load": ("Other programs use the CPU", "pause above {}"),
     "when.gpu": ("Other programs use the GPU", "pause above {}"),
-    "when.hours": ("Trains", "{}"),
+    "when.hours": ("Hours", "{}"),
 }
 _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
     ("when.battery", "train"): "go on training",
+    ("when.user", 0.0): "go on training",
     ("when.metered", "alone"): "leave the swarm, and train alone",
     ("when.metered", "share"): "go on sharing",
 }
@@ -88,12 +91,18 @@ _OTHER_LIMITS = (
     "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold"
     " from the next join."
 )
+# Shown even if they are off: what a person asks first of a guest.
+_ALWAYS_SHOWN = ("when.battery", "when.user", "when.hours")
 _INVITE = "Anyone may run this on a machine of their own to join the swarm. It holds no secret."
+_WHAT = (
+    "This machine trains its own copy of the language model {} on questions with known answers, and learns"
+    " from the answers of the swarm's other machines."
+)
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
 _TRY = (
-    "A question of the curriculum, answered by today's weights and by the first ones, between two rounds. To"
-    " talk to today's: swarmd chat"
+    "Asks the model questions that it trains on, as it is now and as it was at first; each waits for the end"
+    " of a round. To talk to it: swarmd chat"
 )
 
 Document = Mapping[str, Any]
@@ -112,10 +121,11 @@ def page(parts: Mapping[str, str], title: str) -> str:
         f' aria-live="polite">{parts["state"]}</header><p id="fresh"><span role="status"></span>'
         ' <time></time></p><p id="said" role="status"></p><div'
         f' id="controls">{parts["controls"]}</div><section id="invitation"'
-        ' aria-live="polite"></section><section><h2>Reward of each round (1: every answer right)</h2>'
+        ' aria-live="polite"></section><section><h2>Reward of each round (1: every answer is right)</h2>'
         f'<div id="round">{parts["round"]}</div>'
         '<div id="chart" role="img" aria-label="Reward by round"></div></section>'
-        f'<section><div id="try">{parts["try"]}</div><div id="compared" aria-live="polite"></div></section>'
+        f'<section><div id="try">{parts["try"]}</div>'
+        '<p id="tally" role="status"></p><div id="compared"></div></section>'
         + "".join(section(name, parts[name]) for name in PARTS[4:])
         + "</main></body></html>"
     )
@@ -159,36 +169,70 @@ def curve(document: Document) -> dict[str, Any]:
 def _state(document: Document) -> str:
     swarm = document.get("swarm") or {}
     state = str(document.get("state") or "")
-    troubles = sentence(document.get("learning") or {}), trouble_sentence(document)
+    model = str((document.get("model") or {}).get("model") or "").rpartition("/")[2]
+    trouble = trouble_sentence(document)
+    notes = [*other_pauses(document), *(pause_words(each, COMES_BACK) for each in document.get("away") or ())]
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
-        f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(sentence(document))}</p>'
-        + (
-            f'<p class="helped">{_text(helped)}</p>'
-            if (helped := helped_words(document.get("given") or {}))
-            else ""
-        )
-        + "".join(map(_paragraph, other_pauses(document)))
-        + "".join(_paragraph(pause_words(away, COMES_BACK)) for away in document.get("away") or ())
-        + "".join(f'<p class="trouble">{_text(each)}</p>' for each in troubles if each)
+        + _paragraph(_WHAT.format(model) if model else "", "soft")
+        + f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_marked(sentence(document))}</p>'
+        + _paragraph(_headline(document), "headline")
+        + _paragraph(helped_words(document.get("given") or {}), "helped")
+        + "".join(map(_paragraph, notes))
+        + _trouble(sentence(document.get("learning") or {}))
+        + _trouble(trouble, _invite_button(primary=True) if _alone(document) and _runs(document) else "")
     )
+
+
+def _headline(document: Document) -> str:
+    """Compare the chart's first rounds with its last ones; "" before there are enough of both."""
+    rewards = list(document.get("rewards") or ())
+    first, last = recent(rewards[:SMOOTH_ROUNDS]), recent(rewards)
+    if len(rewards) < 2 * SMOOTH_ROUNDS or not first or not last:
+        return ""
+    whole = document.get("round") == len(rewards)
+    then = "at first" if whole else f"{len(rewards)} rounds ago"
+    return f"{fmean(first):.0%} right {then}, {fmean(last):.0%} now".replace("%", " %")
+
+
+def _alone(document: Document) -> bool:
+    return not document.get("peers") and not document.get("connected")
+
+
+def _runs(document: Document) -> bool:
+    return document.get("state") not in ("stopping", "stopped")
+
+
+def _trouble(words: str, button: str = "") -> str:
+    return f'<div class="trouble">{_paragraph(words)}{button}</div>' if words else ""
 
 
 def _controls(document: Document) -> str:
-    if document.get("state") in ("stopping", "stopped"):
+    """Render one primary button, the menu of pauses, and Stop at the end."""
+    if not _runs(document):
         return ""
-    return "".join(
-        _button(name, *_BUTTONS[name])
-        for name in _BUTTONS
-        if name in _ALWAYS or (name == "Resume") == bool(document.get("pauses"))
+    menu = "".join(_button(name, "pause", arguments) for name, arguments in _PAUSES.items())
+    pauses = f'<details class="menu"><summary>Pause</summary><div>{menu}</div></details>'
+    alone, paused = _alone(document), bool(document.get("pauses"))
+    return (
+        (_button("Resume", "resume", kind="primary") if paused else "")
+        + ("" if alone and trouble_sentence(document) else _invite_button(primary=alone and not paused))
+        + ("" if paused else pauses)
+        + _button("Stop", "stop", kind="quiet")
     )
 
 
-def _button(name: str, operation: str, arguments: Mapping[str, Any]) -> str:
+def _invite_button(*, primary: bool) -> str:
+    return _button("Invite people", "invitation", kind="primary" if primary else "")
+
+
+def _button(name: str, operation: str, arguments: Mapping[str, Any] = {}, kind: str = "") -> str:
     request = escape(json.dumps({"operation": operation, "arguments": arguments}))
-    first = f' data-ask="{escape(_ASK_FIRST)}"' if operation == "stop" else ""
+    more = f' data-ask="{escape(_ASK_FIRST)}"' if operation == "stop" else ""
+    more += f' data-times="{TRIED}"' if operation == "compare" else ""
     return (
-        f'<button type="button" id="do-{_class(name)}" data-request="{request}"{first}>{_text(name)}</button>'
+        f'<button type="button" class="{kind}" id="do-{_class(name)}" data-request="{request}"{more}>'
+        f"{_text(name)}</button>"
     )
 
 
@@ -202,18 +246,25 @@ def _round(document: Document) -> str:
         ("Now", progress_words(document)),
         ("Reward", mean_reward_words(document)),
         ("Answers", answers_words(last or {})),
+        ("Last round", learnt_from_words(last) if last else ""),
         ("Shared", _shared(list(document.get("external") or ()))),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
         # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
-        ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
+        ("Time", _time(last["seconds"]) if last else ""),
     ]
     return _facts(facts)
+
+
+def _time(seconds: Mapping[str, float]) -> str:
+    """Say how long a round took, and each of its stages."""
+    split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
+    return f"{sum(seconds.values()):.1f} s" + f" ({split})" * bool(split)
 
 
 def _try(model: Mapping[str, Any]) -> str:
     if not model.get("keeps_first"):
         return _card("Try it", _paragraph(NO_FIRST if model else "once the model is loaded"))
-    return _card("Try it", _paragraph(_TRY) + _button("Ask a question", "compare", {}))
+    return _card("Try it", _paragraph(_TRY) + _button(f"Ask {TRIED} questions", "compare"))
 
 
 def comparison(document: Document) -> str:
@@ -224,7 +275,7 @@ def comparison(document: Document) -> str:
         words = {0.0: "wrong", 1.0: "right"}.get(reward, f"reward {reward:.2f}")
         return f"{_pre(text)}<b>{words}</b>"
 
-    heads = (f"Today, after {document['round']:,} rounds", "The first weights")
+    heads = (f"Now, after {document['round']:,} rounds", "At first")
     return _pre(document["question"]) + _table(heads, [(cell(document["now"]), cell(document["first"]))])
 
 
@@ -236,7 +287,7 @@ def _pre(text: str) -> str:
 def _shared(external: Sequence[int]) -> str:
     """Say how many of the rounds that the chart shows had rollouts of others."""
     return (
-        f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of others"
+        f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
         if any(external)
         else ""
     )
@@ -250,7 +301,7 @@ def invitation(document: Document) -> str:
         f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button"'
         ' data-copy="command">Copy</button>'
     )
-    return _card("Invite others", _paragraph(_INVITE) + shown + notes + _code(command))
+    return _card("Invite people", _paragraph(_INVITE) + shown + notes + _code(command))
 
 
 def _code(text: str) -> str:
@@ -269,9 +320,9 @@ def _code(text: str) -> str:
 def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:
     """Render what the node gave since its start and, once others used some of it, in all."""
     helped = total.get("helped") or 0
-    in_all = f"In all others trained {helped:,} times on its answers." if helped else ""
+    in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped else ""
     said = _paragraph(given_words(given)) + _paragraph(in_all)
-    return _card("Given to others", said) if said else ""
+    return _card("Given to other nodes", said) if said else ""
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
@@ -316,15 +367,18 @@ def _peers(document: Document, peers: Document, now: float) -> str:
         ),
     )
     facts = [
-        ("Peers", peers_words(document)),
-        ("Exchange", exchange_words(document.get("exchange") or {})),
-        ("Offers", offers_words(document.get("offers") or {})),
+        ("Heard", peers_words(document)),
+    ]
+    moved = [
+        ("Answers moved", exchange_words(document.get("exchange") or {})),
+        ("Offers answers", offers_words(document.get("offers") or {}).removeprefix("one ")),
     ]
     more = _paragraph(f"and {left_out} more: swarmd peers") if left_out else ""
     return _card(
-        "Peers",
+        "Other nodes",
         _facts(facts)
-        + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some")),
+        + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some"))
+        + _details("Traffic", _facts(moved)),
     )
 
 
@@ -358,11 +412,13 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
     on = [
         (_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value))
         for key, value in limits.items()
-        if value and value not in _NO_LIMIT
+        if (value and value not in _NO_LIMIT) or key in _ALWAYS_SHOWN
     ]
     inputs = "".join(
-        f'<label for="limit-{name}">{label}</label><input id="limit-{name}" name="{name}" autocomplete="off"'
-        f' maxlength="40" placeholder="no limit, or {hint}" value="{_text(limits.get(f"limits.{name}"))}">'
+        f'<label for="limit-{name}">{label}</label><div><input id="limit-{name}" name="{name}"'
+        f' autocomplete="off" maxlength="40" placeholder="no limit, or {hint}"'
+        f' aria-describedby="wrong-{name}" value="{_text(limits.get(f"limits.{name}"))}">'
+        f'<p class="wrong" id="wrong-{name}" role="alert"></p></div>'
         for name, label, hint in _LIVE_LIMITS
         if rates or name not in ("up", "down")
     )
@@ -370,14 +426,13 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
         '<form data-operation="limit" data-done="The node keeps to these limits from now'
         f' on.">{inputs}<button>Set</button></form>'
     )
-    change = f"<details><summary>Change limits</summary>{form}{_paragraph(_OTHER_LIMITS)}</details>"
-    return _card("Limits", _facts(on) + change)
+    return _card("Limits", _facts(on) + _details("Change limits", form + _paragraph(_OTHER_LIMITS)))
 
 
 def _limit(key: str, value: Any) -> str:
     """Describe the value of a limit that is set."""
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
+        return ", ".join(map(str, value)) or "always"
     return _LIMIT_VALUES.get((key, value)) or _LIMIT_LABELS.get(key, ("", "{}"))[1].format(value)
 
 
@@ -385,25 +440,32 @@ def _node(document: Document, now: float) -> str:
     trainer, swarm = document.get("trainer") or {}, document.get("swarm") or {}
     started, restarts = document.get("started_at"), trainer.get("restarts")
     facts = [
-        ("Peer id", document.get("peer_id")),
         ("Model", model_words(document.get("model") or {})),
-        ("Topic", swarm.get("topic")),
-        ("Network", document.get("engine")),
-        ("Addresses", " ".join(map(str, document.get("addresses") or ()))),
         ("Running", ago(now - started).removesuffix(" ago") if started else ""),
         ("Restarts", str(restarts) if restarts else ""),
+    ]
+    details = [
+        ("Peer id", document.get("peer_id")),
+        ("Swarm's key", swarm.get("topic")),
+        ("Network", document.get("engine")),
+        ("Addresses", " ".join(map(str, document.get("addresses") or ()))),
         ("Folder", document.get("state_dir")),
     ]
-    return _card("This node", _facts(facts))
+    return _card("This node", _facts(facts) + _details("Details", _facts(details)))
 
 
 def _card(title: str, body: str) -> str:
     return f"<h2>{_text(title)}</h2>{body}"
 
 
+def _details(title: str, body: str) -> str:
+    """Render what is shown when it is asked for."""
+    return f"<details><summary>{_text(title)}</summary>{body}</details>" if body else ""
+
+
 def _facts(facts: Iterable[tuple[str, object]]) -> str:
     rows = "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts if value
+        f"<div><dt>{_text(name)}</dt><dd>{_marked(value)}</dd></div>" for name, value in facts if value
     )
     return f"<dl>{rows}</dl>" if rows else ""
 
@@ -422,8 +484,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _paragraph(text: str) -> str:
-    return f"<p>{_text(text)}</p>" if text else ""
+def _paragraph(text: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{_marked(text)}</p>' if text else ""
+
+
+def _marked(text: object) -> str:
+    """Escape text for HTML; commands between backticks become code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", _text(text))
 
 
 def _text(value: object) -> str:

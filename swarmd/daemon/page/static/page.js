@@ -11,6 +11,7 @@ let events = null;
 let curve = null;
 let chart = null;
 let silence = null;
+let asking = false;
 
 function fresh() {
   clearTimeout(silence);
@@ -38,7 +39,7 @@ function show(update) {
     const held = part.contains(document.activeElement) ? document.activeElement : null;
     const open = part.querySelector("details")?.open;
     part.innerHTML = html;  // made and escaped by the node
-    if (open) part.querySelector("details").open = true;
+    if (open) part.querySelector("details")?.setAttribute("open", "");
     if (held) (document.getElementById(held.id) || part.querySelector("button"))?.focus();
   }
   if (update.curve) draw((curve = update.curve));
@@ -93,23 +94,57 @@ function listen() {
   events.onerror = lost;
 }
 
+function tell(words) {
+  const text = words.replaceAll("`", "");
+  const field = /^limits\.(\w+):? /.exec(text);  // an error of a field is told there
+  const place = field && document.getElementById("wrong-" + field[1]);
+  (place || said).textContent = place ? text.slice(field[0].length) : text;
+  if (place) place.previousElementSibling.ariaInvalid = "true";
+}
+
 async function ask(button, request = button.dataset.request, done = "") {
-  if (button.ariaBusy === "true" || (button.dataset.ask && !confirm(button.dataset.ask))) return;
+  if (button.ariaBusy === "true" || (button.dataset.ask && !confirm(button.dataset.ask))) return null;
   button.ariaBusy = "true";  // not disabled: it would lose the keyboard's place
+  const menu = button.closest("details.menu");
+  if (menu) {
+    menu.open = false;
+    menu.querySelector("summary").focus();  // a closed menu would lose the keyboard's place
+  }
+  for (const wrong of document.querySelectorAll(".wrong")) wrong.previousElementSibling.ariaInvalid = wrong.textContent = "";
+  let result = null;
   try {
     const headers = { Authorization: "Bearer " + token, "Content-Type": "application/json" };
     const reply = await (await fetch("/control", { method: "POST", headers, body: request })).json();
-    said.textContent = reply.ok ? reply.result.warning || done : reply.error;
+    tell(reply.ok ? reply.result.warning || done : reply.error);
+    if (reply.ok) result = reply.result;
     if (reply.ok && reply.result.html) document.getElementById(reply.result.into).innerHTML = reply.result.html;  // made and escaped by the node
   } catch {
     said.textContent = "The node does not answer.";
   }
   button.ariaBusy = "false";
+  return result;
+}
+
+// Asks one question after another; a second click ends it. The button may be replaced meanwhile.
+async function askMany(button, count = { asked: 0, now: 0, first: 0 }) {
+  const { id, textContent: name } = button, tally = document.getElementById("tally");
+  if (asking) return void (asking = false);
+  asking = true;
+  while (asking && count.asked < Number(button.dataset.times)) {
+    button.textContent = "Stop asking";
+    const result = await ask(button);
+    if (!result) break;
+    count = { asked: count.asked + 1, now: count.now + result.right[0], first: count.first + result.right[1] };
+    tally.textContent = `Of ${count.asked} question${count.asked === 1 ? "" : "s"}: ${count.now} right now, ${count.first} at first.`;
+    button = document.getElementById(id) || button;
+  }
+  asking = false;
+  button.textContent = name;
 }
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-request]");
-  if (button) ask(button);
+  if (button) button.dataset.times ? askMany(button) : ask(button);
   const copy = event.target.closest("button[data-copy]");
   if (copy) navigator.clipboard.writeText(document.getElementById(copy.dataset.copy).textContent).then(() => { copy.textContent = "Copied"; });
 });

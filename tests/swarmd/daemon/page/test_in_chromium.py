@@ -5,7 +5,7 @@ With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of ax
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import pytest
 import trio
 from PIL import Image
 
+from swarmd.config.config import LimitsConfig
 from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.daemon.guest.limits import changed
+from swarmd.daemon.local_api.control import Handler
 from swarmd.daemon.page.page import REFRESH_S
 from tests.processes import wait_until
 from tests.swarmd.cli.test_view import LAST, PEER, document
@@ -115,20 +118,23 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
 
     def look(tab: Tab) -> None:
         open_page(tab, node)
-        buttons = tab.run("[...document.querySelectorAll('button')].map(b => b.id)")
+        tab.run("document.querySelector('.menu summary').click()")
+        buttons = tab.run("[...document.querySelectorAll('button, .menu summary')].map(b => b.id)")
         reached = []
         for _ in buttons:
             tab.press("Tab")
             reached.append(tab.run("document.activeElement.id"))
             assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         assert reached == buttons
-        tab.run("document.getElementById('do-pause-for-1-h').focus()")
+        tab.run("document.getElementById('do-for-30-min').focus()")
         tab.press("Enter")
-        tab.until("document.getElementById('do-pause-for-1-h').ariaBusy === 'false'")
+        tab.until("document.getElementById('do-for-30-min').ariaBusy === 'false'")
+        assert not tab.run("document.querySelector('.menu').open")
         pauses = [PAUSE | {"cause": "you paused it"}]
         node.document = {**node.document, "state": "paused", "cause": "you paused it", "pauses": pauses}
         tab.until("document.getElementById('do-resume')")
-        assert tab.run("document.activeElement.id") == "do-resume"  # where Pause was
+        # Where Pause was.
+        tab.until("document.activeElement.id === 'do-resume'")
         assert "paused" in tab.run("document.title") and "you paused it" in tab.run(
             "document.getElementById('state').textContent"
         )
@@ -137,17 +143,20 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
     assert [name for name, _ in node.told] == ["pause"]
 
 
-async def test_a_question_is_answered_twice_side_by_side(tab: Tab) -> None:
+async def test_questions_are_answered_twice_and_counted(tab: Tab) -> None:
     node = Node(document(model=document()["model"] | {"keeps_first": True}))
 
     def look(tab: Tab) -> None:
         for width in (390, 1280):
             tab.open(node.address, width=width, height=844)
-            tab.until("document.getElementById('do-ask-a-question')")
-            tab.run("document.getElementById('do-ask-a-question').click()")
+            tab.until("document.getElementById('do-ask-20-questions')")
+            tab.run("document.getElementById('do-ask-20-questions').click()")
             tab.until("document.querySelector('#compared table')")
             shown = tab.run("document.getElementById('compared').innerText")
             assert "12 + 30" in shown and shown.index("42") < shown.index("7</answer>")
+            tally = "document.getElementById('tally').textContent"
+            tab.until(f"{tally} === 'Of 20 questions: 20 right now, 0 at first.'")
+            tab.until("document.getElementById('do-ask-20-questions').textContent === 'Ask 20 questions'")
             assert tab.run("document.documentElement.scrollWidth <= innerWidth")
 
     assert await in_browser(node, tab, look) == []
@@ -210,6 +219,40 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: T
     assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
 
 
+class Strict(Node):
+    """Finds the first limit wrong that is set to "fast"."""
+
+    def handlers(self) -> dict[str, Handler]:
+        async def limit(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+            self.told.append(("limit", arguments))
+            changed(LimitsConfig(), arguments, rates=True)
+            return {"schema": 1}
+
+        return super().handlers() | {"limit": limit}
+
+
+async def test_a_wrong_limit_is_told_at_its_field(tab: Tab) -> None:
+    node = Strict(document(limits={"limits.cpu": "100 %"}))
+
+    def look(tab: Tab) -> None:
+        open_page(tab, node)
+        tab.run("document.querySelector('#limits summary').click()")
+        for name, value in (("cpu", "fast"), ("up", "1 kB/s")):
+            tab.run(f"document.getElementById('limit-{name}').value = '{value}'")
+            tab.run("document.querySelector('#limits form button').click()")
+            wrong = f"document.getElementById('wrong-{name}')"
+            tab.until(f"{wrong}.textContent.includes('found')")
+            assert tab.run(f"getComputedStyle({wrong}).color") == "rgb(192, 43, 59)"
+            assert tab.run("document.querySelectorAll('.wrong:not(:empty), [aria-invalid=true]').length") == 2
+            assert tab.run("document.getElementById('said').textContent") == ""
+            tab.run(f"document.getElementById('limit-{name}').value = ''")
+        tab.run("document.querySelector('#limits form button').click()")
+        tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
+        assert tab.run("document.querySelectorAll('.wrong:not(:empty), [aria-invalid=true]').length") == 0
+
+    assert await in_browser(node, tab, look) == []
+
+
 async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Path) -> None:
     import zxingcpp
 
@@ -226,7 +269,7 @@ async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Pat
             open_page(tab, node, width=width, height=900)
             # Not before it is asked for
             assert tab.run("document.getElementById('invitation').getClientRects().length") == 0
-            tab.run("document.getElementById('do-invite-others').click()")
+            tab.run("document.getElementById('do-invite-people').click()")
             tab.until("document.querySelector('#invitation svg')")
             tab.run(
                 "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve();"
