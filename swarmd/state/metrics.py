@@ -5,6 +5,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from swarmd.types import Figure, RoundReport
 
 # Nearly always a line has less.
 _LONG_LINE_BYTES = 4096
+# A file this large is set aside, in place of the one set aside before: some 140,000 rounds in both.
+ROTATE_BYTES = 2**26
 
 
 class _Line(msgspec.Struct):
@@ -131,38 +134,54 @@ class MetricsFile:
     """metrics.jsonl, open for appending. Raises CannotRecord.
 
     A torn last line is cut off, and lines of later rounds, whose work the checkpoint does not hold: they will
-    be played again. A line that a disk damaged stays where it is, and is left out by who reads.
+    be played again. A line that a disk damaged stays where it is, and is left out by who reads. A file of
+    `most` bytes is set aside as `older` names it, so that weeks of short rounds do not fill the disk.
 
     resumed_round: the round of the checkpoint we go on from (0 for a fresh start). notes: what is missing.
     """
 
-    def __init__(self, path: Path, resumed_round: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, resumed_round: int, most: int = ROTATE_BYTES) -> None:
+        self.path, self._most = path, most
         self.notes: list[str] = []  # notes for the operator
         try:
-            # The umask applies: others may read it.
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            durable.sync(path.parent)
-            there = _cut(path, resumed_round)
+            self._open()
+            rotated = older(path).exists()
+            aside, first, last = _cut(older(path), 0, resumed_round) if rotated else (0, 1, 0)
+            lines, first_here, _ = _cut(path, last, resumed_round)
         except OSError as error:
             raise CannotRecord.to(path, error) from None
-        if missing := resumed_round - there:
+        # Rounds before the older file's first line were set aside twice.
+        if missing := resumed_round + 1 - (first or first_here or 1) - aside - lines:
             self.notes.append(
                 f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line"
                 " there any more"
             )
 
+    def _open(self) -> None:
+        # The umask applies: others may read it.
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        durable.sync(self.path.parent)
+
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
         data = _text(line).encode()
-        before = os.fstat(self._file).st_size
         try:
+            if (before := os.fstat(self._file).st_size) >= self._most:
+                self._rotate()
+                before = 0
             written = os.write(self._file, data)
         except OSError as error:
             raise CannotRecord.to(self.path, error) from None
         if written < len(data):
             os.ftruncate(self._file, before)
             raise CannotRecord(f"{self.path}: the disk is full. Free some space.")
+
+    def _rotate(self) -> None:
+        """Set the file aside and begin another. Raises OSError."""
+        os.fsync(self._file)
+        self.path.replace(older(self.path))
+        os.close(self._file)
+        self._open()
 
     def sync(self) -> None:
         """Return when all lines are durable. Raises CannotRecord."""
@@ -173,6 +192,11 @@ class MetricsFile:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def older(path: Path) -> Path:
+    """Return the file that a metrics file's earlier lines were set aside in."""
+    return path.with_name(f"{path.name}.1")
 
 
 def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]]:
@@ -187,19 +211,24 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
 def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of the rounds up to `last`, with one line at a time in memory.
 
-    Torn lines are left out, and rounds that come again. An absent file has no lines. tail: of the file's end,
-    only so many bytes. Raises CannotRecord where the file cannot be read.
+    Torn lines are left out, and rounds that come again. An absent file has no lines. tail: of the end of all
+    lines, only so many bytes. Raises CannotRecord where a file cannot be read.
     """
     before = 0
     try:
-        with path.open("rb") as file:
-            if tail is not None:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - tail))
-            for raw in file:
-                line = parsed(raw)
-                if line is not None and before < line["round"] <= last:
-                    before = line["round"]
-                    yield line
+        with ExitStack() as stack:
+            # The newer one is opened first: what is set aside meanwhile is read twice, and not left out.
+            files = [stack.enter_context(each.open("rb")) for each in (path, older(path)) if each.exists()]
+            sizes = [file.seek(0, os.SEEK_END) for file in files]
+            skipped = 0 if tail is None else sum(sizes) - tail
+            for file, size in zip(reversed(files), reversed(sizes), strict=True):
+                file.seek(max(0, skipped))
+                skipped -= size
+                for raw in file:
+                    line = parsed(raw)
+                    if line is not None and before < line["round"] <= last:
+                        before = line["round"]
+                        yield line
     except FileNotFoundError:
         return
     except OSError as error:
@@ -219,17 +248,22 @@ def parsed(raw: bytes) -> dict[str, Any] | None:
     return line
 
 
-def _cut(path: Path, round_number: int) -> int:
-    """Cut off what comes after this round; returns how many lines of rounds are left. Raises OSError."""
-    lines = before = size = 0
+def _cut(path: Path, before: int, round_number: int) -> tuple[int, int, int]:
+    """Cut off what comes after this round. Raises OSError.
+
+    before: the last round of the file before it. Returns how many lines are left, and the first and the last
+    round.
+    """
+    lines = first = size = 0
     with path.open("rb+") as file:
         # One line at a time is in memory.
         for raw in file:
             line = parsed(raw) if raw.endswith(b"\n") else None
             if line is not None and before < line["round"] <= round_number:
                 before, lines, size = line["round"], lines + 1, file.tell()
+                first = first or before
         file.truncate(size)
-    return lines
+    return lines, first, before
 
 
 def _text(line: Mapping[str, Any]) -> str:

@@ -21,9 +21,9 @@ from typing import Any
 
 from p2p.identity import nickname
 from p2p.types import PeerId
-from swarmd.errors import ConfigError, command_for
+from swarmd.errors import CannotRecord, ConfigError, command_for
 from swarmd.state.folder import METRICS_FILE
-from swarmd.state.metrics import parsed, read_metrics
+from swarmd.state.metrics import each_round, older, parsed, read_metrics
 
 # How often the file is read.
 POLL_S = 1.0
@@ -120,8 +120,9 @@ class Follower:
         try:
             with self._path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._at:
-                    # Rounds that a kill had lost were cut off.
+                    # Rounds that a kill had lost were cut off, or the file was set aside.
                     self._at = 0
+                    yield from filter(self._is_new, each_round(older(self._path)))
                 file.seek(self._at)
                 for data in file:
                     if not data.endswith(b"\n"):
@@ -129,12 +130,16 @@ class Follower:
                         return
                     self._at += len(data)
                     line = parsed(data)
-                    if line is not None and line["round"] > self._round:
-                        self._round = line["round"]
+                    if line is not None and self._is_new(line):
                         yield line
-        except OSError:
+        except (OSError, CannotRecord):
             # The file is not there yet, or damaged; the node says so itself.
             return
+
+    def _is_new(self, line: Mapping[str, Any]) -> bool:
+        """Return whether the line is of a later round than all before, and remember it."""
+        before, self._round = self._round, max(self._round, line["round"])
+        return bool(self._round > before)
 
 
 def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> None:

@@ -26,6 +26,7 @@ from swarmd.state.metrics import (
     NodeReport,
     Score,
     WorkersReport,
+    each_round,
     metrics_line,
     read_metrics,
 )
@@ -114,6 +115,37 @@ def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
     assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3, 4]
     with contextlib.closing(MetricsFile(path, 0)):
         assert path.read_bytes() == b""
+
+
+def rounds_in(path: Path, **limits: Any) -> list[int]:
+    return [entry["round"] for entry in each_round(path, **limits)]
+
+
+def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    most = 10 * len(json.dumps(line(1)))
+    with contextlib.closing(MetricsFile(path, 0, most)) as file:
+        for number in range(1, 101):
+            file.append(line(number))
+            there = rounds_in(path)
+            assert there == [*range(there[0], number + 1)], "without a gap up to the newest"
+            assert number < 11 or len(there) > 10
+    assert (
+        len([*tmp_path.iterdir()]) >= 2
+        and sum(each.stat().st_size for each in tmp_path.iterdir()) < 2.2 * most
+    )
+    newest = len(path.read_bytes().splitlines())
+    assert [entry["round"] for entry in read_metrics(path, newest + 3)] == [*range(98 - newest, 101)]
+    assert rounds_in(path, last=95)[-1] == 95
+
+    for resumed in (100, 100 - newest, 95 - newest):
+        with contextlib.closing(MetricsFile(path, resumed, most)) as file:
+            assert file.notes == [], "what was dropped is no damage"
+            assert rounds_in(path)[-1] == resumed
+    with contextlib.closing(MetricsFile(path, 99, most)) as file:
+        assert "of the 99 rounds behind have no line" in file.notes[0]
+    with contextlib.closing(MetricsFile(path, 0, most)):
+        assert rounds_in(path) == []
 
 
 def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path: Path) -> None:

@@ -161,3 +161,14 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
         wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())
         process.kill()
         wait_until(lambda: ended(child))
+
+
+def test_each_round_is_read_once_where_its_file_is_set_aside(tmp_path: Path) -> None:
+    path, found = tmp_path / "metrics.jsonl", list[int]()
+    with closing(MetricsFile(path, 0, most=500)) as file:
+        follower = Follower(path)
+        for number in range(1, 60):
+            file.append(line(number))
+            if number % 3 == 0:
+                found += [new["round"] for new in follower.read()]
+    assert found == [*range(1, 58)] and (tmp_path / "metrics.jsonl.1").exists()
