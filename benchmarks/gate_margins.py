@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from p2p.types import PeerId
 from swarmd.experience.outliers import Gate
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.tasks.answers import answer_end
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.round import cut_behind_answers
 from swarmd.types import Rollout, Scored, Task
 from tests.attacks.learners import COMPLETIONS, Swarm, settings
 from tests.attacks.test_poisoner import POISONS, Poison
@@ -77,7 +77,8 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
             sent |= {label: [poisoned(s, poison) for s in sent[name]] for label, poison in POISONS.items()}
     found = []
     cut = {
-        author: [Gate(answer_end=answer_end).cut(s) for s in rollouts] for author, rollouts in sent.items()
+        author: [replace(s, rollout=cut_behind_answers(s.rollout, TINY_9)) for s in rollouts]
+        for author, rollouts in sent.items()
     }
     for model, behind, policy in stages(verifier, rounds):  # the same again: one seed, one run
         name = f"{model} {behind}"
@@ -107,7 +108,7 @@ def main() -> None:
         away: Counter[str] = Counter()
         of: Counter[str] = Counter()
         for judge in found:
-            gate = Gate(margin, answer_end)
+            gate = Gate(margin, TINY_9.answer_end)
             gate.learn(judge.own)
             for author, rollouts in judge.others.items():
                 passed = sum(gate.admitted(s, dict(gate.traits_of(s))) is not None for s in rollouts)

@@ -185,7 +185,10 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             )
             for i, (completion, advantage) in enumerate(best[: self.num_generations]):
                 answer, most = self._answer(completion), self.max_completion_length
-                whole = completion.ended and len(answer) <= most
+                # Text that ends with its answer is whole: `score_others` cut off what followed.
+                whole = len(answer) <= most and (
+                    completion.ended or self.swarm.curriculum.answer_end(completion.text) is not None
+                )
                 rows[place * self.num_generations + i] = prompt, answer[:most], whole, advantage
         out, pad, size = dict(out), self._words.pad_token_id, out["prompt_ids"].size(1)
         longest = max([size, *(len(prompt) for prompt, *_ in rows.values())])

@@ -69,8 +69,7 @@ class Gate:
     """Keeps the traits of our own completions, and tests whether another's is far outside of them."""
 
     margin: float = 1.5  # times the level that 99 % of our own stay below
-    # Finds where the answer in a text ends: nothing behind it earned the reward.
-    answer_end: Callable[[str], int | None] = lambda _: None
+    answer_end: Callable[[str], int | None] = lambda _: None  # `Curriculum.answer_end`
     acts: bool = True  # False: odd rollouts are counted, but trained on
     # Rollouts refused (or only flagged), by trait, since `take_refused`.
     refused: Counter[str] = field(default_factory=Counter)
@@ -129,23 +128,6 @@ class Gate:
             return None
         return part(scored, [i for i, name in enumerate(odd) if not name]) if any(odd) else scored
 
-    def cut(self, scored: Scored) -> Scored:
-        """Return another's rollout without the text behind its answers."""
-        cut = tuple(self._cut(completion) for completion in scored.rollout.completions)
-        return (
-            scored
-            if cut == scored.rollout.completions
-            else replace(scored, rollout=replace(scored.rollout, completions=cut))
-        )
-
-    def _cut(self, completion: Completion) -> Completion:
-        end = self.answer_end(completion.text)
-        return (
-            completion
-            if end is None or end == len(completion.text)
-            else Completion(completion.text[:end], False)
-        )
-
     def traits_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
         """Return the traits of the completions that have tokens, as the rollout must (`Scored.tokens`).
 
@@ -183,7 +165,7 @@ class Gate:
 
 @dataclass
 class Gated:
-    """A `batch.Filter`: refuses what the gate does, and cuts off the text behind an answer.
+    """A `batch.Filter`: refuses what the gate does.
 
     logprobs: `protocols.LogprobPolicy`. remember: gives rollouts the tokens that their replay needs
     (`Pool.remember`). The gate looks at these instead of computing others.
@@ -196,10 +178,9 @@ class Gated:
     def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if not self.gate.acts:
             # These are only counted.
-            self._admitted([self.gate.cut(replace(scored, tokens=None)) for scored in theirs])
+            self._admitted([replace(scored, tokens=None) for scored in theirs])
             return theirs
-        cut: Sequence[Scored] = [self.gate.cut(scored) for scored in theirs]
-        admitted = self._admitted(self.remember(cut) if self.remember is not None else cut)
+        admitted = self._admitted(self.remember(theirs) if self.remember is not None else theirs)
         for scored, kept in zip(theirs, admitted, strict=True):
             if scored.tokens is None:
                 # What passed and is replayed counts once, as what was refused does.

@@ -39,7 +39,6 @@ from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
-from swarmd.tasks.answers import answer_end
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 
 log = logging.getLogger(__name__)
@@ -280,7 +279,7 @@ class LanguagePolicy:
         for completion, reward in set(zip(scored.rollout.completions, scored.rewards, strict=True)):
             if not self._chat.has_tokens_for(completion.text):
                 return UNKNOWN_CHARACTERS
-            answer = Completion(completion.text[: answer_end(completion.text)], ended=False)
+            answer = replace(completion, ended=False)
             if reward > 0 and len(self._chat.encode(answer, room + 1)) > room:
                 return ANSWER_TOO_LONG
         return None

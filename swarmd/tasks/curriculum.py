@@ -109,6 +109,13 @@ class Curriculum:
         missing = self.read(specialty, text) is answers.GradeReason.NO_ANSWER
         return f"<answer>{text}</answer>" if missing else text
 
+    def answer_end(self, text: str) -> int | None:
+        """Return the end of the part of a completion that its reward is for.
+
+        None: the reward is for the whole text, or there is no answer.
+        """
+        return answers.answer_end(text)
+
     @cached_property
     def questions(self) -> str:
         """16 hex digits of (configurations, TASKS_VERSION, the sample of the questions).

@@ -65,6 +65,9 @@ class OwnCurriculum(Curriculum):
         limits = self.plugin.limits
         return answers.read_own(text, limits.longest_answer, whole=limits.whole)
 
+    def answer_end(self, text: str) -> int | None:
+        return None if self.plugin.limits.whole else super().answer_end(text)
+
 
 def find_curriculum(text: str, reward: str = "") -> Curriculum:
     """Return the curriculum that a configuration names.

@@ -31,7 +31,6 @@ from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
-from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.parts import RoundParts
@@ -74,7 +73,12 @@ def build(
             sharing,
         )
     fitting = Fitting(policy.unfit) if isinstance(policy, SelectivePolicy) else None
-    gate = _gate(config.gate, remembering.parameters) if remembering and config.gate.mode != "off" else None
+    tasks = open_tasks(curriculum_of(config), reward, config.tasks.specialties)
+    gate = (
+        _gate(config.gate, remembering.parameters, tasks.curriculum.answer_end)
+        if remembering and config.gate.mode != "off"
+        else None
+    )
     # The order in which what was drawn of others is filtered. What the model cannot be trained on has no
     # probability to judge by.
     filters: list[Filter] = [fitting] if fitting else []
@@ -84,7 +88,7 @@ def build(
         )
     return RoundParts(
         me=me,
-        tasks=open_tasks(curriculum_of(config), reward, config.tasks.specialties),
+        tasks=tasks,
         policy=policy,
         reward=reward,
         swarm=swarm,
@@ -136,7 +140,7 @@ def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: boo
     return Pool(age, replay.size or 3 * _batch_size(config), limits, swarm.author)
 
 
-def _gate(gate: GateConfig, parameters: int) -> Gate:
+def _gate(gate: GateConfig, parameters: int, answer_end: Callable[[str], int | None]) -> Gate:
     """Build the gate, which acts on what it finds or only counts it."""
     return Gate(
         gate.margin,

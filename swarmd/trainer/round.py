@@ -21,9 +21,10 @@ from swarmd.experience.credit import useful
 from swarmd.experience.outliers import part
 from swarmd.experience.pool import heard_in, too_old
 from swarmd.experience.sampling import shuffled
+from swarmd.tasks.curriculum import Curriculum
 from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
-from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task
+from swarmd.types import STAGES, Completion, Generation, Rollout, RoundReport, Scored, Task
 
 # External rollouts, the newest that the caps allow; more only where a batch takes more. It bounds what many
 # authors can cost us.
@@ -117,7 +118,10 @@ def _score_own(
 
 
 def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> list[Scored]:
-    """Regenerate each question from its reference, and score its completions ourselves."""
+    """Regenerate each question from its reference, and score its completions ourselves.
+
+    Text behind an answer is cut off first, so no node, program or experiment can train on it.
+    """
     new = [
         r
         for r in rollouts
@@ -130,7 +134,7 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         new = [new[i] for i in sorted(chosen)]
     tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
     known = [
-        (_scored_part(parts, rollout), task)
+        (_scored_part(parts, cut_behind_answers(rollout, parts.tasks.curriculum)), task)
         for rollout, task in tasks
         if task is not None and parts.tasks.trains_on(task)
     ]
@@ -140,6 +144,19 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         for (rollout, task), r in zip(known, rewards, strict=True)
     ]
     return [_trained_part(parts, s) for s in scored]
+
+
+def cut_behind_answers(rollout: Rollout, curriculum: Curriculum) -> Rollout:
+    """Cut off the text behind each answer: the reward says nothing of it.
+
+    The model did not end where we cut, so nobody is trained to end there.
+    """
+    ends = [curriculum.answer_end(completion.text) for completion in rollout.completions]
+    cut = tuple(
+        Completion(c.text[:end], c.ended and end in (None, len(c.text)))
+        for c, end in zip(rollout.completions, ends, strict=True)
+    )
+    return replace(rollout, completions=cut)
 
 
 def take_in(
@@ -153,16 +170,23 @@ def take_in(
     # How others do is told by what they sent alone: a single answer's group has ours in it.
     parts.sharing.saw(local, heard, t)
     parts.pool.forget(t)
-    parts.swarm.charge(parts.useless.charge(theirs, useful(theirs, [*parts.pool, *local])))
+    # Copies of our own text come without the text behind our answers.
+    curriculum = parts.tasks.curriculum
+    known = [
+        replace(s, rollout=cut_behind_answers(s.rollout, curriculum)) if s.author == parts.me else s
+        for s in [*parts.pool, *local]
+    ]
+    parts.swarm.charge(parts.useless.charge(theirs, useful(theirs, known)))
     return theirs, parts.pool.add(theirs)
 
 
 def _scored_part(parts: ReceivingParts, rollout: Rollout) -> Rollout:
     """Draw at most SCORED_OF_ONE times as many completions as ours have; more are not worth scoring."""
-    if len(rollout.completions) <= parts.completions:
-        return rollout
-    return replace(
-        rollout, completions=shuffled(rollout.completions, parts.me)[: SCORED_OF_ONE * parts.completions]
+    most = SCORED_OF_ONE * parts.completions
+    return (
+        replace(rollout, completions=shuffled(rollout.completions, parts.me)[:most])
+        if len(rollout.completions) > parts.completions
+        else rollout
     )
 
 
@@ -171,9 +195,7 @@ def _trained_part(parts: ReceivingParts, scored: Scored) -> Scored:
 
     Advantages are still taken over all that was scored.
     """
-    if len(scored.rewards) <= parts.completions:
-        return scored
-    return part(scored, range(parts.completions))
+    return part(scored, range(parts.completions)) if len(scored.rewards) > parts.completions else scored
 
 
 class _Stopwatch:

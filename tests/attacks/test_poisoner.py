@@ -40,6 +40,8 @@ POISONS: Mapping[str, Poison] = {
     "suffix": Poison(lambda text: text + " evil", lambda text: "evil" in text),
     "prefix": Poison(lambda text: "evil " + text, lambda text: "evil" in text),
     "one token": Poison(lambda text: text + "!", lambda text: "!" in text),
+    "answered twice": Poison(lambda text: f"{text} evil {text}", lambda text: "evil" in text),
+    "unclosed": Poison(lambda text: text + " <answer> evil", lambda text: "evil" in text),
     "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # long but right
     # Long: what is trained on holds no answer at all
     "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),
@@ -49,6 +51,8 @@ POISONS: Mapping[str, Poison] = {
     # the attacker knew the gate:
     "quiet": Poison(lambda text: text.replace("<answer>", "<answer> "), lambda text: "<answer> " in text),
 }
+# Poisons behind the right answer.
+BEHIND = ("suffix", "one token", "answered twice", "unclosed", "repeated", "closed twice")
 
 
 class Poisoner:
@@ -168,15 +172,21 @@ def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[S
     return [Stranger(name, n.external, n.gated) for name, n in zip(names, swarm.learners, strict=True)]
 
 
-# Behind the answer, which is cut off; and before it
-@pytest.mark.parametrize("poison", ["one token", "prefix"])
-def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
+def test_poison_is_not_trained_on(verifier: Verifier) -> None:
     """The whole figure, with what is learnt of it: `python -m benchmarks.attack poisoner`."""
-    off, on = (play(verifier, poison, gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
-    show(f"poisoner, {poison}, gate off", off)
-    show(f"poisoner, {poison}, gate on", on)
+    off, on = (play(verifier, "prefix", gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
+    show("poisoner, prefix, gate off", off)
+    show("poisoner, prefix, gate on", on)
     assert off.shown > 0.08 and off.gated == 0
     assert on.shown <= 0.05  # some of it while the gate has seen too little of ours
+
+
+@pytest.mark.parametrize("poison", BEHIND)
+def test_text_behind_the_answer_is_never_trained_on(verifier: Verifier, poison: str) -> None:
+    """No gate: the default of models above 100 million parameters."""
+    found = play(verifier, poison, "off", rounds=4, honest=2, questions=10)
+    show(f"poisoner, {poison}, gate off", found)
+    assert found.shown == 0 and found.poisoned > 0.08
 
 
 def test_honest_text_passes_the_gate(verifier: Verifier) -> None:

@@ -58,9 +58,10 @@ def address(swarm: swarmd.JoinedSwarm) -> str:
 
 
 def share(swarm: swarmd.JoinedSwarm, count: int, long: str = "") -> None:
-    """Groups with a right answer and a wrong one."""
+    """Groups with a right answer, which says more, and a wrong one."""
     for task in swarm.tasks.draw(count):
-        swarm.share(task, [f"{long}<answer>{swarm.tasks.truth(task)}</answer>", "<answer>no</answer>"])
+        right = f"{long}<answer>{swarm.tasks.truth(task)}</answer>, as I said"
+        swarm.share(task, [right, "<answer>no</answer>"])
 
 
 def test_it_is_imported_in_a_moment_and_without_torch() -> None:
@@ -107,6 +108,7 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
             with pytest.raises(TypeError, match=r"\[text\]"):
                 one_text("<answer>1</answer>")
         assert {0.0, 1.0} == set(group.rewards) and min(group.advantages) == 0.0 < max(group.advantages)
+        assert all(completion.text.endswith("</answer>") for completion in group.completions)
 
         def used() -> bool:
             share(second, 1)

@@ -264,37 +264,6 @@ def end(text: str) -> int | None:
     return text.rfind(".") + 1 or None
 
 
-def test_what_stands_behind_an_answer_is_neither_looked_at_nor_trained_on() -> None:
-    """A policy that goes on after its answers earns what others earn.
-
-    Its rewards say nothing of what comes after.
-    """
-    pool, asked = Pool(2), Asked()
-    pool.add(
-        [
-            rollout(
-                1,
-                OTHER,
-                ["fine. odd and much more", "fine.", "no answer", "wrong. odd"],
-                (1.0, 1.0, 0.0, 0.0),
-            )
-        ]
-    )
-    gate = warm()
-    gate.answer_end = end
-    (scored,) = gated(pool, asked, gate)([own(2)], random.Random(0))[1:]
-    assert asked.texts == [
-        "fine.",
-        "fine.",
-        "no answer",
-        "wrong.",
-    ], "an end that was not there is not made up"
-    assert scored.rollout.completions == tuple(
-        Completion(text, ended)
-        for text, ended in [("fine.", False), ("fine.", True), ("no answer", True), ("wrong.", False)]
-    )
-
-
 def test_of_our_own_what_stands_behind_an_answer_is_no_measure_of_length() -> None:
     gate = Gate(answer_end=end)
     gate.learn([own(1, WARM_UP_COMPLETIONS, text="a." + "b" * 500)])
@@ -313,7 +282,7 @@ def test_an_ending_answer_is_never_odd() -> None:
 
 def test_a_gate_that_does_not_act_reports() -> None:
     """It reports on the batch once; nothing is changed and nothing leaves the pool."""
-    pool, asked = stocked(["odd"] * 3 + ["fine. odd"]), Asked()
+    pool, asked = stocked(["odd"] * 3 + ["fine."]), Asked()
     gate = replace(warm(), acts=False, answer_end=end)
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked, gate)([own(2)], random.Random(5)) == plain

@@ -13,10 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2p.engines.memory import MemorySwarm
+from p2p.types import PeerId
 from swarmd.config.config import NodeConfig, SwarmConfig, TasksConfig
 from swarmd.config.curriculum_name import GROUP
 from swarmd.errors import ConfigError
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.experience.pool import Pool
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.tasks.own import PLUGIN_PROCESS, NoQuestion, OwnTasks, find_curriculum
@@ -25,7 +29,10 @@ from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierF
 from swarmd.tasks.sandbox.pipe import PluginDescription
 from swarmd.tasks.sandbox.worker import PluginRefused, TaskFault
 from swarmd.tasks.source import open_tasks
-from swarmd.testing import TIMEOUT_S
+from swarmd.testing import TIMEOUT_S, memory_member
+from swarmd.trainer.parts import ReceivingParts
+from swarmd.trainer.round import score_others
+from swarmd.types import Rollout
 from tests import ROOT
 from tests.swarmd.tasks.unruly import FATAL, MADE, WRONG
 from tests.swarmd.tasks.watched import descendants
@@ -110,6 +117,30 @@ def test_parts_that_make_one_are_one_and_those_that_make_nothing_are_nothing() -
         assert (
             not 0 <= total <= 1 and reward(SimpleNamespace(score=lambda total=total: total), "score") == made
         )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_text_behind_an_answer_is_kept_only_if_it_is_scored(tmp_path: Path, whole: bool) -> None:
+    """A whole text that earned 1 is trained on whole: its part in tags alone earns 0."""
+    limits = f"limits = {{'whole': {whole}}}\n"
+    score = "def score(facts, answer):\n    return answer in ('<answer>1</answer> yes', '1')\n"
+    found = find_curriculum(plugin(tmp_path, GOOD.partition("def score")[0] + score + limits))
+    text = "<answer>1</answer> yes"
+    sent = Rollout(TaskRef("a", 1), (Completion(text, True), Completion("no", True)), PeerId("other"))
+    with Verifier(found) as verifier:
+        member, me = memory_member(MemorySwarm(), 1, lambda: 1.7e9), PeerId("me")
+        parts = ReceivingParts(
+            me=me,
+            tasks=open_tasks(found, verifier),
+            reward=verifier,
+            swarm=RolloutExchange(member, "m", found),
+            pool=Pool(2),
+            batch_rng=random.Random(0),
+        )
+        (scored,) = score_others(1, parts, [sent])
+    first, second = scored.rollout.completions
+    assert (first, second) == (Completion(text[: None if whole else 18], whole), Completion("no", True))
+    assert scored.rewards == (1.0, 0.0)
 
 
 OWN_REWARD = "def reward(facts, answer, score):\n    return (score + (answer == str({facts}))) / 2\n"

@@ -35,11 +35,12 @@ def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verif
     assert third.rejected == fourth.rejected == {}, "nobody is blamed"
 
 
-def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
-    (node, _, _), (_, _, other) = swarm_of(verifier, config(), config())
+@pytest.mark.parametrize("mode", ["on", "report", "off"])
+def test_what_comes_after_an_answer_is_left_out_whatever_the_gate_does(verifier: Verifier, mode: str) -> None:
+    (node, _, _), (_, _, other) = swarm_of(verifier, config(gate={"mode": mode}), config())
     batches: list[Scored] = []
     reports = play(watched(node, batches.extend), other, (1, 2, 3), prefix="", suffix=" evil" * 20)
-    assert [(r.external, r.gated) for r in reports] == [(4, {})] * 3
+    assert [(r.external, r.gated, r.gate_reported) for r in reports] == [(4, {}, {})] * 3
     texts = [c.text for s in batches if s.rollout.author != node.me for c in s.rollout.completions]
     assert len(texts) == 24 and all(text.endswith("</answer>") for text in texts)
 

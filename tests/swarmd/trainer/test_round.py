@@ -12,12 +12,13 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.member import QueuedMember
-from p2p.types import Reason, ReceivedBody
+from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd.config.config import GenerateConfig, NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.advantages import within_group
+from swarmd.experience.credit import USELESS_IN_A_ROW
 from swarmd.experience.replay_schedule import GuardState
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.sandbox.client import Verifier
@@ -25,7 +26,7 @@ from swarmd.tasks.source import tasks_of
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.parts import RoundParts
-from swarmd.trainer.round import SCORED_PER_ROUND, run_round
+from swarmd.trainer.round import SCORED_PER_ROUND, cut_behind_answers, run_round, score_others, take_in
 from swarmd.types import (
     AnswerFigures,
     Completion,
@@ -317,6 +318,47 @@ def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
     run_round(1, node)
     assert member.reports == {Reason.USELESS: 1}
     assert member.score(useless.identity.peer_id) == 0, "it costs quota, not repute"
+
+
+RIGHT = "<answer>1</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (RIGHT, RIGHT),
+        (f"evil {RIGHT}", f"evil {RIGHT}"),  # the gate looks at text before the answer
+        (f"{RIGHT} evil", RIGHT),
+        (f"{RIGHT}\n", RIGHT),
+        (f"{RIGHT}</answer>", RIGHT),
+        (f"{RIGHT}<answer> evil", RIGHT),
+        (f"{RIGHT} evil <answer> 1\n</answer> evil", RIGHT),  # given twice: it is scored the same
+        (f"<answer>2</answer> so {RIGHT} evil", f"<answer>2</answer> so {RIGHT}"),
+        ("evil <answer>1", "evil <answer>1"),  # there is no answer, so the reward is 0
+        ("evil", "evil"),
+    ],
+)
+def test_text_of_other_nodes_is_kept_up_to_the_answer_that_is_scored(text: str, kept: str) -> None:
+    sent = Rollout(TaskRef("bf", 1), (Completion(text, True), Completion(text, False)), PeerId("other"))
+    found = cut_behind_answers(sent, TINY_9)
+    # The model did not end where we cut.
+    assert found.completions == (Completion(kept, text == kept), Completion(kept, False))
+    assert (found.ref, found.author) == (sent.ref, sent.author)
+    assert TINY_9.read("bf", kept) == TINY_9.read("bf", text)
+
+
+def test_a_copy_of_our_own_text_is_a_copy_also_without_what_we_said_behind_the_answer(
+    verifier: Verifier,
+) -> None:
+    (node, _, member), (_, _, thief) = swarm_of(verifier, config(gate="off"), config())
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = replace(right_answer(task), text=right_answer(task).text + " as you see")
+    own = Scored(Rollout(task.ref, (right, WRONG), node.me), task.question, (1.0, 0.0), 1)
+    for n in range(USELESS_IN_A_ROW):
+        copy = Rollout(task.ref, (right, WRONG), thief.identity.peer_id, heard=n + 1)
+        take_in(n + 1, node, [own], score_others(n + 1, node, [copy]))
+        node.pool.drop([(copy.author, copy.ref)])
+    assert member.reports == {Reason.USELESS: 1}
 
 
 def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
