@@ -4,9 +4,9 @@
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring,
 poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, relay-starver,
-relay-hoarder, or, against a judge, judge-readers, judge-board, judge-sessions, judge-forger, judge-disk.
-`python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md,
-docs/judge-protocol.md. With --json the last line is one object:
+relay-hoarder, copier, or, against a judge, judge-readers, judge-board, judge-sessions, judge-forger,
+judge-disk. `python -m benchmarks.attack NAME --help` lists its options. The figures as a table:
+docs/admission.md, docs/judge-protocol.md. With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most},
     "held": bool}
 A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do
@@ -46,6 +46,7 @@ NAMES = (
     "starver",
     "relay-starver",
     "relay-hoarder",
+    "copier",
     "judge-readers",
     "judge-board",
     "judge-sessions",

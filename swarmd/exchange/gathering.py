@@ -34,6 +34,8 @@ MIN_FETCH_S = 5.0
 DOUBTFUL_FETCH_S = 2.0
 # A fetch that takes longer goes on, but frees its place for another author.
 LATE_S = 2.0
+# Other authors that are asked for a stranger's blob, if they offer the same one.
+OTHER_AUTHORS = 4
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class Gatherer:
             varied=len(curriculum.specialties) > 1,
         )
         self._serving = Serving(round.wanted)
-        self._under_way: dict[bytes, _Fetch] = {}
+        self._under_way: dict[offers.Key, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
         self.gathered, self.missed = 0, 0
 
@@ -170,7 +172,7 @@ class Gatherer:
             for item in self._board.choose(self._places(), self._rng, choose)
         ]
         for fetch in begun:
-            self._under_way[fetch.item.id] = fetch
+            self._under_way[fetch.item.key] = fetch
             self._nursery.start_soon(self._gather, fetch)
         if begun:
             self._nursery.start_soon(self._wait, begun)
@@ -189,7 +191,7 @@ class Gatherer:
 
     async def _wait(self, begun: Sequence[_Fetch]) -> None:
         await trio.sleep(LATE_S)
-        late = [fetch for fetch in begun if self._under_way.get(fetch.item.id) is fetch]
+        late = [fetch for fetch in begun if self._under_way.get(fetch.item.key) is fetch]
         for fetch in late:
             fetch.late = True
         if late:
@@ -197,6 +199,14 @@ class Gatherer:
 
     async def _gather(self, fetch: _Fetch) -> None:
         item, blob = fetch.item, None
+        # A stranger's offer may be a copy, so other authors of the same blob are asked too.
+        same = [] if self._serving.serves(item.author) else self._board.same(item)[:OTHER_AUTHORS]
+        want = Want(
+            item.id,
+            max(offer.size for offer in (item, *same)),
+            [item.author, item.via, *(offer.author for offer in same)],
+            item.at,
+        )
         try:
             with (
                 fetch.scope,
@@ -204,18 +214,13 @@ class Gatherer:
                 if self._serving.doubtful(item.author)
                 else nullcontext(),
             ):
-                want = Want(item.id, item.size, [item.author, item.via], item.at)
                 blob = await self._member.fetch(want, fetch.replies)
         finally:
-            del self._under_way[item.id]
+            del self._under_way[item.key]
         if fetch.replies.get(item.author) is HolderReply.NO or blob is None:
             # Whoever else has the blob: an offer without a blob behind it is a failure.
             self._unserved(fetch)
-        if blob is not None and self._accept(item, blob):
-            # Otherwise others had it, and the author may not have been asked.
-            if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
-                self._serving.served(item.author, self._clock())
-                self._tried(item.author, served=True)
+        if blob is not None and self._accept(fetch, blob):
             self._wanting -= 1
             self._fill()
             return
@@ -241,17 +246,30 @@ class Gatherer:
         if self._serving.failed(author, cost, fetch.since, now) and cost == HARD:
             self._member.report(author, Reason.UNSERVED)
 
-    def _accept(self, item: Offered, blob: bytes) -> bool:
-        """Hand on the rollout that was offered. Returns whether it was."""
-        found = offers.decode_blob(blob, item)
+    def _accept(self, fetch: _Fetch, blob: bytes) -> bool:
+        """Hand on the rollout of a fetched blob, if an offer says what it is. Returns whether one does."""
+        item, found = fetch.item, offers.decode_blob(blob, fetch.item)
         if isinstance(found, Reason):
             log.info("a blob of %s: %s", item.author, found.value)
             self._member.report(item.author, found)
+            self._board.take_down(item.author)
             self._tried(item.author, served=False)
-            if found is Reason.NOT_ITS_OWN:
-                # So that its real author can offer it.
-                self._board.reopen(item)
+            self._serving.failed(item.author, HARD, fetch.since, self._clock())
+        if found is Reason.NOT_ITS_OWN:
+            # A copied offer takes nothing from the real author: its rollout is used if it offers the same.
+            real = self._board.offered.get((offers.author_of(blob), item.id))
+            if real is not None and real.ref == item.ref:
+                self._board.take(real)
+                item, found = real, offers.decode_blob(blob, real)
+        if isinstance(found, Reason):
             return False
+        for copied in self._board.same(item):
+            self._member.report(copied.author, Reason.NOT_ITS_OWN)
+            self._board.take_down(copied.author)
+        # Otherwise other nodes had it, and the author may not have been asked.
+        if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
+            self._serving.served(item.author, self._clock())
+            self._tried(item.author, served=True)
         body, _ = found
         self.gathered += 1
         self._hand_on(ReceivedBody(item.author, item.group, wire.KIND, body, item.round))

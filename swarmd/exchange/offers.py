@@ -13,7 +13,8 @@ one author and one rollout:
 
     blob = msgpack [author's public key, the body of a `rollouts` frame with this one rollout], packed
 
-so a copy of another's offer leads to that author's blob, and earns nothing.
+so a copy of another author's offer leads to that author's blob. It earns nothing, and takes nothing from the
+author: each author's offers stand for themselves.
 """
 
 import random
@@ -27,7 +28,7 @@ import msgspec
 from p2p.address import PACKED_BYTES, packed, unpacked
 from p2p.admission.fair_queue import fair_share
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
-from p2p.identity import public_key_of
+from p2p.identity import KEY_BYTES, peer_id_of, public_key_of
 from p2p.latest import Latest
 from p2p.netgroup import on_internet
 from p2p.types import Envelope, PeerId, Reason
@@ -44,7 +45,7 @@ OFFER_BYTES = 1024
 ITEMS_BYTES = OFFER_BYTES - max(PACKED_BYTES) - 2
 # Items in one offer.
 MAX_ITEMS = 64
-# Chosen ids that a board remembers.
+# Chosen offers that a board remembers.
 MAX_TAKEN = 8192
 # A set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip.
 WHOLE_BYTES = 2 * 1024
@@ -68,7 +69,7 @@ class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
 
 
 class _Blob(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    author: bytes
+    author: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     body: bytes
 
 
@@ -89,6 +90,13 @@ class Offered:
     group: str = ""  # the author's network group, as the envelope said it
     round: int = 0  # our round in which the offer came; set by the board
     at: str = ""  # the multiaddress at which the author says that it can be reached
+
+    @property
+    def key(self) -> "Key":
+        return self.author, self.id
+
+
+Key = tuple[PeerId, bytes]  # an offer's author and its blob's id
 
 
 def encode(
@@ -198,6 +206,11 @@ def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
     return parsed.body, found.rollouts[0]
 
 
+def author_of(blob: bytes) -> PeerId:
+    """Return the author that a blob names. blob: one that `decode_blob` refused as NOT_ITS_OWN."""
+    return peer_id_of(_blob_decoder.decode(unpack(blob)).author)
+
+
 def _body(round_number: int, items: Sequence[_Item]) -> bytes:
     indices, ns, sizes, ids = zip(*items, strict=True)
     return _encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
@@ -211,8 +224,9 @@ class Board:
     """Holds the offers that we know.
 
     It is bounded per author and in all; where it is full, whoever holds most loses the oldest
-    (`p2p.admission.fair_queue`). The first who offers an id keeps it. There is one offer for each author and
-    task, as in the pool; a chosen offer does not come back.
+    (`p2p.admission.fair_queue`). An offer's key is its author and its id, so a copied offer is another one
+    and does not displace the author's. There is one offer for each author and task, as in the pool; a chosen
+    offer does not come back.
 
     kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer
     arrived.
@@ -229,20 +243,20 @@ class Board:
         self._trainable = trainable
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
         self.round = 0  # the trainer's round; 0: not known yet
-        self.offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
-        self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
-        self._taken: Latest[bytes, None] = Latest(MAX_TAKEN)  # chosen ids, oldest first
+        self.offered: OrderedDict[Key, Offered] = OrderedDict()  # oldest first
+        self._authors: dict[PeerId, OrderedDict[Key, None]] = {}  # keys of each author's offers, oldest first
+        self._taken: Latest[Key, None] = Latest(MAX_TAKEN)  # chosen offers, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
         """Put up those that are for training. Returns how many they are."""
         good = [item for item in offered if self._trainable(item.ref)]
         for item in good:
-            if item.id in self._taken or item.id in self.offered:
+            if item.key in self._taken or item.key in self.offered:
                 continue
             if len(mine := self._authors.get(item.author, ())) >= self._per_author:
                 self._drop(next(iter(mine)))
-            self.offered[item.id] = replace(item, round=self.round)
-            self._authors.setdefault(item.author, OrderedDict())[item.id] = None
+            self.offered[item.key] = replace(item, round=self.round)
+            self._authors.setdefault(item.author, OrderedDict())[item.key] = None
             if len(self.offered) > self._in_all:
                 self._make_room()
         return len(good)
@@ -255,18 +269,22 @@ class Board:
         distinct = {(item.author, item.ref): item for item in self.offered.values()}
         chosen = choice(list(distinct.values()), max(0, count), rng)
         for item in chosen:
-            self._drop(item.id)
-            self._taken[item.id] = None
+            self.take(item)
         return chosen
 
-    def reopen(self, item: Offered) -> None:
-        """Let the id of a chosen offer be offered again: it was not the offerer's."""
-        self._taken.pop(item.id, None)
+    def take(self, item: Offered) -> None:
+        """Take an offer off the board, as chosen."""
+        self._drop(item.key)
+        self._taken[item.key] = None
+
+    def same(self, item: Offered) -> Sequence[Offered]:
+        """Return other authors' offers of the same blob, the oldest first."""
+        return [i for i in self.offered.values() if i.id == item.id and i.author != item.author]
 
     def take_down(self, author: PeerId) -> None:
         """Remove all offers of this author."""
-        for name in list(self._authors.get(author, ())):
-            self._drop(name)
+        for key in list(self._authors.get(author, ())):
+            self._drop(key)
 
     def begin(self, round_number: int) -> None:
         """Begin this round of the trainer.
@@ -277,7 +295,7 @@ class Board:
         """
         if self.round == 0 or round_number < self.round:
             self.offered = OrderedDict(
-                (name, replace(i, round=heard_in(i.round, round_number))) for name, i in self.offered.items()
+                (key, replace(i, round=heard_in(i.round, round_number))) for key, i in self.offered.items()
             )
         self.round = round_number
         while self.offered and too_old(
@@ -291,14 +309,14 @@ class Board:
 
     def _make_room(self) -> None:
         """Drop a quarter of the places at once, as this goes through all of them."""
-        offered = [(item.id, item.group, item.author) for item in self.offered.values()]
+        offered = [(key, item.group, item.author) for key, item in self.offered.items()]
         kept = fair_share(offered, self._in_all * 3 // 4)
-        for name, *_ in offered:
-            if name not in kept:
-                self._drop(name)
+        for key, *_ in offered:
+            if key not in kept:
+                self._drop(key)
 
-    def _drop(self, name: bytes) -> None:
-        item = self.offered.pop(name)
-        del self._authors[item.author][name]
-        if not self._authors[item.author]:
-            del self._authors[item.author]
+    def _drop(self, key: Key) -> None:
+        author = self.offered.pop(key).author
+        del self._authors[author][key]
+        if not self._authors[author]:
+            del self._authors[author]

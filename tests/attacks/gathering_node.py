@@ -4,8 +4,8 @@ It shares rollouts too large to be gossiped whole, and gathers those of others.
 
 `Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up":
 [addresses], "id": peer id}, {"peers": [ids]} when they change, and after each round {"round": n, "at":
-seconds since the epoch, "got": external rollouts in it, "set_aside": authors, "cpu": seconds}. End of input:
-leave.
+seconds since the epoch, "got": external rollouts in it, "set_aside": authors, "missed": fetches so far that
+brought nothing, "cpu": seconds}. End of input: leave.
 """
 
 import argparse
@@ -47,8 +47,12 @@ class Node:
         clock: Callable[[], float],
         rng: random.Random,
         folder: Path | None = None,
+        near: PeerId = "",
+        late: float = 0.0,
     ) -> None:
-        self.identity, self._rng = identity, rng
+        """near, late: what did not come by this peer is heard so many seconds later."""
+        self.identity, self._rng, self._near, self._late = identity, rng, near, late
+        self._nursery: trio.Nursery | None = None
         self.got = 0  # rollouts, in this round
         self._numbers = itertools.count(rng.randrange(10**8))  # of tasks
         self.round = 0
@@ -72,8 +76,8 @@ class Node:
 
     async def run(self, seconds: float, ended: Callable[["Node"], None]) -> None:
         """Play rounds of so many seconds until cancelled. `ended` is called at the end of each."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.gatherer.run)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self.gatherer.run)
             while True:
                 self.share()
                 await trio.sleep(seconds * self._rng.uniform(0.8, 1.2))
@@ -96,6 +100,13 @@ class Node:
         RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)
 
     def _admitted(self, envelope: Envelope) -> None:
+        if not self._late or envelope.via == self._near:
+            self.gatherer.on_envelope(envelope)
+        elif self._nursery is not None:
+            self._nursery.start_soon(self._hear_late, envelope)
+
+    async def _hear_late(self, envelope: Envelope) -> None:
+        await trio.sleep(self._late)
         self.gatherer.on_envelope(envelope)
 
     def _receive(self, received: ReceivedBody) -> None:
@@ -114,11 +125,14 @@ async def run(given: argparse.Namespace) -> None:
         time.time,
         random.Random(identity.peer_id),
         given.folder,
+        given.near,
+        given.late,
     )
 
     def ended(node: Node) -> None:
-        aside = node.gatherer.document()["set_aside"]
-        say(round=node.round, at=time.time(), got=node.got, set_aside=aside, cpu=time.process_time())
+        told = node.gatherer.document()
+        counts = {name: told[name] for name in ("set_aside", "missed")}
+        say(round=node.round, at=time.time(), got=node.got, **counts, cpu=time.process_time())
 
     async def tell() -> None:
         peers: list[PeerId] = []
@@ -141,6 +155,8 @@ async def run(given: argparse.Namespace) -> None:
 def main() -> None:
     parser = options("tests.attacks.gathering_node", "a node that trains nothing")
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round")
+    parser.add_argument("--near", default="", help="peer id: frames that it does not hand on are heard late")
+    parser.add_argument("--late", type=float, default=0.0, help="seconds later")
     trio.run(run, parser.parse_args())
 
 

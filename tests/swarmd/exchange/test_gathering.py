@@ -21,7 +21,7 @@ from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody, Unanswered
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer
+from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, OTHER_AUTHORS, Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import OfferChoice
 from swarmd.tasks.curriculum import TINY_9, Curriculum
@@ -294,25 +294,88 @@ async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_
     assert b.rollouts() == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.gatherer.missed == 1
 
 
-async def test_offering_anothers_blob_is_charged_and_its_author_used(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """A plagiarist copies an offer into its own frame and is heard first, but holds nothing.
+ANSWERS = (Completion("an answer", True), Completion("another", True))
 
-    The author serves.
-    """
+
+@pytest.mark.parametrize("serves", [False, True])
+async def test_a_copied_offer_is_charged_and_its_author_used(
+    serves: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A plagiarist's copy is heard and chosen before the author's offer is heard."""
     author, thief, b = joined(1, 2, 3, wanted=1)
-    rollout = Rollout(
-        TaskRef("bf", 7), (Completion("an answer", True), Completion("another", True)), author.id
-    )
+    rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
     (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
-    author.member.hold(blob)
+    for holder in (author, thief) if serves else (author,):
+        holder.member.hold(blob)
     async with running(b):
         thief.member.publish(offers.KIND, body)
+        thief.share(*range(20, 24))
         await settled(1)
         assert not b.got and b.member.reports == {Reason.NOT_ITS_OWN: 1}
-        assert b.gatherer.document()["set_aside"] == 1, "it said that it has it not"
+        assert b.gatherer.document()["on_offer"] == 0, "its other offers are forgotten"
+        assert b.gatherer.document()["set_aside"] == 1, "as for a blob that it does not serve"
+        assert (thief.id, True) not in b.tried
+        asked = b.member.fetcher.received
         author.member.publish(offers.KIND, body)
+        await settled(1)
+    assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
+    assert b.member.fetcher.received == asked, "it is here already"
+
+
+def only(party: Party, author: PeerId) -> None:
+    """Let it choose this author's offers alone."""
+    chosen: OfferChoice[offers.Offered] = Uncapped("uniform", 9, lambda item: Author(item.author))
+
+    def choose(items: Sequence[offers.Offered], count: int, rng: random.Random) -> Sequence[offers.Offered]:
+        return chosen([item for item in items if item.author == author], count, rng)
+
+    party.gatherer.choice = choose  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("thieves", [1, OTHER_AUTHORS])
+async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_the_same(
+    thieves: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Fetched once, it shows each thief, which pays with all its offers. None of them has the blob."""
+    author, *others, b = joined(1, *range(3, 3 + thieves), 2, wanted=2)
+    rollouts = [Rollout(TaskRef("bf", n), ANSWERS, author.id) for n in (7, 8)]
+    (body,), blobs = offers.encode(rollouts, 1, "m", TINY_9.specialties)
+    for blob in blobs:
+        author.member.hold(blob)
+    only(b, others[0].id)
+    # It is connected to none of them, so it asks those that offer the rollouts.
+    engine_of(b).peers = list  # type: ignore[method-assign]
+    for sender in (*others, author):
+        sender.member.publish(offers.KIND, body)
+    assert b.gatherer.document()["on_offer"] == 2 * (thieves + 1)
+    async with running(b):
+        await settled(1)
+    assert sorted(r.ref for r in b.rollouts()) == [r.ref for r in rollouts]
+    assert {envelope.author for envelope in b.got} == {author.id}
+    assert all(b.member.score(thief.id) <= -9.9 for thief in others) and b.member.score(author.id) == 0
+    assert b.gatherer.document() | {"on_offer": 0, "missed": 0, "fetched": 2} == b.gatherer.document()
+    assert (author.id, True) in b.tried and not any(served for who, served in b.tried if who != author.id)
+
+
+@pytest.mark.parametrize("what", ["task", "size"])
+async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
+    what: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    author, thief, b = joined(1, 2, 3, wanted=1)
+    rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
+    (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
+    author.member.hold(blob)
+    said = msgspec.msgpack.decode(body)
+    said[3 if what == "task" else 4] = [5]
+    only(b, thief.id)
+    thief.member.publish(offers.KIND, msgspec.msgpack.encode(said))
+    author.member.publish(offers.KIND, body)
+    async with running(b):
+        await settled(1)
+        # Another task was not chosen, so the rollout takes no place; the author's own offer stays.
+        assert b.member.reports[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
+        b.gatherer.choice = Uncapped("uniform", 1, lambda item: Author(item.author))
+        b.gatherer.next_round(2, Lead())
         await settled(1)
     assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
 

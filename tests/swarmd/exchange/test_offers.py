@@ -49,6 +49,7 @@ def test_offers_match_their_blobs() -> None:
         item = Offered(ME, r.ref, content_id(blob), len(blob), ME)
         assert offers.decode_blob(blob, item) == (body, r)
         assert offers.decode_blob(blob, replace(item, author=OTHER)) is Reason.NOT_ITS_OWN
+        assert offers.author_of(blob) == ME
         assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
 
 
@@ -266,16 +267,31 @@ def test_a_crowd_in_few_groups_does_not_push_out_the_others() -> None:
     assert sum(o.author.startswith("sybil") for o in on_offer.offered.values()) < 3
 
 
-def test_the_first_who_offers_an_id_keeps_it_until_it_proves_to_be_anothers() -> None:
+def test_a_copied_offer_does_not_displace_the_authors_whoever_offers_first() -> None:
     on_offer = board()
-    for author in (ME, OTHER):
-        on_offer.add([offered(author, 1)])
-    (item,) = on_offer.choose(9, random.Random(0), uniform)
-    on_offer.add([offered(OTHER, 1)])
-    assert item.author == ME and not len(on_offer.offered)
-    on_offer.reopen(item)
-    on_offer.add([offered(OTHER, 1)])
-    assert [o.author for o in on_offer.offered.values()] == [OTHER]
+    on_offer.add(
+        [replace(offered(OTHER, 1, name=7), size=3), offered(THIRD, 2, name=7), offered(ME, 1, name=7)]
+    )
+    copy, changed, mine = on_offer.offered.values()
+    assert (copy.author, changed.author, mine.author) == (OTHER, THIRD, ME)
+    assert on_offer.same(mine) == [copy, changed] and on_offer.same(copy) == [changed, mine]
+    (taken,) = on_offer.choose(1, random.Random(0), lambda items, count, rng: [copy])
+    assert taken is copy and list(on_offer.offered.values()) == [changed, mine]
+    on_offer.add([copy, mine])
+    assert list(on_offer.offered.values()) == [changed, mine], "a chosen offer does not come back"
+    on_offer.take_down(THIRD)
+    on_offer.take(mine)
+    on_offer.add([mine])
+    assert not on_offer.offered
+
+
+def test_an_authors_offer_remains_when_a_copy_of_it_expires() -> None:
+    on_offer = board(kept_rounds=2)
+    on_offer.add([offered(OTHER, 1, name=7)])
+    on_offer.begin(2)
+    on_offer.add([offered(ME, 1, name=7)])
+    on_offer.begin(3)
+    assert [o.author for o in on_offer.offered.values()] == [ME]
 
 
 @given(st.binary(max_size=200))
