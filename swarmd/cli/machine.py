@@ -56,6 +56,9 @@ def doctor(context: typer.Context) -> None:
 
 @doctor_app.command("model", epilog="Example: swarmd doctor model --model qwen2.5-0.5b --device cuda")
 def doctor_model(
+    named: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="As --model.", show_default="the folder's")
+    ] = None,
     model: ModelName = None,
     device: DeviceName = None,
     state_dir: StateDir = None,
@@ -69,15 +72,17 @@ def doctor_model(
     from swarmd.config.sources import load
 
     with interrupted_at_once():
-        from swarmd.policy.models.doctor import document, examine, explain
+        from swarmd.policy.models.doctor import document, examine, explain, round_seconds
 
         # The folder's model, unless another is asked after.
-        found = examine(
+        asked = (
             joined(config, as_state_dir(state_dir), {"device": device})
-            if model is None
+            if (model := named or model) is None
             else load(config_file(config), os.environ, {"model": model, "device": device})
         )
-    answer(document(found), "\n".join(explain(found)), as_json)
+        found = examine(asked)
+        seconds = round_seconds(asked, found)
+    answer(document(found, seconds), "\n".join(explain(found, seconds)), as_json)
     found.require()
 
 
@@ -173,6 +178,8 @@ def export(
     )
     if note := loss_of(made.origin):
         tell(note)
+    if made.figures.untrained:
+        tell(f"nothing was trained yet: the exported weights are those of {made.origin.base}, unchanged")
     if ollama:
         commands = "\n".join(f"    {command}" for command in COMMANDS)
         tell(

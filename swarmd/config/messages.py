@@ -81,7 +81,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = (
         get_close_matches(name, known, n=1, cutoff=0.75)
         or get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-        or [key for key in known if key.startswith(f"{name}-")]
+        or [key for key in known if key.startswith(f"{name}-") or sorted(key) == sorted(name.lower())]
     )
     if not near and (
         last := get_close_matches(

@@ -55,6 +55,10 @@ class Figures:
     judge_score: float | None  # pass@1 of the last evaluation
     judge_n: int | None
 
+    @property
+    def untrained(self) -> bool:
+        return self.rounds > 0 and not self.tokens_trained
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -112,6 +116,8 @@ def card(origin: Origin, figures: Figures) -> str:
     head = ["---", *base, *licence, f"library_name: {library}", "pipeline_tag: text-generation", tags, "---"]
     name = origin.base.rstrip("/").rpartition("/")[2]
     what = "A LoRA adapter for" if origin.adapter_only else "A model trained from"
+    if figures.untrained:
+        what = "Not trained yet, so without effect: " + what[0].lower() + what[1:]
     at = f" at revision `{origin.revision}`" if origin.revision else ""
     method = (
         f"a LoRA adapter of rank {origin.lora_rank} on every linear layer but the head"

@@ -428,7 +428,7 @@ def test_an_adapter_beside_the_weights_is_left_out_and_said(tmp_path: Path) -> N
     found = loaded(folder)
     assert found.fingerprint == loaded(WEIGHTS["tiny"]).fingerprint
     assert not [name for name, _ in found.network.named_parameters() if "lora" in name]
-    assert "an adapter, which is left out" in "\n".join(explain(found))
+    assert "an adapter, which is left out" in "\n".join(explain(found, 1.0))
 
 
 def test_the_hubs_cache_keeps_its_links(tmp_path: Path) -> None:

@@ -36,12 +36,15 @@ from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
 from swarmd.terminal import printable
 
 SCHEMA = 1
+# Interpreter and libraries of the daemon, the trainer and the verifier, measured with the model tiny.
+PROGRAM_BYTES: Final = 700_000_000
 
 
-def document(fit: FittedModel) -> dict[str, Any]:
+def document(fit: FittedModel, seconds: float) -> dict[str, Any]:
     """Return what `swarmd doctor model` found, for programs.
 
-    `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens.
+    seconds: of a round. `memory` (of the device, with the program's processes on a CPU), `least`, `peak`,
+    `expected`, `free` and the items' `bytes` are bytes; budgets are tokens.
     """
     return {
         "schema": SCHEMA,
@@ -51,6 +54,8 @@ def document(fit: FittedModel) -> dict[str, Any]:
         "parameters": fit.shape.parameters,
         "fits": fit.plan.fits,
         "message": fit.refusal,
+        "memory": expected_memory(fit),
+        "seconds_a_round": _two_digits(seconds),
         "ends": _ends(fit.chat) if fit.chat else [],
         "notes": list(fit.notes),
         "work": asdict(fit.work),
@@ -58,15 +63,14 @@ def document(fit: FittedModel) -> dict[str, Any]:
     }
 
 
-def explain(fit: FittedModel) -> list[str]:
+def explain(fit: FittedModel, seconds: float) -> list[str]:
     """Return the same for people: what will be used, then the arithmetic."""
     plan = fit.plan
+    program = "" if _apart(fit) else f", with {gigabytes(PROGRAM_BYTES)} for the program's processes"
     rows = [
         ("dtype", _dtype(fit)),
-        (
-            "trained",
-            (f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
-        ),
+        ("a round", f"about {_two_digits(seconds):g} s, with answers of full length"),
+        ("trained", _trained(fit)),
         ("optimizer", plan.optimizer + (", on a float32 copy of the weights" if plan.master else "")),
         ("KL from the start", _kl(fit)),
         ("gradient checkpointing", "on" if plan.checkpointing else "off"),
@@ -98,6 +102,7 @@ def explain(fit: FittedModel) -> list[str]:
         ]
     lines += [
         "",
+        f"  a round   {gigabytes(expected_memory(fit)):>10}  with {fit.work.batch} rollouts{program}",
         f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
         f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
         f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
@@ -122,6 +127,28 @@ def explain(fit: FittedModel) -> list[str]:
 def _ends(chat: Chat) -> list[str]:
     """Return the texts of the tokens that end an answer."""
     return [printable(chat.tokenizer.decode([end])) for end in sorted(chat.ends)]
+
+
+def _trained(fit: Fit) -> str:
+    """Say which weights are trained, and why if it is an adapter."""
+    plan = fit.plan
+    if not plan.lora_rank:
+        return "all weights"
+    default = f", the default above {LORA_FROM_PARAMETERS / 1e6:.0f} M parameters"
+    return (
+        f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights"
+        f'{default * (fit.shape.parameters > LORA_FROM_PARAMETERS)}; model.lora = "off" trains all weights'
+    )
+
+
+def _apart(fit: Fit) -> bool:
+    """Return whether the device has memory apart from that of the program's processes."""
+    return fit.device.type == "cuda"
+
+
+def expected_memory(fit: Fit) -> int:
+    """Return the bytes of the device that a node takes in a round, of main memory with its processes."""
+    return fit.plan.expected + PROGRAM_BYTES * (not _apart(fit))
 
 
 def _kl(fit: Fit) -> str:
@@ -193,7 +220,12 @@ class ListedModel:
             "fits": plan.fits,
             "dtype": plan.dtype,
             "lora_rank": plan.lora_rank,
-            "memory": {"least": plan.least, "peak": plan.peak, "usable": plan.usable},
+            "memory": {
+                "expected": expected_memory(self.fit),
+                "least": plan.least,
+                "peak": plan.peak,
+                "usable": plan.usable,
+            },
             "disk": {"download": self.download, "checkpoints": self.checkpoints},
             "seconds_a_round": {"value": _two_digits(self.seconds), "measured_rounds": self.measured},
             "rounds_an_hour": _two_digits(self.rounds_an_hour),
@@ -213,7 +245,6 @@ def list_models(
     """
     device = choose_device(config.model.device)
     speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
-    batch = config.round.local + config.round.wanted
     listed = []
     for name, shape in NAMED.items():
         work = work_of(config.model_copy(update={"model": config.model.model_copy(update={"name": name})}))
@@ -222,14 +253,20 @@ def list_models(
         if (way := (dtype, torch.get_num_threads())) not in speeds:
             speeds[way] = speed(device, dtype)
         rounds = sorted(recorded.get(name, ()))
-        seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, batch, speeds[way])
+        seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, speeds[way])
         found = Fit(source=name, shape=shape, device=device, dtype=dtype, work=work, plan=plan)
         listed.append(ListedModel(found, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)))
     return str(device), listed[::-1]
 
 
-def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: DeviceSpeed) -> float:
-    """Estimate the seconds of a round with answers of full length and `batch` rollouts in its update.
+def round_seconds(config: NodeConfig, fit: Fit) -> float:
+    """Estimate the seconds of a round of this fit, by the device's speed as measured now."""
+    use_threads(config, fit.device, fit.shape.parameters)
+    return estimate(fit.shape, fit.plan, fit.work, measure_speed(fit.device, fit.dtype))
+
+
+def estimate(shape: Shape, plan: Plan, work: Workload, speed: DeviceSpeed) -> float:
+    """Estimate the seconds of a round with answers of full length.
 
     Operations for each token and weight: two to compute it; to train, four more, of which an adapter saves
     the base's weight gradients (two), and gradient checkpointing costs two. A decoding step reads all weights
@@ -239,9 +276,10 @@ def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: Device
     weights, rows = shape.parameters, work.questions * work.completions
     prefill = 2 * weights * work.questions * work.mean_prompt_tokens / speed.flops
     step = max(2 * weights * rows / speed.flops, weights * ITEMSIZE[plan.dtype] / speed.bandwidth)
-    rollout = work.mean_prompt_tokens + work.completions * work.new_tokens
     operations = 6 - 2 * (plan.lora_rank is not None) + 2 * plan.checkpointing
-    return prefill + work.new_tokens * step + operations * weights * batch * rollout / speed.flops
+    return (
+        prefill + work.new_tokens * step + operations * weights * work.batch * work.mean_rollout / speed.flops
+    )
 
 
 def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
@@ -304,7 +342,7 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
             (
                 model.fit.source,
                 weights,
-                gigabytes(plan.least),
+                gigabytes(expected_memory(model.fit)),
                 gigabytes(model.download + model.checkpoints),
                 seconds,
                 here,
@@ -319,11 +357,11 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         *found,
         "",
         (
-            f"On {device}. Memory: the least that training takes, beside 0.7 GB for the program; with more,"
-            f" rounds are quicker. Disk: what is still to be downloaded, and {KEPT_CHECKPOINTS} checkpoints."
-            " A round: the median of this state folder's rounds; with ~ it is estimated from this machine's"
-            " speed, with answers of full length. Slow: so many rounds an hour. LoRA: trains an adapter"
-            " beside the weights."
+            f"On {device}. Memory: of a round with answers of full length, with all processes; with less"
+            " free, rounds are slower. Disk: what is still to be downloaded, and"
+            f" {KEPT_CHECKPOINTS} checkpoints. A round: the median of this state folder's rounds; with ~"
+            " it is estimated from this machine's speed, with answers of full length. Slow: so many"
+            " rounds an hour. LoRA: trains an adapter beside the weights."
         ),
         (
             "`swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a"

@@ -181,6 +181,7 @@ def work_of(config: NodeConfig) -> Workload:
     default = NEW_TOKENS_THINKING if config.model.thinking == "on" else NEW_TOKENS
     return Workload(
         questions=max(1, config.round.local),
+        batch=config.round.local + config.round.wanted,
         completions=config.round.completions,
         new_tokens=config.generate.max_new_tokens or (NEW_TOKENS_TINY if tiny else default),
         micro_batch_tokens=config.train.micro_batch_tokens,

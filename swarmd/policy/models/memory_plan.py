@@ -96,6 +96,8 @@ class Workload:
     optimizer: str = "adamw"  # or "adamw8bit"
     # Whether to keep a copy of the start's weights, where all are trained.
     start_copy: bool = False
+    # Rollouts that a round trains on: own ones, and those of other nodes.
+    batch: int = 8
 
     def within(self, context: int | None) -> "Workload":
         """Shorten the workload to a model that takes at most `context` tokens."""
@@ -111,8 +113,13 @@ class Workload:
 
     @property
     def rollout(self) -> int:
-        """Tokens of one question, once, with all its completions."""
+        """Tokens of the longest question, once, with all its completions."""
         return self.prompt_tokens + self.completions * self.new_tokens
+
+    @property
+    def mean_rollout(self) -> int:
+        """Tokens of a question of mean length, once, with all its completions."""
+        return self.mean_prompt_tokens + self.completions * self.new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,8 @@ class Plan:
     usable: int  # free bytes that the plan counts on
     least: int  # bytes without which training is not possible
     peak: int  # bytes that the plan needs
+    # Bytes that a round of `Workload.batch` rollouts takes, with answers of full length.
+    expected: int
     items: tuple[Item, ...]
     optimizer: str = "adamw"
 
@@ -218,6 +227,11 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         usable=usable,
         least=held + max(logits + one * key_value, work.row * thrifty + head),
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
+        expected=held
+        + max(
+            sum(item.bytes for item in answering),
+            min(tokens, work.batch * work.mean_rollout) * per_token + head,
+        ),
         items=(*always, *answering, *training),
         optimizer=work.optimizer,
     )

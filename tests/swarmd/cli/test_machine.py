@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -65,6 +66,34 @@ def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
         document["plan"]["dtype"],
         document["plan"]["lora_rank"],
     ) == (1, True, "float32", None)
+
+
+def test_one_prediction_of_memory_and_time(run: Run, tmp_path: Path) -> None:
+    """`models` and `doctor model` say the same; a node with tiny used 0.87 GB in all its processes."""
+    common = ("--device", "cpu", "--state-dir", tmp_path)
+    listed = json.loads(run("models", *common, "--json").out)["models"]
+    (tiny,) = (model for model in listed if model["name"] == "tiny")
+    document = json.loads(run("doctor", "model", "tiny", *common, "--json").out)
+    assert document["memory"] == tiny["memory"]["expected"]
+    assert document["memory"] == pytest.approx(0.87e9, rel=0.1)
+    assert 0.01 < document["seconds_a_round"] < 100
+    make_model(tmp_path / "model", "llama")
+    (tmp_path / "lora.toml").write_text('[model]\nlora = "on"\n')
+    said = run("doctor", "model", tmp_path / "model", "--config", tmp_path / "lora.toml", "--device", "cpu")
+    assert re.search(r"LoRA of rank 16, .* model\.lora = \"off\" trains all weights", said.out)
+    assert re.search(r"a round +about [\d.e-]+ s", said.out) and "for the program's processes" in said.out
+    assert "did you mean tiny?" in run("doctor", "model", "tyni").err
+
+
+def test_an_export_of_nothing_trained_says_so(run: Run, trained: Path, tmp_path: Path) -> None:
+    file = trained / "metrics.jsonl"
+    for tokens, said in ((0, True), (5, False)):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [line | {"tokens": {"generated": 5, "trained": tokens}} for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        out = tmp_path / f"out-{tokens}"
+        assert ("nothing was trained yet" in run("export", "--state-dir", trained, out).err) == said
+        assert ("Not trained yet" in (out / "README.md").read_text()) == said
 
 
 def test_doctor_model_of_a_model_that_cannot_fit(run: Run, tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ def test_the_estimate_is_near_what_half_a_billion_weights_took() -> None:
     shape = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
     work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60, mean_prompt_tokens=60)
     plan = make_plan(shape, "float32", 16, 16 * GB, work)
-    assert 331 / 2 < estimate(shape, plan, work, 8, SPEED) < 331 * 2
+    assert 331 / 2 < estimate(shape, plan, work, SPEED) < 331 * 2
     slower = replace(SPEED, flops=SPEED.flops / 10)
-    assert estimate(shape, plan, work, 8, slower) == pytest.approx(10 * estimate(shape, plan, work, 8, SPEED))
+    assert estimate(shape, plan, work, slower) == pytest.approx(10 * estimate(shape, plan, work, SPEED))
 
 
 def test_the_speed_of_this_machine_is_measured() -> None:

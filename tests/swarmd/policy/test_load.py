@@ -598,7 +598,7 @@ def test_incomplete_tokenizers_and_those_that_lose_text_are_refused(
     with pytest.raises(NoModel, match=message):
         load(tmp_path)
     found = examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
-    assert re.search(message, str(document(found)["message"]))
+    assert re.search(message, str(document(found, 1.0)["message"]))
     with pytest.raises(NoModel, match=message):
         found.require()
 
@@ -607,9 +607,9 @@ def test_the_doctor_says_where_answers_end_and_what_its_template_does(tmp_path: 
     """The template alone names the end of a turn, and does not open an answer."""
     turns = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|system|>' }}{% endfor %}"
     found = examine(config_of(make_model(tmp_path, "llama", chat_template=turns)))
-    told = document(found)
+    told = document(found, 1.0)
     assert told["ends"] == ["<|endoftext|>", "<|system|>"] and len(told["notes"]) == 2
-    text = "\n".join(explain(found))
+    text = "\n".join(explain(found, 1.0))
     assert "answers end at          <|endoftext|> <|system|>" in text and "does not open an answer" in text
     with contextlib.closing(open_policy(tmp_path)) as policy:
         assert [*policy.notes] == told["notes"]
@@ -688,7 +688,7 @@ def test_answers_longer_than_the_context_and_questions_that_fill_it(
     )
     assert report.tokens > 0 and report.skipped == 0
     assert "Answers end with the model's context of 128 tokens" in "\n".join(
-        explain(examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu"))))
+        explain(examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu"))), 1.0)
     )
 
 

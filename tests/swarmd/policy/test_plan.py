@@ -370,11 +370,11 @@ def test_the_doctor_shows_half_a_billion(
         train=train,
     )
     found = examine(config, lambda _: gigabytes * GB)
-    text = "\n".join(explain(found))
+    text = "\n".join(explain(found, 1.0))
     assert found.plan.fits and "494,032,768 parameters" in text
     for words in (*said, "micro-batch", "always", "training", "answering"):
         assert words in text, text
-    said_to_programs = json.loads(json.dumps(document(found)))
+    said_to_programs = json.loads(json.dumps(document(found, 1.0)))
     assert [said_to_programs[key] for key in ("schema", "fits", "plan")] == [
         1,
         True,
@@ -393,7 +393,7 @@ def test_the_doctor_says_why_a_large_model_is_in_float32(
         monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda quick=quick: quick)
         rows = [
             line.split(maxsplit=1)
-            for line in explain(examine(config, lambda _: 40 * GB))
+            for line in explain(examine(config, lambda _: 40 * GB), 1.0)
             if line.strip().startswith("dtype")
         ]
         assert rows == [["dtype", said]]
@@ -470,7 +470,7 @@ def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
         model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16"),
         train=TrainConfig(micro_batch_tokens=100_000),
     )
-    assert any("too many" in line for line in explain(examine(config, lambda _: 4 * GB)))
+    assert any("too many" in line for line in explain(examine(config, lambda _: 4 * GB), 1.0))
 
 
 WHOLE_FLOAT32 = {"lora": "off", "dtype": "float32"}
@@ -567,7 +567,7 @@ def test_prompts_of_our_own_system_prompt_are_as_long_as_counted() -> None:
 def test_the_workload_comes_from_the_configuration() -> None:
     assert work_of(NodeConfig()) == Workload(4, 8, 16, start_copy=True)
     others = NodeConfig(round=RoundConfig(local=0), train=TrainConfig(kl_every=0))
-    assert work_of(others) == Workload(1, 8, 16)
+    assert work_of(others) == Workload(1, 8, 16, batch=4)
     config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
     assert work_of(config).new_tokens == 99
     assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
