@@ -59,32 +59,40 @@ _WANTED: Final[Mapping[str, str]] = {
     "top_logprobs": "0: log-probabilities are not told",
     "logit_bias": "empty: every token may be drawn",
     "response_format": '{"type": "text"}: ask for a format in a message',
-    "response_format.type": '"text": ask for a format in a message',
     "tools": _NO_TOOLS,
     "tool_choice": _NO_TOOLS,
     "functions": _NO_TOOLS,
     "function_call": _NO_TOOLS,
     "modalities": '["text"]: the model writes nothing else',
-    "modalities[]": '"text": the model writes nothing else',
     "audio": "left out: the model writes text alone",
     "web_search_options": "left out: the model searches nothing",
 }
-_Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)] | None
-_NoTool = Literal["none", "auto"] | None
+# Fields without which an answer would not be what was asked for, and the values that ask for nothing.
+_NOT_THERE: Final[Mapping[str, Sequence[object]]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+}
 
 
-class _Text(msgspec.Struct):
-    type: Literal["text"] = "text"
-
-
-class _Part(_Text, kw_only=True):
+class _Part(msgspec.Struct):
     text: str
+    type: Literal["text"] = "text"
 
 
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part] | None = None
-    tool_calls: _Nothing = None
+    tool_calls: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
     function_call: None = None
 
     def plain(self) -> dict[str, str]:
@@ -98,10 +106,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """The body of a request: the fields that are obeyed, then those that may only ask for nothing.
-
-    The answer is of use without any other field; those are ignored, and `ignored` names them.
-    """
+    """The fields of a request that are obeyed."""
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     model: str | None = None
@@ -112,22 +117,10 @@ class _Completion(msgspec.Struct):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    n: Literal[1] | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
-    logit_bias: Annotated[dict[str, Any], msgspec.Meta(max_length=0)] | None = None
-    response_format: _Text | None = None
-    tools: _Nothing = None
-    tool_choice: _NoTool = None
-    functions: _Nothing = None
-    function_call: _NoTool = None
-    modalities: list[Literal["text"]] | None = None
-    audio: None = None
-    web_search_options: None = None
 
     @classmethod
     def read(cls, body: bytes) -> tuple["_Completion", list[str]]:
-        """Return the request, and the names of the fields that it is answered without. Raises _Unusable."""
+        """Return the request, and the names of further fields, which are ignored. Raises _Unusable."""
         try:
             found = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -139,7 +132,10 @@ class _Completion(msgspec.Struct):
         for at, message in enumerate(asked.messages):
             if message.content is None and message.role != "assistant":
                 raise _Unusable(f"messages[{at}].content")
-        known = set(cls.__struct_fields__)
+        for name, values in _NOT_THERE.items():
+            if found.get(name) is not None and found[name] not in values:
+                raise _Unusable(name)
+        known = {*cls.__struct_fields__, *_NOT_THERE}
         return asked, [
             k for k, value in found.items() if k not in known and value and (k, value) != ("top_p", 1)
         ]
