@@ -69,8 +69,8 @@ def page(to: Path, scratch: Path) -> None:
             tab.call("Emulation.setScrollbarsHidden", hidden=True)
             tab.open(control.call(nodes[0].folder, "ui")["address"], width=1000, height=1060)
             tab.until("document.querySelector('#chart canvas')")
-            tab.run("document.getElementById('do-ask-a-question').click()")
-            tab.until("document.querySelector('#compared table')")
+            tab.run("document.getElementById('do-ask-20-questions').click()")
+            tab.until("document.getElementById('tally').textContent.startsWith('Of 20')")
             shoot(tab, to, 1000, last="#peers")
 
 

@@ -86,6 +86,8 @@ class Cause:
         return Trouble(self.says.format(**blanks), self.remedy.format(**blanks))
 
 
+# How the cause begins that is no fault: somebody has to found a swarm.
+FIRST_HERE = "you are the first here"
 TWIN = Cause(
     "another node runs with this node's key: {what}",
     "members show each the other's signed card",
@@ -258,7 +260,7 @@ CAUSES = (
         lambda f: _others(f) if _only_others(f) else None,
     ),
     Cause(
-        "you are the first here: no bootstrap address is set, and no member is on the local network",
+        FIRST_HERE + ": no bootstrap address is set, and no member is on the local network",
         "no connection",
         "invite other people: `swarmd invite` prints a line for them. To enter a swarm that exists, join with"
         " such a line of one of its nodes",

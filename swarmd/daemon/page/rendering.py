@@ -11,6 +11,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
+from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.local_api.status_words import (
     COMES_BACK,
     HARMLESS,
@@ -180,7 +181,11 @@ def _state(document: Document) -> str:
         + _paragraph(helped_words(document.get("given") or {}), "helped")
         + "".join(map(_paragraph, notes))
         + _trouble(sentence(document.get("learning") or {}))
-        + _trouble(trouble, _invite_button(primary=True) if _alone(document) and _runs(document) else "")
+        + _trouble(
+            trouble,
+            _invite_button(primary=True) if _alone(document) and _runs(document) else "",
+            calm=trouble.startswith(FIRST_HERE),
+        )
     )
 
 
@@ -203,8 +208,9 @@ def _runs(document: Document) -> bool:
     return document.get("state") not in ("stopping", "stopped")
 
 
-def _trouble(words: str, button: str = "") -> str:
-    return f'<div class="trouble">{_paragraph(words)}{button}</div>' if words else ""
+def _trouble(words: str, button: str = "", *, calm: bool = False) -> str:
+    kind = "trouble calm" if calm else "trouble"
+    return f'<div class="{kind}">{_paragraph(words)}{button}</div>' if words else ""
 
 
 def _controls(document: Document) -> str:

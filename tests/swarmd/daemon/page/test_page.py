@@ -10,6 +10,7 @@ import trio.testing
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
+from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.local_api.status import LIMITS
 from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import IO_TIMEOUT_S
@@ -174,6 +175,13 @@ def test_one_button_is_primary_and_a_trouble_has_its_own() -> None:
         assert {name: names for name, names in found.items() if names} == ({where: primary} if where else {})
         whole_page = parts["state"] + parts["controls"]
         assert whole_page.count("do-invite-people") == (now.get("state") != "stopping")
+
+
+def test_somebody_who_founds_a_swarm_is_in_no_trouble() -> None:
+    first = {"cause": f"{FIRST_HERE}: nobody is near", "remedy": "invite people"}
+    for trouble, calm in ((first, True), ({"cause": "no peer is heard", "remedy": "x"}, False)):
+        state = rendering.parts(document(trouble=trouble, peers=0, connected=0), PEERS, now=0.0)["state"]
+        assert ('class="trouble calm"' in state) is calm and "do-invite-people" in state
 
 
 def test_what_a_person_asks_first_of_a_guest_is_shown_even_if_it_is_off() -> None:
