@@ -3,7 +3,7 @@
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring,
-poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, relay-starver,
+poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, leecher, relay-starver,
 relay-hoarder, copier, announcer, or, against a judge, judge-readers, judge-board, judge-sessions,
 judge-forger, judge-disk. `python -m benchmarks.attack NAME --help` lists its options. The figures as a table:
 docs/admission.md, docs/judge-protocol.md. With --json the last line is one object:
@@ -44,6 +44,7 @@ NAMES = (
     "halver",
     "crowder",
     "starver",
+    "leecher",
     "relay-starver",
     "relay-hoarder",
     "copier",

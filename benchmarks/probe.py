@@ -36,6 +36,7 @@ import trio
 from p2p.blobs.blobs import content_id
 from p2p.blobs.fetch import Want
 from p2p.engines import engine
+from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
@@ -163,6 +164,8 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
         default=[],
         help="multiaddress ending in /p2p/<peer id>; may be repeated",
     )
+    parser.add_argument("--up", type=float, help="bytes a second that it may send")
+    parser.add_argument("--down", type=float, help="bytes a second that it reads")
     parser.add_argument(
         "--engine", default="libp2p", choices=["libp2p", "hivemind"], help="what moves the frames"
     )
@@ -182,6 +185,7 @@ def build_engine(
         addressbook=addressbook,
         clock=time.time,
         rng=random.Random(identity.peer_id),
+        traffic=Traffic(given.up, given.down),
     )
 
 

@@ -128,7 +128,7 @@ class Member:
         self._clock = clock
         self._admitted = admitted
         self.blobs = BlobStore()
-        self.server = BlobServer(self.blobs, clock)
+        self.server = BlobServer(self.blobs)
         self.dial_back = DialBack(self.peers, clock)
         self.engine = build_engine(
             Handlers(

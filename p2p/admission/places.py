@@ -1,7 +1,7 @@
 """Places for connections that come in: who gets one, and who has to leave. Pure; `now` is an argument."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,29 +20,19 @@ GROUP_FACTOR = 4.0
 SERVED_S = 60.0
 
 
-def one_too_many(held: Mapping[K, tuple[str, str]], newcomer: tuple[str, str]) -> K | None:
-    """Return whose place a newcomer gets where all are taken, if anybody's.
+def one_too_many(held: Mapping[K, Sequence[Hashable]], newcomer: Sequence[Hashable]) -> K | None:
+    """Return whose place a newcomer gets if all are taken; None if the newcomer gets none.
 
-    It is the youngest of the network group with most places, or of the machine with most in the newcomer's
-    group, if the newcomer has two fewer.
+    It is the youngest of the largest network group, in it of the largest machine, and so on. The newcomer
+    counts, and its own part is the largest of equal ones.
 
-    held: network group and machine of each, the oldest first.
+    held: the path of each, such as network group and machine, the oldest first. All have the same length.
     """
-    machines, groups = Counter(held.values()), Counter(group for group, _ in held.values())
-
-    def size(one: K) -> tuple[int, int]:
-        return groups[held[one][0]], machines[held[one]]
-
-    return max(
-        (
-            one
-            for one in reversed([*held])
-            if groups[held[one][0]] > groups[newcomer[0]] + 1
-            or (held[one][0] == newcomer[0] and machines[held[one]] > machines[newcomer] + 1)
-        ),
-        key=size,
-        default=None,
-    )
+    found: dict[K | None, Sequence[Hashable]] = {None: newcomer, **dict([*held.items()][::-1])}
+    for level in range(len(newcomer)):
+        ((largest, _),) = Counter(path[level] for path in found.values()).most_common(1)
+        found = {one: path for one, path in found.items() if path[level] == largest}
+    return next(iter(found))
 
 
 @dataclass(slots=True)

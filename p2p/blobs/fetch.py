@@ -1,7 +1,7 @@
 """Fetches blobs from peers, and serves them.
 
-Question: byte 1 and a content id of 12 bytes. Answer: the blob; a zero byte where the peer does not have it;
-nothing where we are over its rate limit, or it does not know the question.
+Question: byte 1 and a content id of 12 bytes. Answer: the blob; a zero byte if the peer does not have it;
+nothing if it does not know the question.
 """
 
 import logging
@@ -12,7 +12,6 @@ from enum import Enum
 import trio
 
 from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
-from p2p.rate_limit import TokenBuckets
 from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
 
 # The answer of a peer that does not have the blob.
@@ -29,35 +28,23 @@ HEDGE_MISSING_S = 0.05
 HOLDER_TIMEOUT_S = 10.0
 # When a holder that could not be asked is asked once more: it may be the only one.
 ASK_AGAIN_S = 1.0
-# Peers whose use of our upload is counted.
-_COUNTED_PEERS = 4096
 
 log = logging.getLogger(__name__)
 
 
 class BlobServer:
-    """Answers questions from a store, each peer within a rate limit. Pure."""
+    """Answers questions from a store. Pure; the engine limits how much a peer may have."""
 
-    def __init__(
-        self,
-        store: BlobStore,
-        clock: Callable[[], float],
-        *,
-        rate: float = 512 * 1024.0,
-        burst: float = 8 * 1024 * 1024.0,
-    ) -> None:
-        self._store, self._clock = store, clock
-        self._upload = TokenBuckets[PeerId](rate, burst, _COUNTED_PEERS)  # bytes
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
         self.sent = 0  # bytes
 
-    def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Answer a question; empty for another question, and for a peer over its limit."""
-        now, name = self._clock(), PeerRequest.BLOBS.content(message)
-        bucket = self._upload.of(peer, now)
-        if name is None or len(name) != ID_BYTES or bucket.refill(now) <= 0:
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:  # noqa: ARG002
+        """Answer a question; empty for another question."""
+        name = PeerRequest.BLOBS.content(message)
+        if name is None or len(name) != ID_BYTES:
             return b""
         reply = self._store.get(name) or MISSING
-        bucket.spend(len(reply))
         self.sent += len(reply)
         return reply
 

@@ -4,22 +4,55 @@ Counted is what TCP carries for us. What lies below, and what is sent again, com
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import trio
 
+from p2p.admission.places import GROUP_FACTOR
+from p2p.latest import Latest
+from p2p.netgroup import machine_of_host, share_group_of_host
 from p2p.rate_limit import Claim, SharedRate
 
 # How long a full token bucket lasts.
 BURST_S = 1.0
 # The clock may not move in shorter steps.
 LEAST_S = 0.001
+# Answers to one machine, in bytes a second and in seconds of this rate at once: 8 MiB. A network group has
+# GROUP_FACTOR times as much, and neither more than half of `up`, so that answers to others need not wait.
+UPLOAD_PER_S, UPLOAD_BURST_S = 512 * 1024.0, 16.0
+# Machines and groups whose uploads are counted.
+_COUNTED = 2048
+# The share of a month's bytes that strangers may move, evenly: a day's at once.
+STRANGERS, _DAY_S, _MONTH_DAYS = 0.5, 86_400.0, 31
+
+
+class Line(NamedTuple):
+    """A connection, as it shares a rate: in turn by network group, machine and connection."""
+
+    group: str
+    machine: str
+    connection: Hashable
+    # Whether the other side made it. An attacker makes many, but cannot choose whom we dial.
+    stranger: bool = False
+
+    @property
+    def path(self) -> tuple[Hashable, ...]:
+        return self[:3]
+
+
+UNKNOWN_LINE = Line("", "", "")
+
+
+def line_of_host(host: str, connection: Hashable, stranger: bool = False) -> Line:
+    """Return the line of a direct connection with a host."""
+    return Line(share_group_of_host(host) or "", machine_of_host(host), connection, stranger)
 
 
 class Traffic:
     """Counters of one node's engine, and the gates of what it sends and reads.
 
     Bytes wait at `sending` before they are sent, and at `reading` once they are read: the other side then
-    slows down, by TCP's own means.
+    slows down, by TCP's own means. Strangers' bytes wait at `strangers` before.
 
     up, down: at most so many bytes a second; None: no limit.
     """
@@ -30,9 +63,42 @@ class Traffic:
         self._on_stop: Callable[[], None] = lambda: None
         self.limit(up, down)
 
-    def limit(self, up: float | None, down: float | None) -> None:
-        """Set other limits. Whoever waits already waits as long as before."""
-        self.sending, self.reading = RateGate(up), RateGate(down)
+    def limit(self, up: float | None, down: float | None, month: float | None = None) -> None:
+        """Set other limits. Whoever waits already waits as long as before. month: bytes of a month."""
+        self.sending, self.reading, self._own = RateGate(up), RateGate(down), RateGate(up)
+        a_day = month * STRANGERS / _MONTH_DAYS if month else None
+        self.strangers = RateGate(a_day / _DAY_S if a_day else None, a_day)
+        self._most_up = up / 2 if up else float("inf")
+        self._uploads = Latest[tuple[Hashable, ...], RateGate](_COUNTED)
+
+    async def send(self, size: float, line: Line, own: bool = False) -> None:
+        """Wait until so many bytes may be sent on a line.
+
+        own: whether they are a frame of this node. Such go before all other bytes, in turn among themselves:
+        the frame also goes to a crowd that only listens.
+        """
+        if line.stranger:
+            await self.strangers.wait(size, line.path)
+        if own:
+            await self._own.wait(size, line.path)
+        await self.sending.wait(size, () if own else line.path)
+
+    async def read(self, size: float, line: Line) -> None:
+        """Wait until more may be read of a line, from which so many bytes came."""
+        if line.stranger:
+            await self.strangers.wait(size, line.path)
+        await self.reading.wait(size, line.path)
+
+    async def upload(self, size: float, line: Line) -> None:
+        """Wait until so many bytes may be sent that the peer asked for.
+
+        All connections of a machine share a rate in turn, and all machines of a network group.
+        """
+        for level, rate in ((2, UPLOAD_PER_S), (1, GROUP_FACTOR * UPLOAD_PER_S)):
+            of, rate = line[:level], min(rate, self._most_up)
+            gate = self._uploads.get(of) or RateGate(rate, rate * UPLOAD_BURST_S)
+            self._uploads[of] = gate
+            await gate.wait(size, line.path[level:])
 
     def count(self, up: int = 0, down: int = 0) -> None:
         self.up, self.down = self.up + up, self.down + down

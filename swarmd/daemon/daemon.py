@@ -26,7 +26,6 @@ from p2p.errors import OperatorError
 from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import PeerId, Reason, Started
 from swarmd import link
-from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.choices import remember_limits
 from swarmd.daemon.diagnosis.isolation import Trouble, port_taken
@@ -103,8 +102,7 @@ class Daemon:
         self.config, self.view, self._works, self._folder = config, view, works, folder
         self.exit_code, self.limits = 0, config.limits  # limits: the current ones, which the user can change
         check_installed(config.metrics.report_to)
-        up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
-        traffic = Traffic(up, down)
+        traffic = Traffic()
         self.sharing = Participant(
             config,
             folder,

@@ -23,6 +23,7 @@ from p2p.engines.libp2p import request_response, rpcs
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, ingress
 from p2p.engines.libp2p.streams import READ_BYTES
+from p2p.engines.traffic import Line, Traffic
 from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
 from swarmd.testing import NOW
@@ -172,27 +173,34 @@ def test_all_places_on_the_board_at_once() -> None:
 
 
 async def test_all_questions_at_once() -> None:
-    """Each connection, one of them first, begins twice as many as it may have, and finishes none."""
-    responder = Responder(lambda peer, question: question, lambda peer: True)
-    left: Counter[str] = Counter()  # questions that are being served
+    """Each connection, one of them first, begins twice as many as it may have, and finishes none.
+
+    The first keeps one, as each of the others has at most one, and the network groups have as many.
+    """
+    responder = Responder(lambda peer, question: question, lambda peer: True, Traffic().upload)
+    left: Counter[int] = Counter()  # questions that are being served
     streams: list[Any] = []
 
-    async def ask(peer: str) -> None:
+    async def ask(peer: int) -> None:
         theirs, ours = pair()
         streams.append(theirs)
         await theirs.send_all(bytes(2))
         left[peer] += 1
-        await responder.serve(PeerId(peer), ours)
+        line = Line(f"{peer % 8}.0", f"{peer % 8}.0.0.{peer}", peer)
+        await responder.serve(PeerId(f"c{peer}"), ours, line)
         left[peer] -= 1
 
     async with trio.open_nursery() as nursery:
         for connections in (range(1), range(1, CONNECTIONS)):
             for n in connections:
                 for _ in range(2 * request_response.SERVED_EACH):
-                    nursery.start_soon(ask, f"c{n}")
+                    nursery.start_soon(ask, n)
             await trio.testing.wait_all_tasks_blocked()
-            assert left["c0"] == max(left.values()) == request_response.SERVED_EACH
-        assert left.total() == request_response.SERVED_AT_ONCE
+            if n == 0:
+                assert left == {0: request_response.SERVED_EACH}
+        assert left.total() == request_response.SERVED_AT_ONCE and left[0] == max(left.values()) == 1
+        groups = Counter(n % 8 for n in left.elements())
+        assert set(groups.values()) == {request_response.SERVED_AT_ONCE // 8}
         nursery.cancel_scope.cancel()
 
 

@@ -65,7 +65,7 @@ class World:
         self.sybils = [Identity(self.rng.randbytes(32)) for _ in range(sybils)]
         self.stores = {who.peer_id: BlobStore() for who in [*self.honest, *self.sybils]}
         for name, store in self.stores.items():
-            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, BlobServer(store, self.clock)))
+            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, BlobServer(store)))
         me = Identity(b"v" * 32)
         self.victim = Victim(me, TOPIC, partial(self.swarm.join, me.peer_id), self.clock, self.rng)
         self.victim.authors = self.fetched = []

@@ -22,6 +22,7 @@ import trio
 from p2p.address import Endpoint, own_ports, parse_bootstrap, parse_endpoint
 from p2p.engines.libp2p.discovery import Discovery
 from p2p.engines.libp2p.network_engine import NetworkEngine
+from p2p.engines.traffic import Line, line_of_host
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, has_route, held_ports
@@ -126,7 +127,7 @@ class HivemindEngine(NetworkEngine):
                         nursery.start_soon(self._be_in, p2pd, topic, discovery, watch)
                     nursery.start_soon(watch.run)
                     # Started first, as whoever finds us may ask at once.
-                    await nursery.start(serve, p2pd, self._responder)
+                    await nursery.start(serve, p2pd, self._responder, self._line)
                     nursery.start_soon(self._send_all, connections.in_mesh, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._book_file.save_regularly)
@@ -143,6 +144,12 @@ class HivemindEngine(NetworkEngine):
             self._discovery = self._ask = None
             self._addresses, self.relayed = [], ()
             self._book_file.save()
+
+    def _line(self, peer: PeerId) -> Line:
+        """Return how a peer shares our upload. All that come through one relay count as one machine."""
+        address = next((each.address for each in self.peers() if each.id == peer), "")
+        endpoint = parse_endpoint(address)
+        return line_of_host(endpoint.host if endpoint else address, peer)
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
         flags = [*FLAGS, f"-hostAddrs={','.join(map(str, listen))}"]

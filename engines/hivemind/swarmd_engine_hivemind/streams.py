@@ -12,6 +12,7 @@ from functools import partial
 import trio
 
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
+from p2p.engines.traffic import Line
 from p2p.topic import ASK
 from p2p.types import PeerId, Started, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
@@ -46,8 +47,13 @@ class P2pdStream:
         self._stream.socket.close()
 
 
-async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-    """Answer until cancelled.
+async def serve(
+    p2pd: P2pd,
+    responder: Responder,
+    line_of: Callable[[PeerId], Line],
+    task_status: Started = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer until cancelled. line_of: how a peer shares our upload.
 
     With `nursery.start`, returns once questions are answered. Raises P2pdGone, and P2pdRefused where p2pd
     does not hand the streams over.
@@ -61,10 +67,12 @@ async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TA
         task_status.started(())
         listeners = [trio.SocketListener(listening)]
         # This waits where there are no more open files.
-        await trio.serve_listeners(partial(_serve_one, p2pd, responder), listeners)
+        await trio.serve_listeners(partial(_serve_one, p2pd, responder, line_of), listeners)
 
 
-async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream) -> None:
+async def _serve_one(
+    p2pd: P2pd, responder: Responder, line_of: Callable[[PeerId], Line], stream: trio.SocketStream
+) -> None:
     async with stream:
         taken = P2pdStream(stream, p2pd)
         try:
@@ -73,7 +81,7 @@ async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream
             log.debug("a stream ended: %s", error)
             return
         if peer is not None:
-            await responder.serve(peer, taken)
+            await responder.serve(peer, taken, line_of(peer))
 
 
 class HivemindRequests:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -34,8 +35,8 @@ from multiaddr import Multiaddr
 from p2p.admission.host_bans import HostBans
 from p2p.admission.places import Places
 from p2p.engines.libp2p.streams import CountedSocket, PacedReads
-from p2p.engines.traffic import RateGate, Traffic
-from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, machine_of_host
+from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
+from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
@@ -61,6 +62,9 @@ CLOSE_TIMEOUT_S = 5.0
 # Two peers that dial each other within this time make two connections in good faith.
 SIMULTANEOUS_S = 5.0
 
+own_frame: ContextVar[bool] = ContextVar("own_frame", default=False)
+"""Whether this task writes a frame of this node, which goes before everything else."""
+
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +81,18 @@ class Circuit(RawConnection):  # type: ignore[misc]
 
     def get_remote_address(self) -> None:
         return None
+
+    @property
+    def line(self) -> Line:
+        """How it shares rates. Nobody can say whose machine it is: all through one relay count as one."""
+        return Line(self.stream.muxed_conn.line.group, self.address, "", not self.is_initiator)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Read, and wait for the strangers' share: the relay is none, as we have chosen it."""
+        data = bytes(await super().read(n))
+        if self.line.stranger:
+            await self.stream.muxed_conn.traffic.strangers.wait(len(data), self.line.path)
+        return data
 
     async def close(self) -> None:
         # A reset never waits for the relay.
@@ -118,7 +134,7 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             while at < len(data):
                 piece = data[at : at + min(MAX_PAYLOAD_BYTES, await self._room())]
                 if not self.paid:
-                    await self.conn.traffic.sending.wait(HEADER_SIZE + len(piece))
+                    await self.conn.traffic.send(HEADER_SIZE + len(piece), self.conn.line, own_frame.get())
                 await super().write(piece)
                 at += len(piece)
 
@@ -185,9 +201,11 @@ class Muxer(Yamux):  # type: ignore[misc]
     than the connection holds; another task writes them.
     """
 
-    def __init__(self, *args: Any, traffic: Traffic | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, traffic: Traffic | None = None, line: Line = UNKNOWN_LINE, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self.traffic = traffic or Traffic()
+        self.traffic, self.line = traffic or Traffic(), line
         self._patience = WRITE_TIMEOUT_S if _circuit_below(self.secured_conn) is None else WINDOW_TIMEOUT_S
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
@@ -294,14 +312,17 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        through, host = _circuit_below(conn), remote_host(conn)
-        machine = through.address if through is not None else machine_of_host(host)
-        gate = self._gates.setdefault(machine, RateGate(READS_PER_S))
+        through = _circuit_below(conn)
+        line = (
+            line_of_host(remote_host(conn), peer_id, not conn.is_initiator)
+            if through is None
+            else through.line._replace(connection=peer_id)
+        )
+        gate = self._gates.setdefault(line.machine, RateGate(READS_PER_S))
         conn.conn = PacedReads(conn.conn, gate)
         conn = PacedReads(conn, gate)
-        return self._annotate_connection(
-            Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol
-        )
+        muxer = Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic, line=line)
+        return self._annotate_connection(muxer, conn, protocol)
 
 
 class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
@@ -319,7 +340,7 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self._traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
+        self.traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.places = Places()
 
@@ -328,7 +349,7 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
 
         The library keeps a place for every connection that ever came in, and refuses all after the 160th.
         """
-        read_write_closer = CountedSocket(read_write_closer, self._traffic)
+        read_write_closer = CountedSocket(read_write_closer, self.traffic, stranger=True)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         now = trio.current_time()
         admitted = self._host_bans.admits(host, now)

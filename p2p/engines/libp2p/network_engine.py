@@ -84,7 +84,7 @@ class NetworkEngine:
         self.restarts = 0
         self._rate_limit, self._host_bans = rate_limit, HostBans()
         self._questions = TokenBuckets[PeerId](QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
-        self._responder = Responder(handlers.answer, self._may_ask)
+        self._responder = Responder(handlers.answer, self._may_ask, self._traffic.upload)
         # Set while the engine is up, like the next one.
         self._ask: Ask | None = None
         self._discovery: Discovery | None = None

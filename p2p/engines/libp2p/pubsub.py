@@ -19,7 +19,7 @@ from libp2p.pubsub.utils import safe_bytes_from_hex
 from p2p.admission.fair_queue import Turns, in_turn
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.metering import BROKEN, ENTRY_COST, MESSAGES, READ_COST, Meter, cost
-from p2p.engines.libp2p.network import circuit, direct, remote
+from p2p.engines.libp2p.network import circuit, direct, own_frame, remote
 from p2p.engines.libp2p.rpcs import (
     MAX_BYTES,
     MAX_RPC_BYTES,
@@ -59,6 +59,8 @@ UNKNOWN = ("", "", b"")
 NOTED_MESSAGES = 8192
 # Messages that we ask a peer for at once: they come in one RPC, and most of ours have 2 KiB.
 MAX_WANTED = 128
+# IWANTs of one neighbour that wait for their turn.
+MAX_ASKING = 8
 # Bytes of a message's id: its author's, and its number.
 MAX_MESSAGE_ID_BYTES = 64
 
@@ -135,11 +137,10 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         )
 
     async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
-        others = [message for message in rpc_msg.publish if message.from_id != self.my_id.to_bytes()]
         queue = self.peer_queues.get(stream.muxed_conn.peer_id)
-        if others and queue is not None:
+        if rpc_msg.publish and not own_frame.get() and queue is not None:
             pace = queue._queue.pace
-            await trio.sleep(pace.wait(len(others), rpc_msg.ByteSize(), trio.current_time()))
+            await trio.sleep(pace.wait(len(rpc_msg.publish), rpc_msg.ByteSize(), trio.current_time()))
         return bool(await super().write_msg(stream, rpc_msg))
 
     def _on_read(self, peer: Any) -> None:
@@ -231,6 +232,7 @@ class Router(GossipSub):  # type: ignore[misc]
 
     def __init__(self, score: Score) -> None:
         self._score = score
+        self._asking: Counter[Any] = Counter()  # IWANTs of each neighbour that wait for our upload
         # Message id -> network group, connection, author
         self._came_by: Latest[bytes, tuple[Hashable, ...]] = Latest(NOTED_MESSAGES)
         super().__init__(
@@ -386,7 +388,7 @@ class Router(GossipSub):  # type: ignore[misc]
         await super().emit_iwant(wanted[:MAX_WANTED], to_peer)
 
     async def handle_iwant(self, iwant_msg: Any, sender_peer_id: Any) -> None:
-        """Give no more than waits for one neighbour.
+        """Give no more than waits for one neighbour, and as much as its machine may have of our upload.
 
         The library copies a message as often as it is named, before the queue takes a few of the copies.
         """
@@ -395,7 +397,18 @@ class Router(GossipSub):  # type: ignore[misc]
             if (found := self.mcache.get(safe_bytes_from_hex(name))) is not None:
                 size += found.ByteSize()
                 wanted += [name] if size <= MAX_BYTES else []
-        await super().handle_iwant(ControlIWant(messageIDs=wanted), sender_peer_id)
+        near = self.pubsub.host.get_network().get_connections(sender_peer_id)
+        if wanted and near and self._asking[sender_peer_id] < MAX_ASKING:
+            self._asking[sender_peer_id] += 1
+            self.pubsub.manager.run_task(self._give, wanted, min(size, MAX_BYTES), near[0].muxed_conn)
+
+    async def _give(self, wanted: Sequence[bytes], size: int, to: Any) -> None:
+        """Give messages to a neighbour when it is its turn: it is not read less meanwhile."""
+        try:
+            await to.traffic.upload(size, to.line)
+            await super().handle_iwant(ControlIWant(messageIDs=wanted), to.peer_id)
+        finally:
+            self._asking -= Counter({to.peer_id: 1})
 
     async def tidy(self) -> None:
         """Trim the router's records now and then.

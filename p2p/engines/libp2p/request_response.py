@@ -11,12 +11,14 @@ the end of one direction for the end of both.)
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
 
+from p2p.admission.places import one_too_many
+from p2p.engines.traffic import UNKNOWN_LINE, Line
 from p2p.rate_limit import counted
 from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
@@ -87,29 +89,38 @@ async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
 class Responder:
     """Answers questions, within limits.
 
-    admits: returns whether this peer may ask one question more; called before it is read.
+    If too many are asked at once, the newest is reset of the connection that asks most, in the machine and
+    the network group that ask most.
+
+    admits: returns whether this peer may ask one question more; called before it is read. upload: waits until
+    an answer of so many bytes may be sent.
     """
 
-    def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
-        self._answer, self._admits = answer, admits
-        self._open: Counter[PeerId] = Counter()  # streams with a question on them
+    def __init__(
+        self,
+        answer: Answer,
+        admits: Callable[[PeerId], bool],
+        upload: Callable[[float, Line], Awaitable[None]],
+    ) -> None:
+        self._answer, self._admits, self._upload = answer, admits, upload
+        self._open: dict[trio.CancelScope, Line] = {}  # streams with a question on them, oldest first
         self._idle: Counter[PeerId] = Counter()  # streams that wait for the next question
 
-    async def serve(self, peer: PeerId, stream: ByteStream) -> bool:
+    async def serve(self, peer: PeerId, stream: ByteStream, line: Line = UNKNOWN_LINE) -> bool:
         """Answer the questions on a stream. Returns False where it is to be reset instead of closed.
 
         The peer is then too slow, has too many streams, or asked what cannot be answered.
         """
-        begun = b""
+        begun, line = b"", line._replace(connection=peer)
         try:
-            while (
-                self._admits(peer) and self._open.total() < SERVED_AT_ONCE and self._open[peer] < SERVED_EACH
-            ):
-                with counted(self._open, peer):
-                    if not await self._served(peer, stream, begun):
+            while self._admits(peer) and [*self._open.values()].count(line) < SERVED_EACH:
+                with self._place(line) as place:
+                    if not await self._served(peer, stream, begun, line):
                         return False
                     if self._idle.total() >= IDLE_AT_ONCE or self._idle[peer] >= IDLE_EACH:
                         return await _closes(stream)
+                if place.cancelled_caught:
+                    return False
                 with counted(self._idle, peer), trio.move_on_after(IDLE_S):
                     begun = b""
                     begun = await stream.read()
@@ -119,7 +130,22 @@ class Responder:
             pass
         return False
 
-    async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes) -> bool:
+    @contextlib.contextmanager
+    def _place(self, line: Line) -> Iterator[trio.CancelScope]:
+        """Take a place for a question, or cancel the one that has to give way, which may be this one."""
+        with trio.CancelScope() as place:
+            full, self._open[place] = len(self._open) >= SERVED_AT_ONCE, line
+            if full:
+                paths = {one: its.path for one, its in self._open.items() if one is not place}
+                leaving = one_too_many(paths, line.path) or place
+                del self._open[leaving]
+                leaving.cancel()
+            try:
+                yield place
+            finally:
+                self._open.pop(place, None)
+
+    async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes, line: Line) -> bool:
         """Return whether one question was asked and answered, each in time. Raises Broken."""
         with trio.move_on_after(MESSAGE_TIMEOUT_S) as asked:
             question = await _message(stream, MAX_QUESTION_BYTES, begun)
@@ -127,6 +153,7 @@ class Responder:
             return False
         answer = self._answer(peer, question)
         with trio.move_on_after(MESSAGE_TIMEOUT_S) as taken:
+            await self._upload(len(answer), line)
             message = memoryview(_LENGTH.pack(len(answer)) + answer)
             for at in range(0, len(message), CHUNK_BYTES):
                 await stream.write(bytes(message[at : at + CHUNK_BYTES]))

@@ -22,6 +22,7 @@ import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
 from p2p.admission.fair_queue import Turns
+from p2p.engines.libp2p.network import own_frame
 from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.rate_limit import TokenBucket
@@ -209,7 +210,7 @@ class ForwardQueue:
             if len(self._control) >= MAX_CONTROL_RPCS:
                 return False
             self._control.append(rpc)
-        elif any(message.from_id == self._me for message in rpc.publish):
+        elif ingress.get() != ASKED and rpc.publish[0].from_id == self._me:
             self._own.append(rpc)
         else:
             by = (*ingress.get(), rpc.publish[0].from_id)
@@ -219,7 +220,11 @@ class ForwardQueue:
         return True
 
     def pop(self) -> Any:
-        """Return the next RPC; None where none waits. Others' frames go together, which costs less."""
+        """Return the next RPC; None where none waits. Others' frames go together, which costs less.
+
+        Our own frames that a neighbour asks for go with them: it could ask for each a hundred times.
+        """
+        own_frame.set(bool(self._own))
         if self._own:
             return self._own.popleft()
         if self._control:

@@ -15,7 +15,7 @@ from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
 
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
-from p2p.engines.traffic import RateGate, Traffic
+from p2p.engines.traffic import UNKNOWN_LINE, RateGate, Traffic, line_of_host
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -38,10 +38,14 @@ log = logging.getLogger(__name__)
 
 
 class CountedSocket:
-    """A TCP stream of the library that counts its bytes, and reads no faster than the limit."""
+    """A TCP stream of the library that counts its bytes, and reads no faster than the limit.
 
-    def __init__(self, stream: Any, traffic: Traffic) -> None:
+    stranger: whether the other side connected to us.
+    """
+
+    def __init__(self, stream: Any, traffic: Traffic, stranger: bool = False) -> None:
         self._stream, self._traffic = stream, traffic
+        self._line, self._stranger = UNKNOWN_LINE, stranger
         self._remote: tuple[str, int] | None = None
         # When its last bytes came; infinite while we read none because of our own limit.
         self.heard_at = trio.current_time()
@@ -50,7 +54,10 @@ class CountedSocket:
         data = bytes(await self._stream.read(n))
         self._traffic.count(down=len(data))
         self.heard_at = math.inf
-        await self._traffic.reading.wait(len(data))
+        if self._line is UNKNOWN_LINE:
+            host = (self.get_remote_address() or ("",))[0]
+            self._line = line_of_host(host, id(self), self._stranger)
+        await self._traffic.read(len(data), self._line)
         self.heard_at = trio.current_time()
         return data
 
@@ -208,7 +215,8 @@ def serve(responder: Responder) -> Callable[[Any], Awaitable[None]]:
     async def handler(stream: Any) -> None:
         incoming, well = IncomingStream(stream), False
         try:
-            well = await responder.serve(PeerId(str(stream.muxed_conn.peer_id)), incoming)
+            muxed = stream.muxed_conn
+            well = await responder.serve(PeerId(str(muxed.peer_id)), incoming, muxed.line)
         finally:
             await incoming.end(well)
 

@@ -108,7 +108,6 @@ class Guest:
     def keep_to(self, limits: LimitsConfig) -> None:
         """Change the limits from now on."""
         self._adopt(limits)
-        self._traffic.limit(*(rate(text) if text else None for text in (limits.up, limits.down)))
         self._resting = False
         self._limit_traffic()
         self._decide()
@@ -117,6 +116,8 @@ class Guest:
         share = percent(limits.cpu)
         self._share = CpuShare(share * cores(logical=True), self._clock()) if share < 1 else None
         self._budget = size(limits.month) if limits.month else None
+        up, down = (rate(text) if text else None for text in (limits.up, limits.down))
+        self._traffic.limit(up, down, self._budget)
 
     def begin(self) -> None:
         """Apply the limits before the member runs: with its budget used up, it does not even connect."""

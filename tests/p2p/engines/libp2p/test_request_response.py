@@ -23,6 +23,7 @@ from p2p.engines.libp2p.request_response import (
     Responder,
     ask,
 )
+from p2p.engines.traffic import Line, Traffic
 from p2p.identity import Identity
 from p2p.types import MAX_QUESTION_BYTES, PeerId, Unanswered
 
@@ -54,7 +55,7 @@ def pair() -> tuple[Any, End]:
 
 
 def responder(answer: Any = lambda peer, question: question[::-1]) -> Responder:
-    return Responder(answer, lambda peer: peer != PEERS[13])
+    return Responder(answer, lambda peer: peer != PEERS[13], Traffic().upload)
 
 
 @pytest.mark.parametrize("step", [1, 3, 10_000])
@@ -181,10 +182,66 @@ async def test_places_are_limited_and_become_free_again(autojump_clock: Any) -> 
             for _ in range(10):
                 nursery.start_soon(come, peer)
         await trio.testing.wait_all_tasks_blocked()
-        assert served._open.total() == SERVED_AT_ONCE and max(served._open.values()) == SERVED_EACH
+        counts = asked(served)
+        assert counts.total() == SERVED_AT_ONCE and max(counts.values()) == SERVED_EACH
         assert turned_away == 90 - SERVED_AT_ONCE
     assert not served._open
     assert not await served.serve(PEERS[13], pair()[1])  # shut out
+
+
+def asked(served: Responder) -> Counter[Any]:
+    return Counter(line.connection for line in served._open.values())
+
+
+async def test_a_crowd_of_one_machine_makes_room_for_questions_of_others(autojump_clock: Any) -> None:
+    """In turn by network group, machine and connection."""
+    served = responder()
+    ended = Counter[Line]()
+
+    async def come(line: Line) -> None:
+        await served.serve(PeerId(str(line.connection)), pair()[1], line)  # asks nothing
+        ended[line] += 1
+
+    async with trio.open_nursery() as nursery:
+        crowd = [Line("1.1", "1.1.1.1", f"hostile {n}") for n in range(16)]
+        for line in crowd * 5:
+            nursery.start_soon(come, line)
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended.total() == 16 and len(served._open) == SERVED_AT_ONCE
+        others = [
+            Line("8.8", "8.8.8.8", "of another group"),
+            Line("1.1", "1.1.2.2", "of another machine"),
+            Line("1.1", "1.1.1.1", "of the same machine"),
+        ]
+        for line in others * 2:
+            nursery.start_soon(come, line)
+            await trio.testing.wait_all_tasks_blocked()
+        assert [asked(served)[line.connection] for line in others] == [2, 2, 2]
+        assert ended.total() == 16 + 6 and max(ended.values()) <= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_waits_for_the_upload_and_no_longer_than_its_asker(autojump_clock: Any) -> None:
+    traffic = Traffic(up=1000.0)
+    served = Responder(lambda peer, question: bytes(5000), lambda peer: True, traffic.upload)
+
+    async def serve(line: Line, taken: list[float]) -> None:
+        theirs, ours = pair()
+        await theirs.send_all(question(b"?"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(served.serve, PeerId(str(line.connection)), ours, line)
+            with trio.move_on_after(MESSAGE_TIMEOUT_S + 1):
+                await theirs.receive_some(5000)
+                taken.append(trio.current_time())
+            nursery.cancel_scope.cancel()
+
+    begun, crowd, other = trio.current_time(), list[float](), list[float]()
+    async with trio.open_nursery() as nursery:
+        for n in range(8):
+            nursery.start_soon(serve, Line("1.1", "1.1.1.1", n), crowd)
+        nursery.start_soon(serve, Line("8.8", "8.8.8.8", "other"), other)
+    # 8,000 bytes at once and 500 a second: most askers leave before their turn.
+    assert 1 <= len(crowd) <= 2 and other == [begun] and not served._open
 
 
 async def test_a_failing_answer_frees_its_place() -> None:
@@ -207,7 +264,8 @@ async def test_one_question_after_another_on_a_stream() -> None:
     theirs, ours = pair()
     asked = End(theirs)
     allowed = list(range(5))
-    served = Responder(lambda peer, question: question[::-1], lambda peer: bool(allowed and allowed.pop()))
+    admits = lambda peer: bool(allowed and allowed.pop())  # noqa: E731
+    served = Responder(lambda peer, question: question[::-1], admits, Traffic().upload)
     async with trio.open_nursery() as nursery:
 
         async def serve() -> None:
@@ -244,7 +302,7 @@ async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> N
             await trio.testing.wait_all_tasks_blocked()
         assert served._idle.total() == IDLE_AT_ONCE and max(served._idle.values()) == IDLE_EACH
         # These wait for the asker's end, as a question does
-        assert served._open == {nobody[0]: 1, nobody[-1]: IDLE_EACH}
+        assert asked(served) == {nobody[0]: 1, nobody[-1]: IDLE_EACH}
         theirs, ours = pair()
         nursery.start_soon(serve, PEERS[0], ours)
         assert await ask(End(theirs), b"?", 1) == b"?"  # places are free
@@ -277,7 +335,7 @@ class World:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self.responder = Responder(lambda peer, question: question[::-1], lambda peer: True)
+        self.responder = Responder(lambda peer, question: question[::-1], lambda peer: True, Traffic().upload)
         self.opened: list[tuple[PeerId, Asked]] = []
         self.reached: list[PeerId] = []
         self.away: set[PeerId] = set()
@@ -359,7 +417,7 @@ async def test_a_question_given_up_costs_its_stream(world: World) -> None:
             given_up.cancel()
         return question
 
-    world.responder = Responder(answer, lambda peer: True)
+    world.responder = Responder(answer, lambda peer: True, Traffic().upload)
     await world.asking.ask(PEERS[0], b"?", 1)
     with given_up:
         await world.asking.ask(PEERS[0], b"give up", 10)

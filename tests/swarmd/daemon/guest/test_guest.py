@@ -375,7 +375,8 @@ async def test_a_changed_rate_acts_at_once(tmp_path: Path, autojump_clock: trio.
     node.guest.keep_to(LimitsConfig(up="10 kB/s"))
     begun = trio.current_time()
     await node.traffic.sending.wait(30_000)
-    assert 1.9 < trio.current_time() - begun < 3.1
+    # A second's worth goes at once, and the last half of one in debt.
+    assert 1.4 < trio.current_time() - begun < 3.1
 
 
 ASKED: Sequence[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,149 @@
+"""Leecher: free keys of one machine ask a node for one blob again and again, or by IWANT for its own frames.
+
+Real processes over loopback, libp2p alone; the leechers dial from an address that no honest node has. While
+they take, an honest node fetches blobs from the node and hears its frames.
+"""
+
+import contextlib
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.probes import MIB, ProbeProcess
+from p2p.engines.traffic import UPLOAD_BURST_S, UPLOAD_PER_S
+from swarmd.testing import TIMEOUT_S
+from tests.attacks.harness import Attack, figures_of, show
+from tests.attacks.leeching import BLOB_BYTES
+from tests.attacks.nodes import attacker
+
+BLOB = 16 * 1024  # bytes of one that an honest node fetches
+EVERY = 0.5  # seconds between two frames of the node
+CASES: dict[str, Any] = {"blob": {}, "limited": {"up": 200_000.0}, "iwant": {"iwant": True, "frame": 8000}}
+
+
+@dataclass
+class Leeched:
+    taken: float  # MiB that the leechers took
+    share: float  # of the bytes that their machines may have
+    calm: float  # seconds of a fetch by the honest node before, the median
+    fetch: float  # and meanwhile
+    delay: float  # seconds of a frame to the honest node, the longest
+    missed: float  # share of the frames
+
+    @property
+    def slower(self) -> float:
+        """Seconds that a fetch took longer, beyond a fifth of a calm one."""
+        return max(0.0, self.fetch - 1.2 * self.calm)
+
+
+class Pair:
+    """A node that gives and one that fetches from it.
+
+    up: bytes a second that the first may send; 0: no limit.
+    """
+
+    def __init__(self, stack: ExitStack, folder: Path, up: float) -> None:
+        limit = ["--up", str(up)] if up else []
+        self.giver = stack.enter_context(ProbeProcess(folder / "giver", more=limit))
+        self.taker = stack.enter_context(ProbeProcess(folder / "taker", bootstrap=self.giver.addresses[:1]))
+        self.taker.wait_for_peers(1, TIMEOUT_S)
+
+    def hold(self, size: int) -> str:
+        held = len(self.giver.said("held"))
+        self.giver.order(hold=size)
+        self.giver.wait_for("held", held + 1, TIMEOUT_S)
+        return str(self.giver.said("held")[held]["held"])
+
+    def fetch(self) -> float:
+        """Return the seconds of a fetch."""
+        fetched = len(self.taker.said("fetched"))
+        self.taker.order(fetch=self.hold(BLOB), size=BLOB, holders=[self.giver.peer_id], seconds=TIMEOUT_S)
+        self.taker.wait_for("fetched", fetched + 1, 2 * TIMEOUT_S)
+        found = self.taker.said("fetched")[fetched]
+        return float(found["seconds"]) if found["bytes"] else TIMEOUT_S
+
+
+def allowed(seconds: float, up: float) -> float:
+    """Return the bytes that one machine may take."""
+    return min(UPLOAD_PER_S, up / 2 if up else UPLOAD_PER_S) * (UPLOAD_BURST_S + seconds)
+
+
+def attack(
+    folder: Path,
+    keys: int = 20,
+    seconds: float = 20.0,
+    up: float = 0.0,
+    iwant: bool = False,
+    machines: bool = False,
+    frame: int = 600,
+) -> Leeched:
+    with ExitStack() as stack:
+        pair = Pair(stack, folder, up)
+        calm = statistics.median(pair.fetch() for _ in range(9))
+        options = {"keys": keys, "seconds": seconds + 2 * TIMEOUT_S, "iwant": iwant, "machines": machines}
+        blob = {} if iwant else {"blob": pair.hold(BLOB_BYTES)}
+        hostile = attacker(stack, folder, "leeching", pair.giver.addresses[:1], **options, **blob)
+        hostile.wait_for("ready", 1, TIMEOUT_S)
+        before = hostile.last("taken") or {"taken": 0}
+        begun, count, sent = time.monotonic(), int(seconds / EVERY), len(pair.giver.said("sent"))
+        pair.giver.order(publish=frame, count=count, every=EVERY)
+        fetches = []
+        while len(pair.giver.said("sent")) < sent + count:
+            fetches.append(pair.fetch())
+        taken = (hostile.last("taken") or before)["taken"] - before["taken"]
+        seconds = time.monotonic() - begun
+        hostile.kill()
+        numbers = {said["sent"] for said in pair.giver.said("sent")[sent:]}
+
+        def got() -> dict[int, float]:
+            heard = pair.taker.said("got")
+            return {said["got"]: said["delay"] for said in heard if said["got"] in numbers}
+
+        with contextlib.suppress(TimeoutError):  # `missed` tells
+            pair.taker.wait(lambda: len(got()) == count, TIMEOUT_S)
+        delays = got()
+        result = Leeched(
+            taken / MIB,
+            taken / allowed(seconds, up) / (keys if machines else 1),
+            calm,
+            statistics.median(fetches),
+            max(delays.values(), default=TIMEOUT_S),
+            1 - len(delays) / count,
+        )
+    show(f"leecher, {keys} keys, up {up:g}, {'IWANT' if iwant else 'one blob'}", result)
+    return result
+
+
+def play(folder: Path, keys: int = 20, seconds: float = 20.0, machines: bool = False) -> dict[str, Any]:
+    """Play it on a line without a limit, on one of 200 kB/s, and by IWANT."""
+    worst: dict[str, Any] = {}
+    for name, options in CASES.items():
+        leeched = attack(folder / name, keys, seconds, machines=machines, **options)
+        worst |= {f"{name}_{figure}": value for figure, value in figures_of(leeched).items()}
+    return worst
+
+
+@pytest.mark.net
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
+@pytest.mark.parametrize("case", CASES)
+def test_leechers_get_the_share_of_their_machine(case: str, tmp_path: Path) -> None:
+    found = attack(tmp_path, seconds=5.0, **CASES[case])
+    assert found.share <= 1 and found.missed == 0 and found.delay <= 5
+    assert found.slower <= 1.0  # far less where nothing else runs
+
+
+ATTACK = Attack(
+    play,
+    {f"{name}_{figure}": most for name in CASES for figure, most in (("share", 1.0), ("missed", 0.0))}
+    | {"blob_slower": 0.05, "limited_delay": 1.0, "limited_slower": 0.2},
+    about={
+        "keys": "of the leechers, each with a connection",
+        "machines": "each key has an address, and so a network group, that no other has",
+    },
+)
