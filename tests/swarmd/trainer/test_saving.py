@@ -22,7 +22,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
-from swarmd.trainer.checkpoint import Checkpoints, Content, RunState
+from swarmd.trainer.checkpoint import Checkpoints, Content, RunState, Timetable
 from tests.processes import wait_until
 from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_checkpoint import written
@@ -107,6 +107,18 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
         told = [m.saved for m in heard(daemon) if isinstance(m, link.RoundDone)]
     assert saved[:2] == [0, 0] and told[:2] == [0, 0] and disk.durable() == 4
     assert sorted(p.name for p in disk.folder.iterdir()) == ["round-00000002", "round-00000004"]
+
+
+def test_small_checkpoints_are_no_more_frequent_for_a_judge_that_asks_each_round() -> None:
+    """10 MB at every answer, as far as 50 GB a day allow, were 25 GB a day of a model of 3.4 MB."""
+    timetable, written = Timetable(60.0, 50e9, 0.0), 0
+    for second in range(86_400):
+        if timetable.affordable(second):
+            timetable.wrote(10_300_000, second)
+            written += 10_300_000
+    assert 14e9 < written < 15e9
+    large = Timetable(60.0, 50e9, 0.0)
+    assert large.interval(105_000_000) > 180, "a large one is bounded by its bytes"
 
 
 def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: TrainerIn, tmp_path: Path) -> None:
