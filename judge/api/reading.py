@@ -228,12 +228,6 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return {"rank": standing.rank, "rank_from": ties.first, "rank_to": ties.last, **_record(standing.record)}
 
 
-def _named(standing: Standing) -> dict[str, Any]:
-    record = standing.record
-    names = {"nickname": nickname(record.peer), "name": record.said.get("name")}
-    return {"rank": standing.rank, "peer": record.peer, **names}
-
-
 def _record(record: Record) -> dict[str, Any]:
     return {
         "peer": record.peer,
