@@ -237,7 +237,7 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
     begun = time.process_time()
     Store(database, f"tiny-9 {TINY_9.digest}").close()
     with closing(Database(database)) as opened, opened.begin() as db:
-        turn(db, EPOCH, 86_400, TINY_9.digest, lambda: bytes(32), alone=True)
+        turn(db, EPOCH, 86_400, TINY_9.digest, lambda: bytes(32))
         waiting: list[dict[str, Any]] = []
         for peer, rows in histories(many, of, seed, alive):
             db.execute(insert(peers), peer)

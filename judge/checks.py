@@ -16,7 +16,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.evaluation.dialling import dial
 from judge.server import listening_socket
-from judge.store.database import database_url, inspect_database, refuse_to_share, shown
+from judge.store.database import database_url, inspect_database, shown
 from judge.verified.evaluator import Evaluator
 from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
@@ -53,10 +53,9 @@ def check(settings: JudgeSettings, evaluator: Evaluator | None = None) -> Iterat
 def _database(settings: JudgeSettings) -> CheckFinding:
     url = database_url(settings.database)
     name = shown(url)
-    refuse_to_share(url, settings.shared)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         return _new("database", Path(str(url.database)), "--database")
-    version, held = inspect_database(settings.database, settings.shared)
+    version, held = inspect_database(settings.database)
     lessons = find_curriculum(settings.curriculum)
     if held is not None and held != f"{lessons.name} {lessons.digest}":
         return CheckFinding(

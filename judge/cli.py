@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 import typer
 
 from judge.config import SCHEMA, JudgeSettings, default_database, write_example
-from judge.errors import NotAlone, NotTogether
+from judge.errors import NotAlone
 from p2p.errors import OperatorError
 from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
@@ -168,10 +168,6 @@ def serve(
         Path | None,
         typer.Option(help="Where uploads wait.", show_default="beside the database"),
     ] = None,
-    shared: Annotated[
-        bool | None,
-        typer.Option(help="Other judges use this database too: PostgreSQL, and all started so."),
-    ] = None,
     log_json: Annotated[bool | None, typer.Option(help="Log JSON lines, for a collector.")] = None,
     invitation: Annotated[
         str | None, typer.Option(help="What `swarmd invite` prints: a page shows how to join by it.")
@@ -191,8 +187,6 @@ def serve(
     settings = _settings(locals())
     if not settings.verified_bytes and settings.verified_model != DEFAULTS.verified_model:
         raise NotAlone
-    if settings.shared and settings.verified_bytes:
-        raise NotTogether
     if settings.invitation:
         from swarmd.config.invitation import read_invitation
 

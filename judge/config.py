@@ -147,7 +147,6 @@ class JudgeSettings:
     verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # questions of each specialty
     # The folder of uploads; None: beside the database.
     verified_folder: _Place | None = None
-    shared: bool = False  # other judges use this database too
     log_json: bool = False
     invitation: str = ""  # invitation to the swarm, shown on the page "Join"
 

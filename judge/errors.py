@@ -22,10 +22,6 @@ class DatabaseInUse(JudgeError):
     exit_code = 5
 
 
-class NotTogether(JudgeError):
-    """--shared allows no uploads, which lie in one judge's folder: leave --shared or --verified-bytes out."""
-
-
 class NotAlone(JudgeError):
     """--verified-model needs --verified-bytes, which allows uploads: give it too."""
 
@@ -83,11 +79,6 @@ BANNED = Refusal(
 )
 OTHER_PEER = Refusal(
     403, "this question was asked of another peer", "Answer only what your own key asked for."
-)
-ASKED_ELSEWHERE = Refusal(
-    409,
-    "another request of your key arrived at the same time",
-    "Ask again: sign with a larger sequence number.",
 )
 ALREADY_ANSWERED = Refusal(
     409, "this question has been answered", "Ask for a new one: a question is answered once."

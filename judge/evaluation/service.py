@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from judge import config
 from judge.config import JudgeSettings
 from judge.errors import (
-    ASKED_ELSEWHERE,
     BANNED,
     BUSY,
     DISK_LOW,
@@ -47,7 +46,7 @@ from judge.figures.leaderboard import (
 from judge.logs import survived
 from judge.store.database import FAILURES, FORESEEN, Database
 from judge.store.reader import Reader
-from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store, StoreWriter
+from judge.store.store import Grade, PeerStanding, Store, StoreWriter
 from judge.store.windows import dated_ahead
 from judge.types import (
     GradedEvaluation,
@@ -87,9 +86,7 @@ async def open_service(
     """
     lessons = find_curriculum(settings.curriculum)
     with (
-        contextlib.closing(
-            Store(settings.database, f"{lessons.name} {lessons.digest}", shared=settings.shared)
-        ) as store,
+        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
         contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
         Verifier(lessons) as verifier,
         # This one starts for own tasks alone: their questions do not wait for what is scored.
@@ -97,7 +94,7 @@ async def open_service(
     ):
         key = Identity.load_or_create(settings.key_file)
         agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
-        store.agree(agreed, shared=settings.shared)
+        store.agree(agreed)
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
@@ -200,7 +197,7 @@ class JudgeService:
 
         A question is its text, never its reference or answer. host: the peer's address. Raises Refused.
         """
-        known = await self.claim(signed)
+        await self.claim(signed)
         mine = self.curriculum
         if not mine.asks_as(wish.curriculum):
             # How the node scores what it trains on is its own affair.
@@ -226,7 +223,7 @@ class JudgeService:
             raise too_often("your network has used up what the judge keeps of it in a day", "Ask again", wait)
         await self.expire()
         await self._turn_windows()
-        await self._draw(signed, asker, wish, standing, known)
+        await self._draw(signed, asker, wish, standing)
         now = self._monotonic()
         return [
             {
@@ -237,7 +234,7 @@ class JudgeService:
         ]  # fmt: skip
 
     async def _draw(
-        self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding, known: bool
+        self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding
     ) -> None:
         """Draw and record new questions, while the peer has fewer open than it asks for.
 
@@ -264,13 +261,12 @@ class JudgeService:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
                 at = self.now()
-                await self.write(self._store.asked, outcome.question, signed.sequence, at, not known)
-                known = True
+                await self.write(self._store.asked, outcome.question, signed.sequence, at)
                 names = config.MODEL_NAMES * len(wish.attributes.model.encode())
                 self._written.spend(asker, config.QUESTION_BYTES + names, self._monotonic())
-            except (Refused, AskedElsewhere) as error:
+            except Refused:
                 self._sessions.withdraw(outcome.question)
-                raise error if isinstance(error, Refused) else Refused(ASKED_ELSEWHERE) from None
+                raise
 
     async def answer(
         self, signed: Signed, id: str, answers: Sequence[Completion]
@@ -314,7 +310,7 @@ class JudgeService:
     async def _turn_windows(self) -> None:
         """Open the next window when it is time, and reveal the last one's seed when nothing of it is open."""
         now = self.now()
-        ahead = not self.settings.shared and dated_ahead(self._next_window, now, int(self.settings.window))
+        ahead = dated_ahead(self._next_window, now, int(self.settings.window))
         if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
             window, self._next_window, self._hidden_windows = await self.write(self._turned, now)
             if window.number > self._questions.window.number:
@@ -373,7 +369,7 @@ class JudgeService:
     async def _void_abandoned(self) -> None:
         # After a failure the end of a question may not have been written.
         now, failed = self.now(), self._failed > -math.inf
-        if (self.settings.shared or failed) and not 0 <= now - self._abandoned < config.ABANDONED_S:
+        if failed and not 0 <= now - self._abandoned < config.ABANDONED_S:
             await self.write(self._store.abandoned, now - self.settings.deadline - config.ABANDONED_S)
             self._abandoned = now
 
@@ -412,22 +408,13 @@ class JudgeService:
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
         await self._writer.close()
 
-    async def claim(self, signed: Signed) -> bool:
-        """Use the request's sequence number up. Raises Refused, also for a banned key.
-
-        Returns False where another judge of this database may hear from this peer for the first time too.
-        """
+    async def claim(self, signed: Signed) -> None:
+        """Use the request's sequence number up. Raises Refused, also for a banned key."""
         if signed.peer in self._banned:
             raise Refused(BANNED)
-        if self.settings.shared:
-            floor = await self.write(self._store.claim, signed.peer, signed.sequence)
-        else:
-            floor = (
-                -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
-            )
+        floor = -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
         if refusal := claim(self._sequences, signed, floor):
             raise Refused(refusal)
-        return floor >= 0 or not self.settings.shared
 
     async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[ScoredAnswer]:
         self._scoring += len(answers)

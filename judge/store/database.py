@@ -42,10 +42,8 @@ _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32)
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
 # Those whose words say it all: a full disk, a server that is gone. Of the others the log needs a traceback.
 FORESEEN = (OperationalError, JudgeError, sqlite3.OperationalError)
-# PostgreSQL's advisory locks: one is held by a judge while it runs, the other by one of several judges for a
-# transaction.
+# PostgreSQL's advisory lock, which a judge holds while it runs.
 _LOCK = int.from_bytes(b"swarmd", "big")
-_WRITING = _LOCK + 1
 # PostgreSQL's code of an error.
 _LOCK_NOT_AVAILABLE = "55P03"
 # The process of the server that answers.
@@ -59,8 +57,6 @@ _PATIENCE = {
     "tcp_user_timeout": 60_000,
     "connect_timeout": 10,
 }
-# A judge that stands still in a transaction, as when it is paused or swapped out, loses it after so long.
-_IDLE = "10s"
 
 
 def database_url(database: Path | str) -> URL:
@@ -81,15 +77,6 @@ def database_url(database: Path | str) -> URL:
     )
 
 
-def refuse_to_share(url: URL, shared: bool) -> None:
-    """Refuse a file that several judges would use. Raises DatabaseUnusable."""
-    if shared and url.get_backend_name() == "sqlite":
-        raise DatabaseUnusable(
-            f"{shown(url)} is a SQLite file, which one judge alone can use; leave --shared out, or use"
-            " PostgreSQL"
-        )
-
-
 def shown(url: URL) -> str:
     """Return the address for people, without the password."""
     return (
@@ -100,20 +87,15 @@ def shown(url: URL) -> str:
 class Database:
     """An open database of the newest schema. Use it from one thread at a time."""
 
-    def __init__(
-        self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False
-    ) -> None:
+    def __init__(self, database: Path | str, *, alone: bool = True, writes: bool = False) -> None:
         """Open the database. Raises DatabaseInUse, DatabaseUnusable.
 
         Args:
             alone: keep other judges out and make the schema of a new database. Otherwise it is only read or,
                 with `writes`, written beside a judge.
-            shared: other judges that say so may use it too, on PostgreSQL alone; one at a time is in a
-                transaction.
         """
         url = database_url(database)
         self.name = shown(url)
-        refuse_to_share(url, shared)
         self._folder = Path(str(url.database)).parent if url.get_backend_name() == "sqlite" else None
         if not alone and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
             raise DatabaseUnusable(f"there is no database {self.name}; give it with --database")
@@ -121,7 +103,7 @@ class Database:
             _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
         )
         try:
-            self.engine = _engine(url, alone, shared, writes or alone)
+            self.engine = _engine(url, alone, writes or alone)
             with self.engine.begin() as connection:
                 _make_or_check(connection, self.name, may_make=alone)
         except ModuleNotFoundError:
@@ -161,7 +143,7 @@ class Database:
             self._lock.close()
 
 
-def inspect_database(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
+def inspect_database(database: Path | str) -> tuple[str | None, str | None]:
     """Return the schema's version, and name and digest of the curriculum, of an existing database.
 
     None where they are not there yet. Raises DatabaseInUse, DatabaseUnusable.
@@ -171,7 +153,7 @@ def inspect_database(database: Path | str, shared: bool = False) -> tuple[str | 
     # Without a lock file no judge runs, and we leave none behind.
     lock = _lock_file(file) if file and _lock_of(file).exists() else None
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
-        engine = _engine(url, alone=True, shared=shared, writes=False)
+        engine = _engine(url, alone=True, writes=False)
         try:
             with engine.begin() as connection:
                 version = _known(connection, shown(url))
@@ -215,19 +197,17 @@ def _lock_file(path: Path) -> TextIO:
     return lock
 
 
-def _keep_others_out(connection: Any, url: URL, *, shared: bool) -> None:
+def _keep_others_out(connection: Any, url: URL) -> None:
     """Hold PostgreSQL's lock while the connection is open. Raises DatabaseInUse."""
     # The server frees the lock of a judge that has just ended a moment later.
     connection.execute("SET lock_timeout = '1s'")
     try:
-        lock = "SELECT pg_advisory_lock_shared(%s)" if shared else "SELECT pg_advisory_lock(%s)"
-        connection.execute(lock, (_LOCK,))
+        connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
     except connection.Error as error:
         if error.sqlstate != _LOCK_NOT_AVAILABLE:
             raise
         raise DatabaseInUse(
-            f"another judge is using {shown(url)}; stop it, start all with --shared, or give this one another"
-            " --database"
+            f"another judge is using {shown(url)}; stop it, or give this one another --database"
         ) from None
     connection.execute("RESET lock_timeout")
 
@@ -248,7 +228,7 @@ def _refuse_to_be_lent(connection: Any, url: URL) -> None:
             )
 
 
-def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
+def _engine(url: URL, alone: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     # Seconds to wait for another writer; a busy judge leaves short gaps.
     patience = 5 if alone else 30
@@ -301,21 +281,10 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
                 connection.execute(
                     "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (str(value), of)
                 )
-            # An address may have set it: postgresql://…?options=-c%20idle_in_transaction_session_timeout=5s.
-            if shared:
-                idle = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND setting = '0'"
-                connection.execute(idle, (_IDLE, "idle_in_transaction_session_timeout"))
             if alone:
                 _refuse_to_be_lent(connection, url)
-                _keep_others_out(connection, url, shared=shared)
+                _keep_others_out(connection, url)
             connection.autocommit = False
-
-        if shared:
-            # No two write at once: what one has read stays so until it has written.
-
-            @event.listens_for(engine, "begin")
-            def take_turns(connection: Connection) -> None:
-                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_WRITING,))
 
     return engine
 

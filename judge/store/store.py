@@ -94,13 +94,6 @@ _COUNTS = (
 Counts = Row[*tuple[Any, ...]]
 
 
-class AskedElsewhere(Exception):
-    """Another judge of this database asked the peer its first question at the same moment.
-
-    Perhaps it received a copy of the same request.
-    """
-
-
 class NotOpen(SQLAlchemyError):
     """The evaluation is not open."""
 
@@ -132,22 +125,21 @@ class PeerStanding:
 class Store:
     """The store. One thread at a time opens and uses it; the caller sees to that."""
 
-    def __init__(self, database: Path | str, curriculum: str, *, shared: bool = False) -> None:
+    def __init__(self, database: Path | str, curriculum: str) -> None:
         """Open the store. Raises DatabaseInUse, DatabaseUnusable.
 
-        curriculum: name and digest; one database holds one curriculum. shared: see Database.
+        curriculum: name and digest; one database holds one curriculum.
         """
-        self.database = Database(database, shared=shared)
-        self._shared = shared
+        self.database = Database(database)
         self._together: Connection | None = None  # the transaction that `together` began
         self.verified = VerificationRecords(self._begin)
         try:
-            self._prepare(curriculum, shared)
+            self._prepare(curriculum)
         except DatabaseUnusable:
             self.close()
             raise
 
-    def _prepare(self, curriculum: str, shared: bool) -> None:
+    def _prepare(self, curriculum: str) -> None:
         with self._begin() as db:
             held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
             if held is None:
@@ -157,15 +149,14 @@ class Store:
                     f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}; "
                     "start it with the same --curriculum, or give another one with --database"
                 )
-            if not shared:
-                # Questions that were open at the last stop cannot be answered any more. That is not the
-                # peers' fault.
-                db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
+            # Questions that were open at the last stop cannot be answered any more. That is not the peers'
+            # fault.
+            db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
-    def agree(self, settings: str, *, shared: bool) -> None:
-        """Check that all judges of one database have these settings; one that is alone sets them.
+    def agree(self, settings: str) -> None:
+        """Record the settings, and log which ones differ from those of the last start.
 
-        settings: in words, parted by ", ". Raises DatabaseUnusable.
+        settings: in words, parted by ", ".
         """
         of_judges = about.c.name == "judges"
         with self._begin() as db:
@@ -177,11 +168,6 @@ class Store:
             then, now = held.split(", "), settings.split(", ")
             old = ", ".join(each for each in then if each not in now)
             new = ", ".join(each for each in now if each not in then)
-            if shared:
-                raise DatabaseUnusable(
-                    f"{self.database.name} is of judges with {old}, and this one has {new}; start it as"
-                    " the others. To change them all: stop them all, and start one without --shared once"
-                )
             logging.getLogger("judge").warning(
                 "%s was of a judge with %s; this one has %s%s",
                 self.database.name,
@@ -226,17 +212,6 @@ class Store:
         found = self._known(peer)
         return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
 
-    def claim(self, peer: PeerId, sequence: int) -> int:
-        """Keep a known peer's sequence number. Returns its highest before; -1: the peer is not known.
-
-        So a number serves once in all judges that share the database.
-        """
-        with self._begin() as db:
-            found = db.execute(_KNOWN, {"of": peer}).one_or_none()
-            if found is not None:
-                db.execute(_CLAIMED, {"of": peer, "claimed": sequence})
-        return -1 if found is None else int(found.sequence)
-
     def abandoned(self, before: float) -> None:
         """Close the questions of a judge that is gone, which nobody can answer: they do not count."""
         asked = evaluations.c.asked_at <= before
@@ -256,11 +231,8 @@ class Store:
         with self._begin() as db:
             return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
-    def asked(self, question: OpenQuestion, sequence: int, at: float, first: bool = False) -> None:
-        """Record a question. Raises AskedElsewhere if `first` is wrong.
-
-        first: nothing is known of the peer yet.
-        """
+    def asked(self, question: OpenQuestion, sequence: int, at: float) -> None:
+        """Record a question."""
         said = {name: getattr(question.attributes, name) for name in NAMES}
         of_round = said.pop("round")
         with self._begin() as db:
@@ -281,8 +253,6 @@ class Store:
                 }
                 new |= {"first_seen": at, "last_seen": at, "sequence": sequence}
                 db.execute(_SEEN_FIRST, {**now, **new})
-            elif first:
-                raise AskedElsewhere
             ref = question.task.ref
             row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
             row |= {"window_number": window, "place": question.place}
@@ -366,7 +336,7 @@ class Store:
     ) -> tuple[QuestionWindow, QuestionWindow, int]:
         """Turn the windows, see `windows.turn`."""
         with self._begin() as db:
-            return windows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
+            return windows.turn(db, now, seconds, curriculum, seeds)
 
     def prune(self, after: str, before: float, silent: float) -> str | None:
         """Prune some peers, see `pruning.prune`."""

@@ -1,7 +1,5 @@
 """Windows of time, each with a fixed set of held-out questions to which the judge committed before.
 
-Each is written once, and every judge of one database reads the same.
-
 Rules
 1. A window's seed is made, and its commitment published, one window before it opens. Only the first, and the
    first after the judge was down for longer than a window, open when they are made.
@@ -16,8 +14,7 @@ swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Row, exists, insert, select, update
 
 from judge.store.tables import evaluations, windows
 from judge.types import QuestionWindow
@@ -43,16 +40,14 @@ def due(
     seconds: int,
     curriculum: str,
     seeds: Callable[[], bytes],
-    alone: bool = True,
 ) -> list[QuestionWindow]:
     """Return the windows to add now, so that one is open and the next is published.
 
-    newest: of those that exist. alone: no other judge makes windows too. Two whose clocks differ so much
-    would add one after another for ever.
+    newest: of those that exist.
     """
     added: list[QuestionWindow] = []
     last = newest.terms if newest else None
-    if newest is not None and alone and dated_ahead(newest, now, seconds):
+    if newest is not None and dated_ahead(newest, now, seconds):
         opens = int(now) + seconds
         return [
             QuestionWindow(
@@ -70,18 +65,15 @@ WINDOWS_PAGE = 50
 
 
 def turn(
-    db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes], alone: bool = False
+    db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
 ) -> tuple[QuestionWindow, QuestionWindow, int]:
     """Add what is due, open what is to be open, reveal what may be.
 
-    Returns the open window, the next, and how many closed ones are still to be revealed. Unless it is alone,
-    another judge of the database may do the same at the same time: of two windows of one number the first
-    stays.
+    Returns the open window, the next, and how many closed ones are still to be revealed.
     """
-    insert: Any = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
     newest = read(db, limit=1)
-    for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds, alone):
-        db.execute(insert(windows).values(_row(window)).on_conflict_do_nothing(index_elements=["number"]))
+    for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds):
+        db.execute(insert(windows).values(_row(window)))
     c, newer = windows.c, windows.alias()
     opened = (
         select(c.number).where((c.opens <= now) | c.opened.is_not(None)).order_by(c.number.desc()).limit(1)

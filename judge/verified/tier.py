@@ -76,7 +76,7 @@ class JudgeHandle:
 
     curriculum: Curriculum
     sign: Callable[[Mapping[str, Any]], dict[str, str]]  # signs a receipt of these fields
-    claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
+    claim: Callable[[Signed], Awaitable[None]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     # Scores answers; raises VerifierFailed.
     score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[ScoredAnswer]]]

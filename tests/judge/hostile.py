@@ -89,7 +89,7 @@ def fill(database: Path) -> None:
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
                 question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, said)
                 score = ScoredAnswer.of(float(number % 2))
-                steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number, False)))
+                steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number)))
                 steps.append(
                     (
                         store.graded,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from judge.checks import CheckFinding, _disk, check
 from judge.cli import DEFAULTS, app
 from judge.config import EXAMPLE, SCHEMA, JudgeSettings, write_example
-from judge.errors import JudgeError, NotAlone, NotTogether
+from judge.errors import JudgeError, NotAlone
 from judge.store.store import Store
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
@@ -77,10 +77,10 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
         Path("k"),
         60,
     )
-    environment = {"SWARMD_JUDGE_PROXY": "127.0.0.1, ::1 10.0.0.0/8 *", "SWARMD_JUDGE_SHARED": "true"}
-    found, origins = SCHEMA.build(SCHEMA.read(tmp_path / "judge.toml", environment, {"shared": False}))
+    environment = {"SWARMD_JUDGE_PROXY": "127.0.0.1, ::1 10.0.0.0/8 *", "SWARMD_JUDGE_LOG_JSON": "true"}
+    found, origins = SCHEMA.build(SCHEMA.read(tmp_path / "judge.toml", environment, {"log_json": False}))
     assert found.proxy == ("127.0.0.1", "::1", "10.0.0.0/8", "*")
-    assert (found.shared, origins["shared"], origins["host"]) == (False, "--shared", "default")
+    assert (found.log_json, origins["log_json"], origins["host"]) == (False, "--log-json", "default")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
         ('verified_model = [""]', "verified_model[0]: expected a list of tiny"),
         ('database = "a\\u0000"', r"database: expected no NUL character, found 'a\x00'"),
         ('verified_model = ["tiny", "\\u0000"]', "verified_model: expected no NUL character, found ['tiny'"),
-        ('shared = "on"', "shared: expected true or false, found 'on'"),
+        ('log_json = "on"', "log_json: expected true or false, found 'on'"),
         ("database = 3", "database: expected a text, found 3"),
         ("key = 3", "key: expected a text, found 3"),
         ("only_check = true", "only_check: unknown key"),
@@ -169,7 +169,6 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
     assert "chmod 600" in said(*options, "--curriculum", "tiny-9")[1][0]
     # Below a file
     assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]
-    assert "one judge alone" in said("--port", "0", "--database", str(tmp_path / "new"), "--shared")[1][0]
 
 
 def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) -> None:
@@ -198,17 +197,10 @@ def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [database]
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--verified-model=other"], NotAlone),
-        (["--shared", "--verified-bytes=1"], NotTogether),
-    ],
-)
-def test_options_that_need_or_forbid_uploads(options: list[str], why: type[JudgeError]) -> None:
+def test_an_option_that_needs_uploads() -> None:
     for command in ("check", "serve"):
-        done = CliRunner().invoke(app, [command, *options])
-        assert isinstance(done.exception, why) and "--verified-bytes" in str(done.exception)
+        done = CliRunner().invoke(app, [command, "--verified-model=other"])
+        assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)
 
 
 def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:

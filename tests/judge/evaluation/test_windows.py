@@ -3,13 +3,10 @@ is open.
 """
 
 import asyncio
-import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count, pairwise
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -21,7 +18,7 @@ from judge.evaluation.questions import WindowQuestions
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
-from judge.store.windows import REVEAL_S, due, turn
+from judge.store.windows import REVEAL_S, due
 from judge.types import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks import held_out
@@ -103,46 +100,6 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
         assert turned(store, 900.0, new)[0].number == 2
         late = turned(store, 5000.0, new)[0]  # down for longer than a window
         assert (late.number, late.terms.opens, late.published) == (5, 5000, 5000.0)
-
-
-@pytest.mark.net
-def test_judges_of_one_database_with_clocks_far_apart_add_no_windows_for_ever(
-    request: pytest.FixtureRequest,
-) -> None:
-    address = request.getfixturevalue("postgresql")()
-    new = Seeds()
-    with (
-        closing(Store(address, "tiny-9 0123", shared=True)) as right,
-        closing(Store(address, "tiny-9 0123", shared=True)) as behind,
-    ):
-        for _ in range(2):
-            assert turned(right, 1000.0, new)[1].number == turned(behind, 100.0, new)[1].number == 2
-
-
-@pytest.mark.net
-def test_two_judges_of_one_database_agree(request: pytest.FixtureRequest) -> None:
-    """Both make windows at the same moments, each with seeds of its own."""
-    address = request.getfixturevalue("postgresql")()
-    Store(address, "tiny-9 0123").close()  # makes the schema
-    judges, moment = (
-        [Database(address, alone=False, writes=True) for _ in range(2)],
-        Barrier(2, timeout=TIMEOUT_S),
-    )
-
-    def turn_all(place: int) -> list[tuple[int, str]]:
-        found, rng = [], random.Random(place)
-        for step in range(20):
-            moment.wait()
-            with judges[place].begin() as db:
-                here, following, _ = turn(db, 1000.0 + 30 * step, 60, "0123", lambda: rng.randbytes(32))
-            found.append((here.number, here.commitment + following.commitment))
-        return found
-
-    with ThreadPoolExecutor(2) as both:
-        one, other = both.map(turn_all, range(2))
-    for judge in judges:
-        judge.close()
-    assert dict(one) == dict(other) and one[-1][0] == 10
 
 
 def test_each_peer_gets_its_places_in_turn() -> None:
