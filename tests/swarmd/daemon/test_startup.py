@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.address import Endpoint, own_ports
+from p2p.address import Endpoint, own_ports, packed
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import listen as listening
@@ -33,9 +33,11 @@ from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.daemon.membership import connection_news
 from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.exchange import offers, wire
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.__main__ import NICE
 from swarmd.trainer.checkpoint import Checkpoints, RunState
+from swarmd.types import Completion, Rollout, TaskRef
 
 ALONE = {"swarm": {"engine": "none"}}
 
@@ -115,6 +117,20 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
         nursery.cancel_scope.cancel()
     (addresses,) = announced
     assert len(addresses) == 1
+
+
+def test_the_offers_of_a_node_say_where_it_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, sent = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO())), list[bytes]()
+    at = packed("/ip4/11.0.0.7/tcp/4001")
+    monkeypatch.setattr(node.member.engine, "reached_at", lambda: "/ip4/11.0.0.7/tcp/4001")
+    monkeypatch.setattr(node.member.engine, "publish", sent.append)
+    rollout = Rollout(TaskRef("bf", 1), (Completion("1", True),), node.member.identity.peer_id)
+    (body,), _ = offers.encode([rollout], 1, "tiny", node.sharing.curriculum.specialties)
+    for kind in (offers.KIND, wire.KIND):
+        node.member.publish(kind, body)
+    assert [at in frame for frame in sent] == [True, False]
 
 
 @pytest.mark.net

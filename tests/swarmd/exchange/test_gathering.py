@@ -134,6 +134,19 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
         assert sorted(r.ref for r in b.rollouts()) == sorted(r.ref for r in shared)
 
 
+async def test_an_author_is_asked_where_its_offer_says_that_it_is(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (a, b), told = joined(1, 2), list[tuple[PeerId, str]]()
+    monkeypatch.setattr(engine_of(b), "told_of", lambda *where: told.append(where))
+    at = "/ip4/11.0.0.7/tcp/4001"
+    a.member.completes[offers.KIND] = lambda body: offers.addressed(body, at)
+    async with running(b):
+        a.share(*range(4))
+        await settled()
+    assert told == [(a.id, at)] * 4 and len(b.rollouts()) == 4
+
+
 async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
