@@ -19,8 +19,8 @@ EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDU
 _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 # Below the ports that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
 OWN_PORTS: Final = range(10_000, 30_000)
-# Lengths of a packed address: IPv4, IPv6, and the same through a relay.
-PACKED_BYTES: Final = (6, 18, 38, 50)
+# Lengths of a packed address, and of the IP address in it. The two long ones lead through a relay.
+PACKED_BYTES: Final = {6: 4, 18: 16, 38: 4, 50: 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,8 @@ def packed(address: str) -> bytes:
 
 
 def unpacked(raw: bytes) -> str:
-    """Read what `packed` wrote. Raises ValueError if the length is another."""
-    if len(raw) not in PACKED_BYTES:
-        raise ValueError(f"no address has {len(raw)} bytes")
-    cut = 4 if len(raw) in (6, 38) else 16
+    """Read what `packed` wrote. Raises KeyError if the length is another."""
+    cut = PACKED_BYTES[len(raw)]
     host, port, key = ipaddress.ip_address(raw[:cut]), raw[cut : cut + 2], raw[cut + 2 :]
     direct = f"/ip{host.version}/{host}/tcp/{int.from_bytes(port, 'big')}"
     return f"{direct}/p2p/{peer_id_of(key)}/p2p-circuit" if key else direct

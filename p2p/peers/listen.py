@@ -17,7 +17,7 @@ from p2p.address import Endpoint
 from p2p.errors import AddressMissing, CannotListen
 
 # Interfaces of Docker, libvirt, VMware, VirtualBox, Podman and LXC: no other machine can dial them.
-_BRIDGE: Final = re.compile(r"docker\d+|br-[0-9a-f]{12}|(veth|virbr|vmnet|vboxnet|podman|cni|lxcbr|lxdbr).*")
+_BRIDGE: Final = re.compile(r"docker\d+|br-[0-9a-f]{12}|(virbr|vmnet|vboxnet|podman|cni|lxcbr|lxdbr).*")
 # Addresses of the internet, as far as routes go: they are for documents, and nobody has them.
 SOMEWHERE: Final = (Endpoint("ip4", "192.0.2.1", 9), Endpoint("ip6", "2001:db8::1", 9))
 

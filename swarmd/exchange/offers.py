@@ -149,11 +149,11 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return wire.newer(envelope.body, VERSION)
-    if len(envelope.body) > OFFER_BYTES or _encode(offer) != envelope.body:
-        return Reason.UNDECODABLE
-    try:
-        where = unpacked(offer.at) if offer.at else ""
-    except ValueError:
+    if (
+        len(envelope.body) > OFFER_BYTES
+        or _encode(offer) != envelope.body
+        or len(offer.at) not in {0, *PACKED_BYTES}
+    ):
         return Reason.UNDECODABLE
     ids = [offer.ids[at : at + ID_BYTES] for at in range(0, len(offer.ids), ID_BYTES)]
     if not len(offer.specialties) == len(offer.ns) == len(offer.sizes) == len(ids) or len(ids[-1]) < ID_BYTES:
@@ -161,6 +161,7 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
     if max(offer.specialties) >= len(specialties):
         return Reason.UNKNOWN_TASK
     author, via, group = envelope.author, envelope.via or envelope.author, envelope.group
+    where = unpacked(offer.at) if offer.at else ""
     where = where if on_internet(where) else ""
     items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
     return tuple(

@@ -415,7 +415,7 @@ def test_addresses_of_bridges_to_containers_are_left_out(monkeypatch: pytest.Mon
         own = ["0.0.0.9", probe.getsockname()[0], "127.0.0.1"]
     named = [SimpleNamespace(family=socket.AF_INET, address=address) for address in own]
     bridge = [SimpleNamespace(family=socket.AF_INET, address="172.17.0.1")]
-    found = {"eth0": named, "br-lan": [], "docker0": bridge, "br-0123456789ab": bridge, "veth12ab": bridge}
+    found = {"eth0": named, "br-lan": [], "docker0": bridge, "br-0123456789ab": bridge, "virbr0": bridge}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
     assert dialable(["/ip4/0.0.0.0/tcp/9"]) == [f"/ip4/{host}/tcp/9" for host in reversed(own)]
 
