@@ -1,8 +1,8 @@
 """Grades answers by ReasoningGYM's scorer, or by our own comparison where that scorer would `eval` them.
 
 Equal to ReasoningGYM on honest answers (tests/swarmd/tasks/test_parity.py). The strict curricula use stricter
-rules (strict.py). Answers of other peers are graded only in the contained process (sandbox/verifier.py),
-after `answers.read`.
+rules (strict.py); so do training questions, where that costs honest answers nothing. Answers of other peers
+are graded only in the contained process (sandbox/verifier.py), after `answers.read`.
 """
 
 import decimal
@@ -11,6 +11,7 @@ from typing import Any
 
 from swarmd.tasks import strict
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
+from swarmd.tasks.curriculum import TRAINING_TASKS
 from swarmd.tasks.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
 
@@ -22,7 +23,8 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
     refused = refusal(task.ref.specialty, answer)
     if refused:
         return refused
-    scores = STRICT if tasks.curriculum.strict else SCORES
+    lenient = TRAINED if task.ref.n < TRAINING_TASKS else SCORES
+    scores = STRICT if tasks.curriculum.strict else lenient
     score = scores.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
     # Above 1: calendar_arithmetic divides a wrong answer's distance by the right one, which may be below 0.
     return GradeReason.CORRECT if PASS_SCORE <= score <= 1 else GradeReason.WRONG
@@ -98,9 +100,10 @@ def _strict_logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: AR
     return float(strict.says_all(metadata["premises"], answer, metadata["variables"]))
 
 
+# Text behind a LaTeX fraction would earn its reward, and be trained on.
+TRAINED = {**SCORES, "fraction_simplification": _strict_fraction}
 STRICT: Mapping[str, Callable[[Any, str, Entry], float]] = {
-    **SCORES,
+    **TRAINED,
     "decimal_arithmetic": _strict_decimal,
-    "fraction_simplification": _strict_fraction,
     "propositional_logic": _strict_logic,
 }

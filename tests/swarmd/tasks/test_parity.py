@@ -20,7 +20,7 @@ import pytest
 from benchmarks.tiny_models.evaluation import grade_text
 from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS
 from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.logic import proves, table
@@ -103,11 +103,19 @@ def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str
             text = f"I think <answer>{answer}</answer>"
             theirs = dataset.score_answer(reasoning_gym.utils.extract_answer(text), entry) >= PASS_SCORE
             ours = grade_text(tasks, task, text)
-            assert (ours is GradeReason.CORRECT) == theirs, (task.ref, answer, ours)
+            stricter = specialty == "fraction_simplification" and task.ref.n < TRAINING_TASKS
+            paid = theirs and (not stricter or alone(task, answer))
+            assert (ours is GradeReason.CORRECT) == paid, (task.ref, answer, ours)
             marks[theirs] += 1
     # Premises may be tautologies: nothing follows
     assert solved >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)
     assert min(marks[True], marks[False]) >= ITEMS // 2, "both kinds of answers have to be there to compare"
+
+
+def alone(task: Task, answer: str) -> bool:
+    """Return whether the answer is the fraction and nothing else."""
+    metadata = task.entry["metadata"]
+    return is_fraction(answer, metadata["simplified_numerator"], metadata["simplified_denominator"])
 
 
 @pytest.mark.parametrize("ambient", [3, 12, 28])
@@ -261,10 +269,11 @@ STRICT = sorted(name for name, c in CURRICULA.items() if c.strict)
 Answer = Callable[[Task, random.Random], str]
 
 
-def share(name: str, specialty: str, answer: Answer, count: int = 120) -> float:
+def share(name: str, specialty: str, answer: Answer, first: int = HELD_OUT, count: int = 120) -> float:
     """Return on what share of so many questions this answer pays."""
     rng, tasks = random.Random(specialty), tasks_of(name)
-    asked = [task for n in range(count) if (task := tasks.task(TaskRef(specialty, n))) is not None]
+    numbers = range(first, first + count)
+    asked = [task for n in numbers if (task := tasks.task(TaskRef(specialty, n))) is not None]
     return sum(grade(tasks, task, answer(task, rng)) is GradeReason.CORRECT for task in asked) / len(asked)
 
 
@@ -290,18 +299,22 @@ def junk(task: Task, _: random.Random) -> str:
 
 @pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
 @pytest.mark.parametrize(
-    "specialty, wrong, faithful, strict",
+    "specialty, wrong, judged, trained",
     [
-        ("decimal_arithmetic", off_by_one, 1.0, 0.0),
-        ("propositional_logic", any_variable, 0.85, 0.0),
+        ("decimal_arithmetic", off_by_one, 1.0, 1.0),
+        ("propositional_logic", any_variable, 0.85, 0.85),
         ("fraction_simplification", junk, 1.0, 0.0),
     ],
 )
 def test_wrongly_paid_answers_earn_only_in_faithful_curricula(
-    name: str, specialty: str, wrong: Answer, faithful: float, strict: float
+    name: str, specialty: str, wrong: Answer, judged: float, trained: float
 ) -> None:
-    assert share(name, specialty, wrong) >= faithful
-    assert share(f"{name}-strict", specialty, wrong) <= strict
+    """Text that no honest answer holds earns nothing on training questions, or it would be trained on."""
+    assert share(name, specialty, wrong) >= judged
+    found = share(name, specialty, wrong, first=0)
+    assert found >= trained and (trained or not found)
+    for first in (0, HELD_OUT):
+        assert share(f"{name}-strict", specialty, wrong, first) < 0.01  # a question of one variable
 
 
 @pytest.mark.parametrize("name", STRICT)
