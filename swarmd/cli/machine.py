@@ -50,6 +50,7 @@ def doctor(context: typer.Context) -> None:
         try:
             model.main([], prog_name="swarmd doctor model", standalone_mode=False)
         finally:
+            tell("", sys.stdout)
             code = network.main([], prog_name="swarmd doctor network", standalone_mode=False)
         raise typer.Exit(code or 0)
 

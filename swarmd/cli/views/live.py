@@ -23,6 +23,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.status_words import (
     NAME_COLUMNS,
@@ -263,7 +264,8 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     if document.get("started_at"):
         text.append(f"   up {_duration(now - document['started_at'])}", "dim")
     trouble = document.get("trouble") if state == "training" else None
-    colour = "yellow" if trouble else colour
+    if trouble and not trouble["cause"].startswith(FIRST_HERE):
+        colour = "yellow"
     cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
     cause += "" if trouble else so_far(document, now)
     said = cause + (f" → {remedy}" if remedy else "")

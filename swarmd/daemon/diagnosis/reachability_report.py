@@ -11,6 +11,7 @@ from p2p.netgroup import LOCAL, group_of_host, only_here
 from swarmd.daemon.diagnosis.isolation import (
     BEHIND_FIREWALL,
     BEHIND_ROUTER,
+    FIRST_HERE,
     LOOPBACK,
     NO_RELAY,
     NOBODY_DIALS,
@@ -200,8 +201,11 @@ def _judged(found: Survey) -> list[Finding]:
 
 
 def _trouble(found: Survey) -> Finding | None:
-    trouble = found.get("trouble")
-    return Finding("swarm", False, trouble["cause"], trouble["remedy"]) if trouble else None
+    if not (trouble := found.get("trouble")):
+        return None
+    # Somebody has to found a swarm.
+    good = None if trouble["cause"].startswith(FIRST_HERE) else False
+    return Finding("swarm", good, trouble["cause"], trouble["remedy"])
 
 
 def _members(found: Survey) -> Finding:

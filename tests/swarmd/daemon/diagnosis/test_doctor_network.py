@@ -23,6 +23,7 @@ from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import remember
 from swarmd.daemon.daemon import Daemon
+from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
@@ -161,6 +162,7 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
             "swarm",
             "False the clock is off -> set it",
         ),
+        ({"trouble": {"cause": f"{FIRST_HERE}: x", "remedy": "y"}}, "swarm", f"None {FIRST_HERE}: x -> y"),
         ({"trouble": {"cause": "the clock is off", "remedy": "set it"}}, "members", ""),
         (
             {"judge": {"cause": "the judge asks sapo-9", "remedy": "use another"}},
