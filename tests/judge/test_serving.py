@@ -297,7 +297,7 @@ def test_settings_refused_at_the_start(tmp_path: Path, changed: dict[str, str], 
 
 def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
     with contextlib.closing(Store(database := tmp_path / "judge", f"tiny-9 {TINY_9.digest}")) as store:
-        store.agree("", shared=False)
+        store.agree("")
         with store.database.begin() as db:
             db.exec_driver_sql(
                 "CREATE TRIGGER t BEFORE UPDATE ON about BEGIN SELECT RAISE(FAIL, 'database or disk is"

@@ -124,7 +124,7 @@ def test_a_page_of_the_board_is_of_one_moment(
 
 def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     for key in "aab":
-        store.agree(f"--key of {key}, --deadline 60", shared=False)
+        store.agree(f"--key of {key}, --deadline 60")
     (said,) = caplog.messages
     assert said.endswith(
         "was of a judge with --key of a; this one has --key of b. Receipts stay signed by the key they have"
@@ -132,8 +132,8 @@ def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.
 
 
 def test_of_changed_settings_those_alone_are_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    store.agree("--key of a, --deadline 60, --window 9", shared=False)
-    store.agree("--key of a, --deadline 90, --window 5", shared=False)
+    store.agree("--key of a, --deadline 60, --window 9")
+    store.agree("--key of a, --deadline 90, --window 5")
     (said,) = caplog.messages
     assert said.endswith("of a judge with --deadline 60, --window 9; this one has --deadline 90, --window 5")
 
