@@ -35,6 +35,7 @@ PARTS: Final = MappingProxyType(
         "half-billion": f"{HALF_BILLION} MEMORY",
         "trl": "-m benchmarks.round --peer trl --device DEVICE --size 360m --tokens 256 --pairs 2",
         "join": "-m swarmd join --model tiny --device DEVICE --rounds 50 --state-dir STATE",
+        "mu": "-m swarmd plan replay --model tiny-latent --device DEVICE",
         "small-card": f"{HALF_BILLION} 5.6",
         "all-weights": f"{HALF_BILLION} MEMORY --lora off",
         "nf4": f"{HALF_BILLION} 5.6 --dtype nf4",

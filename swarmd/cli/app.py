@@ -126,6 +126,7 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
         "config": settings.config_app,
         "identity": settings.identity_app,
         "doctor": machine.doctor_app,
+        "plan": machine.plan_app,
     },
     "For operators and researchers": {
         "bootstrap": (peers.bootstrap, "swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001"),

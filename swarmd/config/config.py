@@ -129,7 +129,7 @@ class SharingConfig(_Section, SharingSettings):
 
 
 class ReplayConfig(_Section):
-    # On: rollouts are trained on several times; pays if generating takes 5 times as long as training
+    # On: rollouts are trained on several times; pays where generating is dear (`swarmd plan replay`)
     mode: Literal["off", "on"] = "off"
     size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: three batches
     updates_per_round: Annotated[int, Field(ge=1, le=64)] = 2

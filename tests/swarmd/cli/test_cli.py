@@ -160,7 +160,7 @@ def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
 WRONG = """join --local -1|join --local many|join --device gpu|join --bootstrap localhost:4001
     |join --judge judge.example|join --config absent.toml|join --nonsense|dance|task show bf|task show bff 1
     |task show bf -1|task show bf 2147483648|task list --curriculum x
-    |identity show|demo --nodes 0"""
+    |identity show|demo --nodes 0|plan replay --alpha 0.5"""
 
 
 @pytest.mark.parametrize("arguments", [line.split() for line in WRONG.split("|")], ids=" ".join)
@@ -482,7 +482,10 @@ def test_an_interrupt_while_it_starts_is_quiet(program: str, package: str, tmp_p
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("option", [["stop", "--timeout"], ["join", "--pace"]])
+@pytest.mark.parametrize(
+    "option",
+    [["stop", "--timeout"], ["plan", "replay", "--rho"], ["plan", "replay", "--alpha"], ["join", "--pace"]],
+)
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -> None:
     said = run(*option, value)

@@ -359,6 +359,7 @@ def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
     ("command", "by"),
     [
         ("doctor model --model owner/small", signal.SIGINT),
+        ("plan replay --model owner/small --device cpu", signal.SIGINT),
         ("export --state-dir {0}/state {0}/out", signal.SIGINT),
         ("export --state-dir {0}/state {0}/out", signal.SIGTERM),
     ],

@@ -1,0 +1,91 @@
+"""`swarmd plan replay`: real measurements of the tiny model, and what is made of figures of any size."""
+
+import json
+import tomllib
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmd.cli.app import main
+from swarmd.config.config import NodeConfig
+from swarmd.errors import SwarmdError
+from swarmd.experience.replay_theory import best_reuse
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, lines, measure, plan, plan_replay
+from swarmd.types import Completion, Generation, Task, TaskRef, Tokens, UpdateReport
+
+
+def measured(mu: float) -> Measured:
+    return Measured(mu * 0.01, 0.01, mu, 0.9 * mu, 1.1 * mu, 5)
+
+
+@pytest.mark.parametrize("mu", [0.6, 1.0, 4.9])
+def test_where_generation_is_cheap_it_says_to_leave_replay_off(mu: float) -> None:
+    made = plan(measured(mu), 4, 8)
+    assert not made.pays
+    assert any("cannot pay" in line and "off" in line for line in lines(made))
+    assert not any("mode =" in line for line in lines(made))
+
+
+def test_where_generation_is_expensive_the_plan_is_the_theorems() -> None:
+    made = plan(measured(6.84), 8, 8)
+    best = best_reuse(6.84, RHO, ALPHA)
+    assert made.pays and made.new == 8
+    assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(
+        best.trained * 8, abs=4
+    )
+    assert 0 < made.gamma < 1 and 0 < made.same_progress < 1
+    text = "\n".join(lines(made))
+    configured = tomllib.loads(text[text.index("    [replay]") : text.index("The last two")])
+    NodeConfig.model_validate(configured)  # every key of it is one
+    replay = {"mode": "on", "size": made.size, "max_kl": 1.0}
+    assert (
+        configured["train"]["importance_cap"] == 2.0 and configured["replay"] | replay == configured["replay"]
+    )
+    assert "Assumed: rho = 0.1, alpha = 0.15" in text
+
+
+def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
+    made = plan(measured(5.0), 1, 32)
+    assert made.size >= made.batch == 32 and made.updates == 1
+
+
+def test_an_update_that_float16_left_out_is_made_again() -> None:
+    """Its first scale of the loss may be too large, and takes a step or two to fit."""
+    reports = iter([UpdateReport(skipped=1)] * 2 + [UpdateReport(tokens=4)] * 2 + [UpdateReport()])
+    said = Generation((Completion("a", ended=True),) * 2, Tokens(((1,),) * 2, ((0.0,),) * 2))
+    policy: Any = SimpleNamespace(generate=lambda *_: [said], update=lambda *_: next(reports))
+    tasks: Any = SimpleNamespace(draw=lambda *_: [Task(TaskRef("sum", 1), "1+1?", {})])
+    clock = count(step=2).__next__
+    found = measure(policy, tasks, 1, 2, 1, 0, clock)
+    assert (found.generate, found.train) == (2, 2)
+    with pytest.raises(SwarmdError, match=r"no answer has a token\. Choose a model with a longer context"):
+        measure(policy, tasks, 1, 2, 1, 0, clock)
+
+
+@pytest.mark.slow
+def test_the_plan_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "replay", "--model", "tiny", "--device", "cpu", "--rounds", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == 1 and told["assumed"] == {"rho": RHO, "alpha": ALPHA}
+    assert len(told["assumptions"]) == 4 and told["plan"]["R"] > 0
+    assert (
+        0.05 < told["measured"]["mu"] < 50
+        and told["measured"]["low"] <= told["measured"]["mu"] <= told["measured"]["high"]
+    )
+    assert told["pays"] == (told["measured"]["mu"] >= told["pays_from"])
+
+
+def test_what_measured_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of another package leaves a server and a copy of the weights otherwise."""
+    closed, close = list[LanguagePolicy](), LanguagePolicy.close
+
+    def noted(policy: LanguagePolicy) -> None:
+        closed.append(policy)
+        close(policy)
+
+    monkeypatch.setattr(LanguagePolicy, "close", noted)
+    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 1, "external": 0}})
+    assert plan_replay(config, 1, RHO, ALPHA).new == len(closed) == 1
