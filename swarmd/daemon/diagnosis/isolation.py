@@ -262,8 +262,7 @@ CAUSES = (
     Cause(
         FIRST_HERE + ": no bootstrap address is set, and no member is on the local network",
         "no connection",
-        "invite other people: `swarmd invite` prints a line for them. To enter a swarm that exists, join with"
-        " such a line of one of its nodes",
+        "invite other people: `swarmd invite` prints a line for them; or join with such a line",
         Stage.SETTLED,
         lambda f: {} if not f.connected and not f.bootstrap else None,
     ),

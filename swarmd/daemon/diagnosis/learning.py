@@ -19,7 +19,7 @@ MANY_CUT = 0.5
 # Below this share of answers in the asked form, the form is the cause.
 FEW_IN_FORM = 0.05
 # Characters of the sample answer.
-SAMPLE_CHARACTERS = 60
+SAMPLE_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,7 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
         "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}, and {in_form} are in the asked"
         " form, <answer>…</answer>",
-        "raise generate.max_new_tokens; if answers never end, `swarmd doctor model` says which token would"
-        " end one",
+        "raise it; if answers never end, see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
     (
@@ -109,8 +108,7 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
 )
 _CUT = (
     "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}",
-    "raise it if answers need more room; if they never end, `swarmd doctor model` says which token would end"
-    " one",
+    "raise it if answers need more room; if they never end, see `swarmd doctor model`",
 )
 
 

@@ -176,8 +176,8 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return name and text of each fact of the status document; "" for one that belongs to that before."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
-    swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
-    pid, restarts = trainer.get("pid"), trainer.get("restarts")
+    swarm, trainer, usage = (document.get(part) or {} for part in ("swarm", "trainer", "usage"))
+    restarts = trainer.get("restarts")
     facts = [
         ("state", state_sentence(document)),
         *(("paused", words) for words in other_pauses(document)),
@@ -193,20 +193,18 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
-        ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
-        ("engine", document.get("engine") or ""),
+        ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}  {document.get('engine', '')}"),
         ("peers", peers_words(document)),
         ("exchange", exchange_words(document.get("exchange") or {})),
-        ("offers", offers_words(document.get("offers") or {})),
         ("given", given_words(document.get("given") or {})),
         ("address", addresses_words(document.get("addresses") or ())),
         ("refused", refused_words(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
-        ("trainer", ", ".join(filter(None, (pid and f"pid {pid}", restarts and f"restarts: {restarts}")))),
+        ("trainer", f"restarts: {restarts}" if restarts else ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
-        ("budget", budget_words(document.get("usage") or {})),
-        ("cost", cost_words(document.get("usage") or {})),
+        ("budget", budget_words(usage)),
+        ("cost", cost_words({"today": usage["today"]}) if "today" in usage else ""),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
     return [(name, text) for name, text in facts if text]
@@ -265,9 +263,9 @@ def workers_words(workers: Mapping[str, Any]) -> str:
 
 
 def addresses_words(addresses: Sequence[str]) -> str:
-    """Name the first address, which is the one most can reach, and say how many more there are."""
-    more = f" and {len(addresses) - 1} more: swarmd status --json" * (len(addresses) > 1)
-    return printable(f"{addresses[0]}{more}") if addresses else ""
+    """Name the first address, which is the one most can reach, without the peer id, and count the rest."""
+    more = f" and {len(addresses) - 1} more" * (len(addresses) > 1)
+    return printable(f"{str(addresses[0]).partition('/p2p/')[0]}{more}") if addresses else ""
 
 
 def exchange_words(exchange: Mapping[str, Any]) -> str:

@@ -493,7 +493,7 @@ def test_the_status_as_lines() -> None:
         status_lines(document(**lost))[0] == "state    restarting: the trainer was lost; it starts again now"
     )
     assert {
-        f"address  /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
+        "address  /ip4/192.0.2.7/tcp/40123",
         "reward   0.429, mean of the last 10 rounds",
         "judge    score 0.310 over 120 questions, http://127.0.0.1:8400",
     } <= {*status_lines(document())}

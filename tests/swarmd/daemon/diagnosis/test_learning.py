@@ -29,7 +29,7 @@ STATES = [
     (
         line(answers={"cut": 0.97, "in_form": 0.0}),
         "31 of 32 answers are cut at generate.max_new_tokens = 4, and 0 are in the asked form",
-        "raise generate.max_new_tokens",
+        "raise it",
     ),
     (
         line(answers={"in_form": 0.0}),

@@ -1,16 +1,20 @@
 """The status board: what `swarmd status` and `swarmd peers` are made of."""
 
 import os
+from collections import deque
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from p2p.identity import Identity, nickname
 from p2p.types import Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.diagnosis.isolation import CAUSES
+from swarmd.daemon.diagnosis.learning import trouble_of
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
-from swarmd.daemon.local_api.status_words import given_words, status_lines
+from swarmd.daemon.local_api.status_words import given_words, offers_words, status_lines
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.daemon.sharing import Participant
 from swarmd.types import ShownRollout
@@ -89,8 +93,11 @@ def test_the_document_has_the_present_and_the_history() -> None:
     of_us["trainer"] = {"pid": 9, "restarts": 3, "verifier_pid": 42}
     assert shown | told | history | of_us == shown
     lines = status_lines(shown | {"last": None, "judge": None})
-    assert "peers    2 heard, 1 connected" in lines and "offers   one every 40 s" in lines
-    assert "offers   one with each round" in status_lines(document(board()))
+    assert "peers    2 heard, 1 connected" in lines
+    assert [offers_words(each["offers"]) for each in (shown, document(board()))] == [
+        "one every 40 s",
+        "one with each round",
+    ]
 
 
 def test_the_model_has_one_name_before_and_after_it_is_loaded() -> None:
@@ -123,8 +130,9 @@ def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
 
 
 def test_the_p2p_engine_is_told() -> None:
-    told = document(board(), engine="libp2p")
-    assert "engine   libp2p" in status_lines(told)
+    swarm = {"name": "main", "topic": "/swarmd/1/main/3f"}
+    told = document(board(), engine="libp2p", swarm=swarm)
+    assert "swarm    main  /swarmd/1/main/3f  libp2p" in status_lines(told)
 
 
 def test_offers_and_fetches_are_shown_once_there_were_any() -> None:
@@ -192,9 +200,7 @@ def test_a_frozen_model_is_no_trouble_and_progress_ends_with_its_round() -> None
 
 def test_one_address_is_named_and_the_others_are_counted() -> None:
     addresses = ["/ip4/192.0.2.1/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1"]
-    assert "address  /ip4/192.0.2.1/tcp/1 and 2 more: swarmd status --json" in status_lines(
-        document(board(), addresses=addresses)
-    )
+    assert "address  /ip4/192.0.2.1/tcp/1 and 2 more" in status_lines(document(board(), addresses=addresses))
 
 
 def test_the_judges_last_score_outlives_a_restart_until_there_is_a_new_one() -> None:
@@ -215,3 +221,45 @@ def test_harmless_refusals_are_counted_for_programs_and_not_shown() -> None:
     assert "swarmd_refused_total" in exposition(shown)
     both = document(board(), rejected={Reason.OLD.value: 5, Reason.MALFORMED.value: 1})
     assert "refused  1 not a frame" in status_lines(both)
+
+
+def test_the_status_of_a_node_with_every_trouble_fits_a_terminal_of_80_by_24() -> None:
+    of = board()
+    of.round, of.rewards = 120, deque([0.0, 0.0])
+    line = lines_of(120, 0, cut=0.94, in_form=0.0) | {"local": 4, "external": 3, "useful": 0, "peers": 0}
+    of.last = line | {"rejected": {}, "pool": {"size": 3}}
+    of.say("training", "", "")
+    of.progress = {"stage": "generate", "done": 12, "of": 32, "left": 118.0}
+    of.model = {
+        "model": "/home/me/models/smollm2-135m",
+        "parameters": 134_500_000,
+        "device": "cpu",
+        "lora": 16,
+    }
+    of.learning = trouble_of(
+        [line] * 2, {"new_tokens": 12}, "It is Thursday, Monday comes next in this week: " * 3
+    )
+    silent = {"url": "https://judge.example", "score": None, "n": 0, "cause": "it is down", "remedy": "wait"}
+    alone = next(cause for cause in CAUSES if "first here" in cause.says).trouble().document()
+    spent = {
+        "cpu_seconds": 17_000,
+        "energy_wh": 300,
+        "bytes_up": 9e9,
+        "bytes_down": 9e9,
+        "bytes_written": 8e9,
+    }
+    shown = document(
+        of,
+        judge=silent,
+        trouble=alone,
+        peer_id=ME,
+        name="brave-otter",
+        exchange=dict.fromkeys(EXCHANGE, 0),
+        given=dict.fromkeys(GIVEN, 0),
+        swarm={"name": "main", "topic": "/swarmd/1/main/45d480c45ee4d11f"},
+        addresses=["/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/" + ME] * 5,
+        usage={"today": spent, "total": spent},
+    )
+    lines = [part for each in status_lines(shown) for part in wrap(each, 80, subsequent_indent=" " * 9)]
+    assert len(lines) <= 24, "\n".join(lines)
+    assert [each.partition(" ")[0] for each in lines[:4]] == ["state", "round", "now", "reward"]
