@@ -38,7 +38,7 @@ from tests.attacks.test_unserved import LATENCY, ROUND, SETTLE, START, TOPIC
 
 SEED = 2
 HOP = 0.05  # seconds
-LATE = 1.0  # seconds
+LATE = 0.15  # seconds
 THIEF = key_of(SEED, 0).peer_id
 
 
@@ -134,7 +134,7 @@ def in_memory(
                 Node(who, TOPIC, partial(Far, network, who.peer_id), clock, random.Random(rng.random()))
             )
         network.connect()
-        answer = BlobServer(network.stolen, clock)
+        answer = BlobServer(network.stolen)
         async with trio.open_nursery() as nursery:
             network.nursery = nursery
             for node in honest:
