@@ -4,7 +4,7 @@
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring,
 poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, leecher, relay-starver,
-relay-hoarder, copier, announcer, or, against a judge, judge-readers, judge-board, judge-sessions,
+relay-hoarder, dialler, copier, announcer, or, against a judge, judge-readers, judge-board, judge-sessions,
 judge-forger, judge-disk. `python -m benchmarks.attack NAME --help` lists its options. The figures as a table:
 docs/admission.md, docs/judge-protocol.md. With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most},
@@ -47,6 +47,7 @@ NAMES = (
     "leecher",
     "relay-starver",
     "relay-hoarder",
+    "dialler",
     "copier",
     "announcer",
     "judge-readers",

@@ -93,6 +93,17 @@ def machine_of_host(host: str) -> str:
     return host if ip is None else str(ip)
 
 
+def block_of_host(host: str) -> str | None:
+    """Return the /24 of an IPv4 address or the /48 of an IPv6 one, which mostly belong to one site.
+
+    None where it is none that a peer can have.
+    """
+    ip = _ip(host)
+    if ip is None or group_of_host(host) is None:
+        return None
+    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
+
+
 @lru_cache(maxsize=1 << 14)
 def only_here(address: str) -> bool:
     """Return whether the address is loopback or link-local, and so names another machine to another peer."""

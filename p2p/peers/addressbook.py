@@ -9,7 +9,7 @@ import msgspec
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.identity import public_key_of
-from p2p.netgroup import LOCAL, group_of, only_here
+from p2p.netgroup import LOCAL, NAME, group_of, only_here
 from p2p.peers.buckets import MISS_EVERY_S, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Known, Tables
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
@@ -63,6 +63,11 @@ class AddressBook:
 
     def __getitem__(self, peer: PeerId) -> Known:
         return self._known[peer]
+
+    def vouches(self, peer: PeerId, address: str) -> bool:
+        """Return whether the peer answered at an address, or the operator named it."""
+        known = self._known.get(peer, Known())
+        return address in (known.proved, *known.pinned) or NAME in map(group_of, known.pinned)
 
     def pin(self, peer: PeerId, endpoint: Endpoint) -> None:
         """Add a bootstrap address of the operator, which is never forgotten."""

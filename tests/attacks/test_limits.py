@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from libp2p.pubsub.pb import rpc_pb2
 
-from p2p.admission import fair_queue, replays
+from p2p.admission import dials, fair_queue, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Replays, Trace
@@ -20,6 +20,7 @@ from p2p.blobs import blobs, fetch
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.libp2p import request_response, rpcs
+from p2p.engines.libp2p.relay import RelayLimits
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, ingress
 from p2p.engines.libp2p.streams import READ_BYTES
@@ -37,6 +38,7 @@ CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
 OFFER = 512  # bytes of one on the board, with what names it, rounded up
 OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of ours, with what is around it
 BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an RPC that is not whole
+WINDOW = 256 * 1024  # bytes of a stream that came and were not read
 AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
 
 
@@ -102,6 +104,24 @@ LIMITS = (
         f"a holder {request_response.AT_ONCE}, of {blobs.MAX_BLOB_BYTES // 1024} KiB each",
         f"{fetch.QUESTIONS_AT_ONCE}",
         fetch.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
+    ),
+    Limit(
+        "bytes that a relay carries",
+        "an equal part of group, machine and peer",
+        f"{RelayLimits().circuits} circuits",
+        RelayLimits().circuits * 2 * (request_response.CHUNK_BYTES + WINDOW) / MIB,
+    ),
+    Limit(
+        "reservations at a relay",
+        f"a machine {RelayLimits().reservations_of_machine}; a group an equal part, where it is full",
+        f"{RelayLimits().reservations}",
+        0,
+    ),
+    Limit(
+        "dials of third parties",
+        f"a /24, or /48 of IPv6, {dials.UNANSWERED_AT_ONCE:g} in vain, and one a minute",
+        f"{dials._MAX_BLOCKS:,} blocks",
+        dials._MAX_BLOCKS * 256 / MIB,
     ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
 )

@@ -115,6 +115,7 @@ class Libp2pEngine(NetworkEngine):
 
         Whoever finds us may ask at once, and is told once, by identify, that we relay.
         """
+        host.get_network().vouches = self._book.vouches
         limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_BYTES_PER_S)
         host.set_stream_handler(PROTOCOL, serve(self._responder))
         host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)

@@ -1,0 +1,39 @@
+"""Limits dials of addresses that peers named: they may be a third party's. Pure; `now` is an argument."""
+
+from p2p.address import Endpoint
+from p2p.netgroup import LOCAL, MIN_PORT, block_of_host, group_of_host
+from p2p.rate_limit import TokenBucket, TokenBuckets
+
+# Dials without an answer, of addresses in one block (/24 of IPv4, /48 of IPv6).
+UNANSWERED_PER_S, UNANSWERED_AT_ONCE = 1 / 60, 8.0
+# The same for all blocks of local networks: their nodes meet each other, many at once.
+LOCAL_FACTOR = 16.0
+_MAX_BLOCKS = 4096
+
+
+class Dials:
+    """Counts dials by block: a third party may be named under many ports, keys and addresses.
+
+    A dial that proves the peer costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._far = TokenBuckets[str](UNANSWERED_PER_S, UNANSWERED_AT_ONCE, _MAX_BLOCKS)
+        self._near = TokenBuckets[str](
+            LOCAL_FACTOR * UNANSWERED_PER_S, LOCAL_FACTOR * UNANSWERED_AT_ONCE, _MAX_BLOCKS
+        )
+
+    def begin(self, endpoint: Endpoint | None, now: float) -> bool:
+        """Return whether to dial an endpoint that nobody proved. None and names are never dialled."""
+        block = block_of_host(endpoint.host) if endpoint is not None else None
+        if endpoint is None or block is None or endpoint.port < MIN_PORT:
+            return False
+        return not self._of(endpoint, block, now).wait(now)
+
+    def proved(self, endpoint: Endpoint, now: float) -> None:
+        """Note that the peer that was named answered."""
+        if (block := block_of_host(endpoint.host)) is not None:
+            self._of(endpoint, block, now).spend(-1)
+
+    def _of(self, endpoint: Endpoint, block: str, now: float) -> TokenBucket:
+        return (self._near if group_of_host(endpoint.host) == LOCAL else self._far).of(block, now)
