@@ -78,13 +78,13 @@ class Places:
     def _least_needed(self, newcomer: Arrival, now: float) -> Any:
         """Return the connection that leaves for a newcomer, if any.
 
-        Nobody may have too many (`one_too_many`). Else the oldest leaves that was served and holds no
+        No group may have too many (`one_too_many`). Else the oldest leaves that was served and holds no
         reservation, of the newcomer's group or a larger one: members would keep all places of a bootstrap
         node for good. For a machine that is here already only one of its own leaves: many nodes behind one
         router take turns.
         """
-        by = {one: (its.group, its.machine) for one, its in self.held.items()}
-        leaving = one_too_many(by, (newcomer.group, newcomer.machine))
+        by = {one: (its.group, "") for one, its in self.held.items()}
+        leaving = one_too_many(by, (newcomer.group, ""))
         if leaving is not None:
             return leaving
         held, own = Counter(group for group, _ in by.values()), newcomer.group
