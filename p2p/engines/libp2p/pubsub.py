@@ -360,8 +360,12 @@ class Router(GossipSub):  # type: ignore[misc]
             await super().handle_graft(graft_msg, sender_peer_id)
 
     async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:
-        """Handle a PRUNE of a topic of ours, for a bounded time: the library keeps any topic and any time."""
+        """Handle a PRUNE of a topic of ours, for a bounded time, without the peers that it names.
+
+        The library keeps any topic and any time, and dials whomever it names, also where `do_px` is off.
+        """
         if prune_msg.topicID in self.mesh:
+            prune_msg.ClearField("peers")
             prune_msg.backoff = min(prune_msg.backoff, MAX_BACK_OFF_S)
             await super().handle_prune(prune_msg, sender_peer_id)
 
