@@ -32,11 +32,9 @@ from libp2p.stream_muxer.yamux.yamux import (
 from libp2p.utils.address_validation import has_public_ipv6, is_relay_address
 from multiaddr import Multiaddr
 
-from p2p.address import parse_endpoint
-from p2p.admission.dials import Dials
 from p2p.admission.host_bans import HostBans
 from p2p.admission.places import Places
-from p2p.engines.libp2p.streams import CountedSocket, PacedReads
+from p2p.engines.libp2p.streams import CarefulDialler, CountedSocket, PacedReads
 from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.types import PeerId
@@ -327,7 +325,7 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         return self._annotate_connection(muxer, conn, protocol)
 
 
-class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
+class LimitedNetwork(CarefulDialler):
     """Limits incoming connections and ends connections at once.
 
     Outgoing ones are made by our own discovery, not by the library. shut_out: whether a peer is banned.
@@ -344,9 +342,7 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         super().__init__(*args, **options)
         self.traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
-        self.places, self._dials = Places(), Dials()
-        # Whether a peer answered at an address, or the operator named it.
-        self.vouches: Callable[[PeerId, str], bool] = lambda *_: False
+        self.places = Places()
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Serve an incoming connection until it ends, and free its place then.
@@ -383,17 +379,6 @@ class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
         return not self._shut_out(str(muxed.peer_id)) and any(
             connection.muxed_conn is muxed for connection in self.get_connections()
         )
-
-    async def _dial_addr_single_attempt(self, addr: Any, peer_id: Any, *source: Any) -> Any:
-        """Dial an address. Raises SwarmException on one that may be a third party's (`Dials`)."""
-        endpoint = parse_endpoint(str(addr).partition("/p2p/")[0])
-        vouched = self.vouches(PeerId(str(peer_id)), str(endpoint))
-        if not vouched and not self._dials.begin(endpoint, trio.current_time()):
-            raise swarm.SwarmException(f"{addr} is not dialled: others named it, and its block too often")
-        connection = await super()._dial_addr_single_attempt(addr, peer_id, *source)
-        if not vouched and endpoint is not None:
-            self._dials.proved(endpoint, trio.current_time())
-        return connection
 
     async def new_stream(self, peer_id: Any) -> Any:
         if not self.get_connections(peer_id):

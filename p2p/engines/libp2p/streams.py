@@ -1,4 +1,4 @@
-"""py-libp2p's streams: TCP's, metered ones, and of requests (`p2p.engines.libp2p.request_response`)."""
+"""py-libp2p's streams: TCP's, metered ones, and of requests (`request_response`); and who is dialled."""
 
 import contextlib
 import ipaddress
@@ -9,11 +9,14 @@ from typing import Any
 
 import trio
 from libp2p.custom_types import TProtocol
+from libp2p.network import swarm
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
 
+from p2p.address import parse_endpoint
+from p2p.admission.dials import Dials
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
 from p2p.engines.traffic import UNKNOWN_LINE, RateGate, Traffic, line_of_host
 from p2p.topic import ASK
@@ -99,6 +102,29 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
             connection.stream = CountedSocket(connection.stream, self._traffic)
             return connection
         raise OpenConnectionError(f"no answer in {CONNECT_TIMEOUT_S:g} s")
+
+
+class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
+    """A network that dials third parties few times, at whatever address peers name them (`Dials`).
+
+    vouches: whether a peer answered at an address, or the operator named it.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.vouches: Callable[[PeerId, str], bool] = lambda *_: False
+        self._dials = Dials()
+
+    async def _dial_addr_single_attempt(self, addr: Any, peer_id: Any, *source: Any) -> Any:
+        """Dial an address. Raises SwarmException on one that may be a third party's."""
+        endpoint = parse_endpoint(str(addr).partition("/p2p/")[0])
+        vouched = self.vouches(PeerId(str(peer_id)), str(endpoint))
+        if not vouched and not self._dials.begin(endpoint, trio.current_time()):
+            raise swarm.SwarmException(f"{addr} is not dialled: others named it, and its block too often")
+        connection = await super()._dial_addr_single_attempt(addr, peer_id, *source)
+        if not vouched and endpoint is not None:
+            self._dials.proved(endpoint, trio.current_time())
+        return connection
 
 
 class PacedReads:
