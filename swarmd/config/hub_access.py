@@ -55,7 +55,7 @@ def fault_of(
         )
     proxies = [name for name in there if name in PROXIES and "prox" in f"{why}{error!r}".lower()]
     return ConfigError(
-        f"the environment keeps {what} from being fetched ({why}). Correct or unset"
+        f"the Hugging Face hub cannot be used for {what} ({why}). Correct or unset"
         f" {' and '.join(proxies or there) or 'the variables of the hub and of proxies'}"
         + (", or install the package socksio." if "SOCKS" in why else ".")
     )

@@ -116,7 +116,9 @@ class TrainerChild:
                 return
             death = self._deaths.died(cause, lasting=lasting)
             if death.hopeless:
-                self.failed = link.TrainerFailed(death.words, 1)
+                how = "in the same way, before its first" if death.again else "without finishing a new"
+                said = f"the trainer died {death.count} times in a row {how} round: {death.cause}"
+                self.failed = link.TrainerFailed(said, 1)
                 return
             self.on_death(death)
             with trio.move_on_after(death.backoff):

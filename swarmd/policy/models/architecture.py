@@ -12,7 +12,6 @@ table):
 
 import inspect
 import itertools
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,8 +37,6 @@ from swarmd.policy.attention import covers
 from swarmd.policy.models import hub
 from swarmd.policy.models.files.model_folder import Stored, checked_folder, read_config_json, weight_map
 from swarmd.policy.models.memory_plan import Shape
-
-log = logging.getLogger(__name__)
 
 # Modules of a network; 512 ordinary layers have some 7,000.
 MAX_MODULES: Final = 20_000
@@ -115,13 +112,7 @@ def _tie_as_stored(architecture: Any, place: hub.Place) -> None:
         # In some families the head has another name in the files.
         shape = stored[embedding].shape
         tied = not any(other.shape == shape for name, other in stored.items() if name != embedding)
-    if tied != architecture.tie_word_embeddings:
-        log.info(
-            "%s: the head is %s, as the weights have it; config.json says the opposite",
-            place.source,
-            "the embedding's weights" if tied else "apart from the embedding",
-        )
-        architecture.tie_word_embeddings = tied
+    architecture.tie_word_embeddings = tied
 
 
 def _text_name(name: str) -> str:

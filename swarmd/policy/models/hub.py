@@ -5,7 +5,6 @@ Each failure has its own message. It imports no torch, so that looking for a mod
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -87,11 +86,9 @@ def is_folder(name: str) -> bool:
 
 def _folder(name: str) -> tuple[Path, bool]:
     """Return the path that a model's name may be, and whether a folder is there."""
-    # It is too long for a path, or begins with "~" and the name of nobody here.
-    with suppress(OSError, RuntimeError):
-        path = Path(name).expanduser()
-        return path, path.is_dir()
-    return Path(name), False
+    # `os.path` raises nothing for a path that is too long, or "~" and the name of nobody here.
+    path = os.path.expanduser(name)  # noqa: PTH111
+    return Path(path), os.path.isdir(path)  # noqa: PTH112
 
 
 def locate(name: str, revision: str | None) -> Place:

@@ -21,13 +21,6 @@ class Death:
     def hopeless(self) -> bool:
         return self.again or self.count >= HOPELESS_DEATHS
 
-    @property
-    def words(self) -> str:
-        """Say that it is given up."""
-        if self.again:
-            return f"the trainer died twice in the same way before its first round: {self.cause}"
-        return f"the trainer died {self.count} times in a row without finishing a new round: {self.cause}"
-
 
 class Deaths:
     """Counts deaths in a row without progress between them."""

@@ -98,18 +98,9 @@ def small_files(folder: Path, source: str, patterns: Sequence[str] = SMALL_FILES
     """Return the files that match, without the index, by name. Raises NoModel for one that is unfit."""
     return {
         name: plain_file(folder / name, source, MAX_SMALL_BYTES)
-        for name in _listed(folder, source)
+        for name in sorted(path.name for path in folder.glob("*"))
         if name != INDEX and any(fnmatch(name, pattern) for pattern in patterns)
     }
-
-
-def _listed(folder: Path, source: str) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError as error:
-        raise NoModel(
-            f"{source} cannot be listed: {error.strerror or error}. Correct its permissions."
-        ) from None
 
 
 def plain_file(path: Path, source: str, most: int | None = None) -> Path:
@@ -161,7 +152,7 @@ def gguf(what: str) -> NoModel:
 
 def no_model(folder: Path, source: str, missing: str) -> NoModel:
     """Return why a folder without config.json or weights cannot be used, by the files that it does hold."""
-    others = _listed(folder, source) if folder.exists() else []
+    others = sorted(path.name for path in folder.glob("*"))
     named = [name for name in others if name.endswith(".safetensors")]
     if ADAPTER in others:
         base = _read_object(folder / ADAPTER, source).get("base_model_name_or_path")
