@@ -11,9 +11,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarmd.daemon.local_api import control
@@ -203,19 +204,23 @@ def test_a_node_in_the_background_outlives_its_terminal_and_is_stopped_at_once(t
     assert "The node runs in the background" in said and "swarmd stop --state-dir" in said
     assert "Closing this terminal" not in said and "loading the model tiny" in said
     status = control.call(tmp_path, "status")
-    assert os.getsid(status["pid"]) == status["pid"] != starter.pid
-    # It holds no file of the terminal's.
-    assert {str(Path(f"/proc/{status['pid']}/fd/{each}").readlink()) for each in range(3)} == {os.devnull}
+    with ExitStack() as ends:
+        # A failure here leaves no node behind.
+        ends.callback(psutil.Process(status["pid"]).kill)
+        assert os.getsid(status["pid"]) == status["pid"] != starter.pid
+        # It holds no file of the terminal's.
+        assert {str(Path(f"/proc/{status['pid']}/fd/{each}").readlink()) for each in range(3)} == {os.devnull}
 
-    second = swarmd("join", *COMMON, *state, "--background")
-    assert second.returncode == 5 and f"pid {status['pid']}" in second.stderr
-    assert "runs with this state folder already" in second.stderr
+        second = swarmd("join", *COMMON, *state, "--background")
+        assert second.returncode == 5 and f"pid {status['pid']}" in second.stderr
+        assert "runs with this state folder already" in second.stderr
 
-    begun = time.monotonic()
-    stopped = swarmd("stop", "--now", *state)
-    assert stopped.returncode == 0 and "loses the unfinished one" in stopped.stderr
-    assert time.monotonic() - begun < 60
-    assert saved_all(tmp_path)
+        begun = time.monotonic()
+        stopped = swarmd("stop", "--now", *state)
+        assert stopped.returncode == 0 and "loses the unfinished one" in stopped.stderr
+        assert time.monotonic() - begun < 60
+        assert saved_all(tmp_path)
+        ends.pop_all()
 
 
 def test_a_background_node_that_cannot_start_says_why(tmp_path: Path) -> None:
