@@ -104,6 +104,8 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
     """Open the models as a start does, so those that are not here are downloaded."""
     if not settings.verified_bytes:
         return CheckFinding("uploads", "no weights are evaluated")
+    if not (folder := _new("uploads", settings.uploads_folder / "upload", "--verified-folder")).well:
+        return folder
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
     models = asyncio.run(evaluator.describe(settings.verified_model))
     return CheckFinding(

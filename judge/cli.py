@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 import typer
 
 from judge.config import SCHEMA, JudgeSettings, default_database, write_example
-from judge.errors import NotAlone
+from judge.errors import JudgeError, NotAlone
 from p2p.errors import OperatorError
 from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
@@ -69,6 +69,10 @@ def root(
 
     It asks nodes held-out questions, scores their answers and keeps a leaderboard.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise JudgeError("the folder you are in was removed; change to another one") from None
 
 
 DEFAULTS = JudgeSettings()

@@ -156,7 +156,7 @@ def explained(name: str, command: Callable[[], object]) -> int:
             raise
         tell(
             f"{name}: there is no home folder for a path that begins with ~, or for the default folders. Set"
-            " HOME, or write all paths in full (--state-dir, --config)."
+            " HOME, or write all paths in full (--state-dir, --config; a judge's --database)."
         )
         return OperatorError.exit_code
     except SystemExit as left:

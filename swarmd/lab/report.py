@@ -199,7 +199,9 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         first = step * (place + 1) // (len(found) + 1)  # so that each setting's bars stand beside the others'
         for at in range(first, len(mean) if len(seeds) > 1 else 0, step):
             half = interval([seed[at] for seed in seeds]).half
-            axes.errorbar(_window(column) + at, mean[at], yerr=half, color=colour, capsize=3, linewidth=1.2)
+            # A mean reward is between 0 and 1, whatever few seeds leave open.
+            ends = [[min(half, mean[at])], [min(half, 1 - mean[at])]] if half is not None else None
+            axes.errorbar(_window(column) + at, mean[at], yerr=ends, color=colour, capsize=3, linewidth=1.2)
     axes.set(
         xlabel="round",
         ylabel="mean reward",
@@ -262,9 +264,11 @@ body {
   font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
   color: #111; background: #fff
 }
-table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto }
-th, td { border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: right; white-space: nowrap }
-th { white-space: normal; vertical-align: bottom } th:first-child, td:first-child { text-align: left }
+.scroll { overflow-x: auto; margin: 1rem 0 } .scroll:focus-visible { outline: 3px solid #0b5cbd }
+table { border-collapse: collapse; font-size: 14px }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: right; white-space: nowrap }
+thead th { white-space: normal; vertical-align: bottom; min-width: 6rem } th { font-weight: 600 }
+th:first-child { text-align: left }
 img { max-width: 100%; height: auto } figure { margin: 2rem 0 }
 dt { font-weight: 600 } dd { margin: 0 0 .6rem }
 """
@@ -295,6 +299,9 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
         f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items() if value
     )
     tables = "".join(map(_html_table, filter(None, (table(results), groups(results), hostile(results)))))
+    fewest = min((len(column.runs) for column in columns(results)), default=0)
+    many = f"{fewest} seed{'s' * (fewest != 1)}"
+    few = f"<p><strong>{many}: this decides nothing. Play five or more.</strong></p>"
     shown_figures = "".join(
         f'<figure><img alt="{html.escape(_CAPTIONS[name])}"'
         f' src="data:image/png;base64,{base64.b64encode(content).decode()}">'
@@ -305,7 +312,7 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
         f' content="width=device-width"><title>{name}</title><style>{_STYLE}</style>'
-        f"<h1>{name}</h1><dl>{described}</dl>{tables}<p>Means"
+        f"<h1>{name}</h1><dl>{described}</dl>{few * (fewest < 3)}{tables}<p>Means"
         " over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's"
         " own completions, added up over nodes and rounds. m: share of own rollouts that are informative."
         " Roughness: standard deviation around the trend, over windows of equally many"
@@ -314,9 +321,16 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    heads, *others = rows
+    """Write a column for each row: there are fewer settings than figures, and a page is higher than wide."""
+    (corner, *settings), *figures = zip(*rows, strict=True)
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in (corner, *settings))
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in others
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, *cells in figures
     )
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(figures[0][0])}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

@@ -185,6 +185,9 @@ def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) ->
     assert not nope["disk"].well and "MiB free" in nope["disk"].said
     elsewhere_kept = JudgeSettings("postgresql://judge@host/name", key=tmp_path / "judge.key")
     assert "PostgreSQL's disk has free is not known" in _disk(elsewhere_kept).said
+    (tmp_path / "letter").touch()
+    below = findings(verified_bytes=1, verified_model=("good",), verified_folder=tmp_path / "letter" / "a")
+    assert not below["uploads"].well and "--verified-folder" in below["uploads"].said
     (elsewhere := tmp_path / "elsewhere").mkdir()
     assert findings(key=elsewhere / "judge.key")["disk"].said.startswith(f"{tmp_path}: ")
 

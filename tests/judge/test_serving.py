@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from judge.cli import app, main
 from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable
-from judge.server import JudgeServer, in_both_families, listening_socket, serve
+from judge.server import JudgeServer, in_both_families, listening_socket, reach, serve
 from judge.store.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -37,6 +37,7 @@ from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Questio
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion
+from tests import ROOT
 from tests.processes import killed_after, wait_until
 
 pytestmark = pytest.mark.net
@@ -361,3 +362,30 @@ def test_without_the_judge_extra_the_message_says_what_to_install(package: str) 
 def test_the_version_as_an_option() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.stdout.count("\n"), done.stdout.split()[0]) == (0, 1, "swarmd-judge")
+
+
+def test_a_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
+    code = "import os, sys; os.rmdir(os.getcwd()); from judge.cli import main; main()"
+    (gone := tmp_path / "gone").mkdir()
+    starting = [sys.executable, "-c", code, "check", "--database", "judge.sqlite3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(starting, cwd=gone, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "swarmd-judge: the folder you are in was removed; change to another one\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1", "Only this machine"),
+        ("::1", "Only this machine"),
+        ("localhost", "Only this machine"),
+        ("0.0.0.0", "every address of this machine"),
+        ("::", "every address of this machine"),
+        ("192.0.2.7", "at 192.0.2.7: whoever reaches that"),
+    ],
+)
+def test_the_first_line_says_who_reaches_the_judge(host: str, words: str) -> None:
+    assert words in reach(host)

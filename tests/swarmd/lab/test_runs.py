@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
-from swarmd.lab.report import _node_figure, facts, markdown, pictures_of, write_report
+from swarmd.lab.report import _node_figure, _reward_figure, facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain
@@ -247,12 +248,22 @@ def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
 def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
     page = write_report(played, pictures_of(played)).read_text()
     assert "://" not in page and 'src="data:' in page
+    assert "1 seed: this decides nothing" in page
     assert markdown(played).count("\n") == 3 and "| 1/1 |" in markdown(played)
     narrow = facts(played).splitlines()
     assert "1/1" in narrow and max(map(len, narrow)) <= 80
     assert facts(played).count("CPU s") == markdown(played).count("\n") - 1
     alone, together = columns(played)
     assert gain(alone, alone).mean == 0 and together.pass_at(2).n == 1 and together.pass_at(8).n == 0
+
+
+def test_the_bars_of_few_seeds_stay_between_no_reward_and_all(played: Results) -> None:
+    column = columns(played)[0]
+    run = column.runs[1]
+    column = replace(column, runs={seed: replace(run, curve=[float(seed == 2)] * 40) for seed in (1, 2)})
+    (axes,) = _reward_figure([column]).axes
+    bars = [end for one in axes.collections for end in one.get_segments()]
+    assert bars and all(0 <= y <= 1 for bar in bars for _, y in bar)
 
 
 def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(

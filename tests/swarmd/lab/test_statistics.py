@@ -123,7 +123,11 @@ def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
             append(LINES[1])
             append({**LINES[2], "reward": [0.5, None if run.seed == 1 else 0.25]})
     assert [row[3] for row in groups(results)[1:]] == ["0.500 ± 0.000", "0.250 ± 0.000"]
-    assert "3 of 6 runs: 2 settings, 3 seeds, 2 rounds, 1 or 2 nodes" in write_report(results, {}).read_text()
+    page = write_report(results, {}).read_text()
+    assert "3 of 6 runs: 2 settings, 3 seeds, 2 rounds, 1 or 2 nodes" in page
+    assert "this decides nothing" not in page
+    # A row for each figure, in a region that a keyboard scrolls.
+    assert '<tr><th scope="row">seeds</th><td>3</td></tr>' in page and page.count('tabindex="0"') == 2
 
 
 def test_a_node_that_trained_on_nothing_has_no_entropy() -> None:
