@@ -131,9 +131,6 @@ def history(
         "window_asked": 0,
     }
     newest = {
-        "round": rows[-1]["round"],
-        "round_at": rows[-1]["asked_at"],
-        "pace": 3600 / pace,
         "nickname": nickname(peer),
     }
     seen = {

@@ -85,8 +85,6 @@ TIERS = MappingProxyType(
         ),
     }
 )
-# More rounds an hour are not believed of a node.
-MAX_ROUNDS_PER_HOUR = 36_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +212,6 @@ class SwarmHealth:
     answers: int  # of all of them
     seen_hour: int  # peers seen within the last hour
     seen_day: int  # peers seen within the last day
-    rounds_an_hour: float  # of peers seen within the last hour, by what they say
     # (beginning of the hour in seconds since the epoch, questions) in the last day.
     hours: Sequence[tuple[int, int]]
     # Peers seen within the last day, by model, version …; None: not said.

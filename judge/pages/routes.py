@@ -277,7 +277,6 @@ async def _metrics(request: Request) -> str:
         ("questions_open", "gauge", "questions that wait for an answer", load["open"]),
         ("answers_scoring", "gauge", "answers that wait for the verifier", load["scoring"]),
         ("disk_free_bytes", "gauge", "space for the database", free),
-        ("rounds_an_hour", "gauge", "training rounds an hour, as the nodes say", health.rounds_an_hour),
     )
     lines = (
         (f"# HELP swarmd_judge_{n} {what}", f"# TYPE swarmd_judge_{n} {kind}", f"swarmd_judge_{n} {v:.15g}")

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     bindparam,
-    case,
     exists,
     func,
     or_,
@@ -25,7 +24,6 @@ from judge.figures.comparison import ArmsView
 from judge.figures.leaderboard import (
     CURVE_POINTS,
     LISTED_ANSWERS,
-    MAX_ROUNDS_PER_HOUR,
     BoardView,
     LeaderboardPage,
     Record,
@@ -234,14 +232,11 @@ class Reader:
     def health(self, now: float) -> SwarmHealth:
         """Return the state of the swarm, as its judge sees it. now: seconds since the epoch."""
         today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
-        pace = func.sum(case((peers.c.pace > MAX_ROUNDS_PER_HOUR, MAX_ROUNDS_PER_HOUR), else_=peers.c.pace))
-        figures = select(
-            func.count().filter(hour), func.count().filter(today), func.coalesce(pace.filter(hour), 0.0)
-        )
+        figures = select(func.count().filter(hour), func.count().filter(today))
         groups = {}
         with self._database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
-            seen_hour, seen_day, rounds = db.execute(figures.select_from(peers)).one()
+            seen_hour, seen_day = db.execute(figures.select_from(peers)).one()
             for name in GROUPS:
                 count = func.count()
                 found = (
@@ -254,9 +249,7 @@ class Reader:
             hours = self._asked(db, now)
             nodes, before, lately = db.execute(_PROGRESS).one()
         progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
-        return SwarmHealth(
-            many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups, progress
-        )
+        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, hours, groups, progress)
 
     def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
         """Return the questions in each hour of the last day. Those of a past hour are counted once."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Row,
     Update,
@@ -36,7 +35,7 @@ from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS, ScoreTally
 from judge.store import arms, pruning, windows
 from judge.store.database import Database
-from judge.store.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
+from judge.store.tables import about, evaluations, peers
 from judge.store.verifications import VerificationRecords
 from judge.types import ATTRIBUTES as NAMES
 from judge.types import OpenQuestion, QuestionWindow
@@ -53,15 +52,7 @@ PROBE_BYTES = 16 * 1024
 _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
 _KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
-_ROUNDS: ColumnElement[Any] = bindparam("named", type_=NUMBER) - peers.c.round
-_PASSED: ColumnElement[Any] = bindparam("at", type_=REAL_NUMBER) - peers.c.round_at
-_PACE = case(((_ROUNDS > 0) & (_PASSED > 0), _ROUNDS * 3600.0 / _PASSED), else_=peers.c.pace)
-_NAMED = {
-    "round": bindparam("named"),
-    "round_at": case((_ROUNDS == 0, peers.c.round_at), else_=bindparam("at", type_=REAL_NUMBER)),
-    "pace": _PACE,
-}
-_SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER, **_NAMED)
+_SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(
     low=0.0, recent_right=0.0, recent_n=0, answered=0, unanswered=0, reward=0.0
@@ -241,18 +232,13 @@ class Store:
             if (
                 db.execute(
                     _SEEN_AGAIN,
-                    {**now, "of": question.peer, "at": at, "claimed": sequence, "named": of_round},
+                    {**now, "of": question.peer, "at": at, "claimed": sequence},
                 ).rowcount
                 == 0
             ):
-                new = {
-                    "peer": question.peer,
-                    "nickname": nickname(question.peer),
-                    "round": of_round,
-                    "round_at": at,
-                }
-                new |= {"first_seen": at, "last_seen": at, "sequence": sequence}
-                db.execute(_SEEN_FIRST, {**now, **new})
+                new = {"peer": question.peer, "nickname": nickname(question.peer), "sequence": sequence}
+                seen = {"first_seen": at, "last_seen": at}
+                db.execute(_SEEN_FIRST, {**now, **new, **seen})
             ref = question.task.ref
             row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
             row |= {"window_number": window, "place": question.place}

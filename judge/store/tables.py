@@ -89,9 +89,6 @@ peers = Table(
     Column("recent_right", REAL_NUMBER, nullable=False),  # sum of the rewards of its newest questions
     Column("recent_n", NUMBER, nullable=False),  # number of these
     Column("nickname", NAME, nullable=False),
-    Column("round", NUMBER),  # the newest round that it named
-    Column("round_at", REAL_NUMBER),  # when it named that first
-    Column("pace", REAL_NUMBER),  # rounds an hour between the last two that it named
     *_said(),
     sqlite_strict=True,
 )

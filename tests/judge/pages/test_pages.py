@@ -389,11 +389,10 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
     health = board.health(newest)
     assert (health.listed, health.unlisted, health.seen_hour, health.seen_day) == (4, 1, 5, 5)
     assert (health.answers, health.asked_day, health.progress) == (65, 65, None)
-    assert health.rounds_an_hour == 4 * 3600  # one a second, of the four that were seen twice
     assert health.groups["model"] == [("a", 3), ("B_%", 2)] and health.groups["version"] == [(None, 5)]
     assert [many for _, many in health.hours] == [0] * 23 + [65]
     later = board.health(newest + 3600)
-    assert (later.seen_hour, later.seen_day, later.rounds_an_hour) == (1, 5, 0)
+    assert (later.seen_hour, later.seen_day) == (1, 5)
     assert [many for _, many in later.hours] == [0] * 22 + [65, 0] and later.hours[-1][0] == 3600
 
 

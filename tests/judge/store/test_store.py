@@ -183,14 +183,6 @@ def test_a_page_of_answers_is_fetched_row_by_row(postgresql: Callable[[], str]) 
     assert isinstance(cursor, psycopg.ServerCursor)
 
 
-def test_a_round_in_which_a_peer_asks_twice_is_no_shorter(store: Store) -> None:
-    """One round a minute, though it asks again 10 s before the next."""
-    for number, (of_round, at) in enumerate(((10, 0.0), (10, 50.0), (11, 60.0)), start=1):
-        asked = replace(question(number), attributes=Attributes(of_round, "tiny"))
-        store.asked(asked, sequence=number, at=at)
-    assert Reader(store.database).health(60.0).rounds_an_hour == 60.0
-
-
 def test_an_evaluation_is_graded_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
