@@ -27,7 +27,7 @@ class Beside:
     calm: float  # seconds for the honest bytes there and back
     beside: float  # the same beside the attack; TIMEOUT_S if they did not all come back
     came: int  # honest bytes that came back beside the attack
-    hostile: int  # bytes that the attacker sent meanwhile
+    hostile: int  # bytes that the attacker sent until then
 
     @property
     def slower(self) -> float:
@@ -98,9 +98,9 @@ async def play(circuits: int, piece: int, pace: float, rate: float, size: int, v
                 nursery.start_soon(crowd.flood, stream)
                 nursery.start_soon(crowd.drain, stream)
             await trio.sleep(1.0)
-            begun, sent = trio.current_time(), crowd.sent
+            begun = trio.current_time()
             came = await there_and_back(honest, size)
-            result = Beside(calm, trio.current_time() - begun, came, crowd.sent - sent)
+            result = Beside(calm, trio.current_time() - begun, came, crowd.sent)
             nursery.cancel_scope.cancel()
     return result
 
