@@ -22,6 +22,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from p2p.types import PeerId
 from swarmd.cli.app import main
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
@@ -50,7 +51,7 @@ from swarmd.policy.models.preflight import cgroup_cores
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
 from swarmd.testing import TIMEOUT_S
-from swarmd.types import Completion
+from swarmd.types import Completion, Rollout, Scored, TaskRef
 from tests.swarmd.policy.conftest import (
     CHAT,
     SPECIALS,
@@ -735,3 +736,17 @@ def test_join_and_doctor_report_a_bad_model_with_exit_code_3(
     ):
         assert status == 3, said
         assert "cannot represent what is asked and answered here" in said and "Traceback" not in said
+
+
+def test_answering_and_training_tell_how_much_is_done(folders: dict[str, Path]) -> None:
+    told = list[tuple[int, int, float]]()
+    with contextlib.closing(open_policy(folders["llama"], new_tokens=6)) as policy:
+        policy.watch(lambda *done: told.append(done))
+        answers = policy.generate(["1+1?", "2+2?"], 4)
+        shares = [share for _, _, share in told]
+        assert shares == sorted(shares) and told[-1][1:] == (8, 1.0) and {of for _, of, _ in told} == {8}
+        told.clear()
+        texts = tuple(answer for generation in answers for answer in generation.completions)
+        rollout = Rollout(TaskRef("sums", 1), texts, PeerId("me"))
+        policy.update([Scored(rollout, "1+1?", (1.0, *[0.0] * 7), 1)])
+        assert told and told[-1][0] == told[-1][1] and told[-1][2] == 1.0
