@@ -3,8 +3,10 @@
 Counted is what TCP carries for us. What lies below, and what is sent again, comes on top: some 5 in 100.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import trio
 
@@ -59,6 +61,9 @@ class Traffic:
 
     def __init__(self, up: float | None = None, down: float | None = None) -> None:
         self.up = self.down = 0  # bytes, so far
+        # The engine's connections, and when their unread bytes were added up.
+        self.muxers: WeakSet[Any] = WeakSet()
+        self.added_up_at = -math.inf
         self._stop_at = float("inf")
         self._on_stop: Callable[[], None] = lambda: None
         self.limit(up, down)

@@ -6,25 +6,29 @@ Read from the code, added up, and played to its edge by all at once.
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import trio
 import trio.testing
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
-from p2p.admission import dials, fair_queue, replays
+from p2p.admission import dials, fair_queue, places, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Replays, Trace
 from p2p.blobs import blobs, fetch
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import Fetcher, Want
-from p2p.engines.libp2p import request_response, rpcs
+from p2p.engines.libp2p import network, pubsub, request_response, rpcs
+from p2p.engines.libp2p.network import Muxer
 from p2p.engines.libp2p.relay import RelayLimits
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, ingress
 from p2p.engines.libp2p.streams import READ_BYTES
-from p2p.engines.traffic import Line, Traffic
+from p2p.engines.traffic import Line, RateGate, Traffic
+from p2p.rate_limit import MAX_PIECE
 from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
 from swarmd.testing import NOW
@@ -38,7 +42,7 @@ CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
 OFFER = 512  # bytes of one on the board, with what names it, rounded up
 OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of ours, with what is around it
 BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an RPC that is not whole
-WINDOW = 256 * 1024  # bytes of a stream that came and were not read
+NAME = 100  # bytes of a message's id in a list
 AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
 
 
@@ -106,10 +110,22 @@ LIMITS = (
         fetch.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
     ),
     Limit(
+        "IWANTs that wait for our upload",
+        f"a connection {pubsub.MAX_ASKING}, of {pubsub.MAX_WANTED} frames",
+        f"{CONNECTIONS * pubsub.MAX_ASKING}",
+        CONNECTIONS * pubsub.MAX_ASKING * pubsub.MAX_WANTED * NAME / MIB,
+    ),
+    Limit(
+        "bytes that nobody has read yet",
+        f"a connection {network.WINDOW_BYTES // 1024} KiB; beyond that the largest is ended",
+        f"{network.MAX_UNREAD_BYTES // MIB} MiB more",
+        (CONNECTIONS * network.WINDOW_BYTES + network.MAX_UNREAD_BYTES) / MIB,
+    ),
+    Limit(
         "bytes that a relay carries",
         "an equal part of group, machine and peer",
         f"{RelayLimits().circuits} circuits",
-        RelayLimits().circuits * 2 * (request_response.CHUNK_BYTES + WINDOW) / MIB,
+        RelayLimits().circuits * 2 * request_response.CHUNK_BYTES / MIB,
     ),
     Limit(
         "reservations at a relay",
@@ -248,3 +264,62 @@ def test_all_blobs_at_once() -> None:
     for n in range(2 * blobs.KEPT_BYTES // blobs.MAX_BLOB_BYTES):
         store.put(n.to_bytes(blobs.MAX_BLOB_BYTES, "big"))
     assert store.bytes <= blobs.KEPT_BYTES and store.get(blobs.content_id(n.to_bytes(blobs.MAX_BLOB_BYTES)))
+
+
+async def test_all_on_one_line_at_once(autojump_clock: Any) -> None:
+    """Answers, circuits, forwarding and our own frames, of 160 connections in eight network groups."""
+    up, traffic, moved, delays = 200_000.0, Traffic(), Counter[str](), list[float]()
+    traffic.limit(up, None, month=20e9)
+    lines = [
+        Line(f"{n % 8}.0", f"{n % 8}.0.0.{n}", n, stranger=n % 160 < places.MOST) for n in range(CONNECTIONS)
+    ]
+    circuits = RateGate(RelayLimits().rate, float(RelayLimits().size))
+
+    async def use(what: str, line: Line) -> None:
+        while True:
+            if what == "answers":
+                await traffic.upload(blobs.MAX_BLOB_BYTES, line)
+            elif what == "circuits":
+                await circuits.wait(MAX_PIECE, line.path)
+            await traffic.send(MAX_PIECE, line)
+            moved[what] += MAX_PIECE
+
+    async with trio.open_nursery() as nursery:
+        for line in lines:
+            for what in ("answers", "circuits", "forwarding"):
+                nursery.start_soon(use, what, line)
+        while trio.current_time() < 60:
+            begun = trio.current_time()
+            await traffic.send(OWN_FRAME, lines[-1], own=True)
+            delays.append(trio.current_time() - begun)
+            await trio.sleep(1)
+        assert 59 * up - len(delays) * OWN_FRAME <= moved.total() <= (trio.current_time() + 2) * up
+        assert max(delays) <= 2 * MAX_PIECE / up
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_unread_bytes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connections of the largest machine are ended, and no others."""
+    monkeypatch.setattr(network, "UNREAD_EVERY_S", 0.0)
+    traffic, ended = Traffic(), list[int]()
+
+    class Unread(Muxer):
+        def __init__(self, number: int, size: int) -> None:
+            machine = "1.0.0.1" if number else "8.0.0.1"
+            self.line, self.size, self.traffic = Line(machine[:3], machine, number), size, traffic
+            traffic.muxers.add(self)
+
+        @property
+        def unread(self) -> int:
+            return self.size
+
+        async def _give_up(self, why: str) -> NoReturn:
+            ended.append(self.line.connection)
+            raise MuxedConnUnavailable(why)
+
+    held = [Unread(0, 4 * MIB), *(Unread(n, MIB) for n in range(1, 100))]
+    for muxer in held:
+        await muxer._end_the_largest()
+    assert len(set(ended)) == len(ended) and 0 not in ended
+    left = sum(muxer.unread - network.WINDOW_BYTES for muxer in traffic.muxers)
+    assert left <= network.MAX_UNREAD_BYTES < left + 2 * MIB

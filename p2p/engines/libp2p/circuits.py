@@ -21,9 +21,9 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 
 from p2p.address import Endpoint, parse_bootstrap
-from p2p.engines.libp2p.network import Circuit, circuit, close_socket, direct, remote_address, remote_host
+from p2p.engines.libp2p.network import circuit, close_socket, direct, remote_address, remote_host
 from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, hail, receive, send
-from p2p.engines.libp2p.streams import end
+from p2p.engines.libp2p.streams import Circuit, end
 from p2p.errors import BadAddress
 from p2p.latest import Latest
 from p2p.nat.dial_back import ask_members, can_be_dialled, who_dials_back

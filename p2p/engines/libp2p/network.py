@@ -3,13 +3,12 @@
 import contextlib
 import logging
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import trio
-from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.network import swarm
 from libp2p.network.auto_connector import AutoConnector
@@ -30,11 +29,10 @@ from libp2p.stream_muxer.yamux.yamux import (
     YamuxStream,
 )
 from libp2p.utils.address_validation import has_public_ipv6, is_relay_address
-from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
 from p2p.admission.places import Places
-from p2p.engines.libp2p.streams import CarefulDialler, CountedSocket, PacedReads
+from p2p.engines.libp2p.streams import CarefulDialler, Circuit, CountedSocket, PacedReads, own_frame
 from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.types import PeerId
@@ -52,6 +50,8 @@ WINDOW_TIMEOUT_S = 30.0
 MAX_OWED_BYTES = 64 * 1024
 # What came on a connection and nobody has read yet: 64 full windows.
 MAX_BUFFERED_BYTES = 16 << 20
+# Unread bytes of all connections beyond one full window of each, and how often they are added up.
+MAX_UNREAD_BYTES, WINDOW_BYTES, UNREAD_EVERY_S = 48 << 20, 256 * 1024, 0.1
 # Streams of a connection that have not ended on both sides. The library forgets ended ones in 90 s.
 MAX_HALF_CLOSED_STREAMS = 1024
 # Noise messages and parts of yamux frames that are read of all connections of one machine. A frame that says
@@ -62,41 +62,7 @@ CLOSE_TIMEOUT_S = 5.0
 # Two peers that dial each other within this time make two connections in good faith.
 SIMULTANEOUS_S = 5.0
 
-own_frame: ContextVar[bool] = ContextVar("own_frame", default=False)
-"""Whether this task writes a frame of this node, which goes before everything else."""
-
 log = logging.getLogger(__name__)
-
-
-class Circuit(RawConnection):  # type: ignore[misc]
-    """A connection through a relay: a stream to the relay, which passes the bytes on.
-
-    The address of the other end is not known.
-    """
-
-    def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
-        self.address = f"/p2p/{relay}/p2p-circuit"
-        stream.muxed_stream.paid = True
-        super().__init__(stream, initiator, ConnectionType.RELAYED, [Multiaddr(self.address)])
-
-    def get_remote_address(self) -> None:
-        return None
-
-    @property
-    def line(self) -> Line:
-        """How it shares rates. Nobody can say whose machine it is: all through one relay count as one."""
-        return Line(self.stream.muxed_conn.line.group, self.address, "", not self.is_initiator)
-
-    async def read(self, n: int | None = None) -> bytes:
-        """Read, and wait for the strangers' share: the relay is none, as we have chosen it."""
-        data = bytes(await super().read(n))
-        if self.line.stranger:
-            await self.stream.muxed_conn.traffic.strangers.wait(len(data), self.line.path)
-        return data
-
-    async def close(self) -> None:
-        # A reset never waits for the relay.
-        await self.stream.reset()
 
 
 class _Nothing(bytearray):
@@ -206,6 +172,7 @@ class Muxer(Yamux):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **options)
         self.traffic, self.line = traffic or Traffic(), line
+        self.traffic.muxers.add(self)
         self._patience = WRITE_TIMEOUT_S if _circuit_below(self.secured_conn) is None else WINDOW_TIMEOUT_S
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
@@ -256,14 +223,39 @@ class Muxer(Yamux):  # type: ignore[misc]
                     return
         await self._give_up("the peer takes nothing")
 
+    @property
+    def unread(self) -> int:
+        """Return the bytes that came and nobody has read yet."""
+        return sum(map(len, self.stream_buffers.values()))
+
     async def _read_data_body(self, length: int) -> bytes:
         """Read data. Raises MuxedConnUnavailable on a peer that sends beyond its windows.
 
         The library only logs that, and keeps the bytes.
         """
-        if length + sum(map(len, self.stream_buffers.values())) > MAX_BUFFERED_BYTES:
+        unread = length + self.unread
+        if unread > MAX_BUFFERED_BYTES:
             await self._give_up("the peer keeps to no window")
+        now = trio.current_time()
+        if unread > WINDOW_BYTES and now - self.traffic.added_up_at > UNREAD_EVERY_S:
+            self.traffic.added_up_at = now
+            await self._end_the_largest()
         return bytes(await super()._read_data_body(length))
+
+    async def _end_the_largest(self) -> None:
+        """End a connection if all together leave too much unread.
+
+        It is the one that leaves most, of the machine and of the network group that leave most.
+        """
+        left = Counter[tuple[Hashable, ...]]()
+        for muxer in self.traffic.muxers:
+            more = max(0, muxer.unread - WINDOW_BYTES)
+            left.update({muxer.line[:level]: more for level in range(4)})
+        if left[()] > MAX_UNREAD_BYTES:
+            largest = max(self.traffic.muxers, key=lambda one: [left[one.line[:level]] for level in range(4)])
+            self.traffic.muxers.discard(largest)
+            with contextlib.suppress(MuxedConnUnavailable):
+                await largest._give_up("too much is unread")
 
     async def accept_stream(self) -> Any:
         """Accept a stream. Raises MuxedConnUnavailable, also on a peer that ends none of its streams.

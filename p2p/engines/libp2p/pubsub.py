@@ -19,7 +19,7 @@ from libp2p.pubsub.utils import safe_bytes_from_hex
 from p2p.admission.fair_queue import Turns, in_turn
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.metering import BROKEN, ENTRY_COST, MESSAGES, READ_COST, Meter, cost
-from p2p.engines.libp2p.network import circuit, direct, own_frame, remote
+from p2p.engines.libp2p.network import circuit, direct, remote
 from p2p.engines.libp2p.rpcs import (
     MAX_BYTES,
     MAX_RPC_BYTES,
@@ -29,6 +29,7 @@ from p2p.engines.libp2p.rpcs import (
     RpcStream,
     ingress,
 )
+from p2p.engines.libp2p.streams import own_frame
 from p2p.latest import Latest
 from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import RateLimit
@@ -60,7 +61,7 @@ NOTED_MESSAGES = 8192
 # Messages that we ask a peer for at once: they come in one RPC, and most of ours have 2 KiB.
 MAX_WANTED = 128
 # IWANTs of one neighbour that wait for their turn.
-MAX_ASKING = 8
+MAX_ASKING = 4
 # Bytes of a message's id: its author's, and its number.
 MAX_MESSAGE_ID_BYTES = 64
 

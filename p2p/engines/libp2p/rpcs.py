@@ -22,8 +22,7 @@ import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
 from p2p.admission.fair_queue import Turns
-from p2p.engines.libp2p.network import own_frame
-from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream
+from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream, own_frame
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.rate_limit import TokenBucket
 

@@ -1,24 +1,28 @@
-"""py-libp2p's streams: TCP's, metered ones, and of requests (`request_response`); and who is dialled."""
+"""py-libp2p's streams: TCP's, circuits, metered ones, and requests; and who is dialled."""
 
 import contextlib
 import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import trio
+from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.network import swarm
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
 
 from p2p.address import parse_endpoint
 from p2p.admission.dials import Dials
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
-from p2p.engines.traffic import UNKNOWN_LINE, RateGate, Traffic, line_of_host
+from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -36,6 +40,9 @@ CONNECT_TIMEOUT_S = 5.0
 
 # A connection waits once for so many reads: to wait for each would cost more than the read.
 READS_AT_A_TIME = 100
+
+own_frame: ContextVar[bool] = ContextVar("own_frame", default=False)
+"""Whether this task writes a frame of this node, which goes before everything else."""
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +132,37 @@ class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
         if not vouched and endpoint is not None:
             self._dials.proved(endpoint, trio.current_time())
         return connection
+
+
+class Circuit(RawConnection):  # type: ignore[misc]
+    """A connection through a relay: a stream to the relay, which passes the bytes on.
+
+    The address of the other end is not known.
+    """
+
+    def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
+        self.address = f"/p2p/{relay}/p2p-circuit"
+        stream.muxed_stream.paid = True
+        super().__init__(stream, initiator, ConnectionType.RELAYED, [Multiaddr(self.address)])
+
+    def get_remote_address(self) -> None:
+        return None
+
+    @property
+    def line(self) -> Line:
+        """How it shares rates. Nobody can say whose machine it is: all through one relay count as one."""
+        return Line(self.stream.muxed_conn.line.group, self.address, "", not self.is_initiator)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Read, and wait for the strangers' share: the relay is none, as we have chosen it."""
+        data = bytes(await super().read(n))
+        if self.line.stranger:
+            await self.stream.muxed_conn.traffic.strangers.wait(len(data), self.line.path)
+        return data
+
+    async def close(self) -> None:
+        # A reset never waits for the relay.
+        await self.stream.reset()
 
 
 class PacedReads:

@@ -21,10 +21,9 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p.connections import PING_AFTER_S
-from p2p.engines.libp2p.network import Circuit
 from p2p.engines.libp2p.relay import HOP, STOP, Relay, RelayLimits, receive, send
 from p2p.engines.libp2p.stack import make_host
-from p2p.engines.libp2p.streams import CountedSocket
+from p2p.engines.libp2p.streams import Circuit, CountedSocket
 from p2p.engines.traffic import Traffic
 from p2p.identity import Identity
 from p2p.rate_limit import MAX_PIECE

@@ -36,7 +36,7 @@ from p2p.engines.libp2p.circuits import (
     Circuits,
     reserved_for,
 )
-from p2p.engines.libp2p.network import Circuit, direct
+from p2p.engines.libp2p.network import direct
 from p2p.engines.libp2p.relay import (
     DCUTR,
     HOP,
@@ -51,6 +51,7 @@ from p2p.engines.libp2p.relay import (
     send,
 )
 from p2p.engines.libp2p.stack import make_host
+from p2p.engines.libp2p.streams import Circuit
 from p2p.identity import Identity
 from p2p.nat.dial_back import Outcome
 from p2p.peers.addressbook import AddressBook
