@@ -47,7 +47,7 @@ def test_a_local_mistake_is_told_before_anything_is_made(tmp_path: Path, words: 
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert said in done.stderr
     assert not (tmp_path / "state").exists()
-    assert not {"torch", "transformers", "huggingface_hub", "trio", "libp2p"} & set(done.stdout.split())
+    assert not {"torch", "transformers", "httpx2", "trio", "libp2p"} & set(done.stdout.split())
 
 
 def test_a_machine_that_has_the_device_is_never_refused() -> None:
