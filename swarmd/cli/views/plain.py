@@ -22,7 +22,6 @@ from swarmd.daemon.local_api.status_words import (
     sentence,
     so_far,
     state_sentence,
-    trouble_sentence,
     who,
 )
 from swarmd.protocols import View
@@ -68,10 +67,10 @@ class Lines:
         if document.get("state") != "stopped" and not document.get("away"):
             self._once(
                 "trouble",
-                trouble_sentence(document)
+                sentence(document.get("trouble"))
                 or "no problem with the swarm any more" * ("trouble" in self._said),
             )
-        self._once("learning", sentence(document.get("learning") or {}))
+        self._once("learning", sentence(document.get("learning")))
         self._tell_rounds(every=ROUNDS_EVERY_S)
 
     def round(self, line: Mapping[str, Any]) -> None:

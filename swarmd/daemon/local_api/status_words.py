@@ -54,8 +54,7 @@ def model_words(model: Mapping[str, Any]) -> str:
 
 def state_sentence(document: Mapping[str, Any]) -> str:
     """Join state, cause and remedy: "paused: you paused it; swarmd resume"."""
-    words = [str(document.get(key) or "") for key in ("cause", "remedy")]
-    return printable(": ".join(filter(None, (document.get("state", ""), "; ".join(filter(None, words))))))
+    return ": ".join(filter(None, (printable(document.get("state", "")), sentence(document))))
 
 
 def so_far(document: Mapping[str, Any], now: float) -> str:
@@ -67,14 +66,10 @@ def so_far(document: Mapping[str, Any], now: float) -> str:
     return f", for {max(0.0, now - since):.0f} s" if since and starts else ""
 
 
-def trouble_sentence(document: Mapping[str, Any]) -> str:
-    """Say why no peer is heard and what to do; "" if one is."""
-    return sentence(document.get("trouble") or {})
-
-
-def sentence(found: Mapping[str, Any]) -> str:
-    """Join cause and remedy on one line."""
-    return printable("; ".join(filter(None, (found.get("cause"), found.get("remedy")))))
+def sentence(found: Mapping[str, Any] | None) -> str:
+    """Join cause and remedy on one line; "" for None."""
+    known = found or {}
+    return printable("; ".join(filter(None, (known.get("cause"), known.get("remedy")))))
 
 
 def round_sentence(line: Mapping[str, Any]) -> str:
@@ -188,8 +183,8 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("now", progress_words(document)),
         ("reward", mean_reward_words(document)),
-        ("learning", sentence(document.get("learning") or {})),
-        ("trouble", trouble_sentence(document)),
+        ("learning", sentence(document.get("learning"))),
+        ("trouble", sentence(document.get("trouble"))),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
@@ -350,16 +345,14 @@ def judge_words(judge: Mapping[str, Any]) -> str:
     """Describe the judge's score, and why there is no newer one."""
     low, high = judge.get("interval") or (None, None)
     interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
-    known = judge.get("score") is not None
     grade = (
-        f"score {judge['score']:.3f}{interval} over {many(judge['n'], 'question')}"
-        if known
-        else "no score yet"
+        "no score yet"
+        if judge.get("score") is None
+        else f"score {judge['score']:.3f}{interval} over {many(judge['n'], 'question')}"
     )
     grade += ", before this start" * bool(judge.get("earlier"))
-    silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
-    facts = ", ".join(filter(None, (grade, judge.get("url"))))
-    return printable(facts + (f": {silence}" if silence else ""))
+    facts = printable(", ".join(filter(None, (grade, judge.get("url")))))
+    return ": ".join(filter(None, (facts, sentence(judge))))
 
 
 def mean_reward_words(document: Mapping[str, Any]) -> str:

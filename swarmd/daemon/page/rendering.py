@@ -33,7 +33,6 @@ from swarmd.daemon.local_api.status_words import (
     progress_words,
     recent,
     sentence,
-    trouble_sentence,
     workers_words,
 )
 from swarmd.terminal import ago, printable
@@ -171,7 +170,7 @@ def _state(document: Document) -> str:
     swarm = document.get("swarm") or {}
     state = str(document.get("state") or "")
     model = str((document.get("model") or {}).get("model") or "").rpartition("/")[2]
-    trouble = trouble_sentence(document)
+    trouble = sentence(document.get("trouble"))
     notes = [*other_pauses(document), *(pause_words(each, COMES_BACK) for each in document.get("away") or ())]
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
@@ -180,7 +179,7 @@ def _state(document: Document) -> str:
         + _paragraph(_headline(document), "headline")
         + _paragraph(helped_words(document.get("given") or {}), "helped")
         + "".join(map(_paragraph, notes))
-        + _trouble(sentence(document.get("learning") or {}))
+        + _trouble(sentence(document.get("learning")))
         + _trouble(
             trouble,
             _invite_button(primary=True) if _alone(document) and _runs(document) else "",
@@ -222,7 +221,7 @@ def _controls(document: Document) -> str:
     alone, paused = _alone(document), bool(document.get("pauses"))
     return (
         (_button("Resume", "resume", kind="primary") if paused else "")
-        + ("" if alone and trouble_sentence(document) else _invite_button(primary=alone and not paused))
+        + ("" if alone and document.get("trouble") else _invite_button(primary=alone and not paused))
         + ("" if paused else pauses)
         + _button("Stop", "stop", kind="quiet")
     )
