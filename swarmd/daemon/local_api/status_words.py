@@ -73,27 +73,27 @@ def sentence(found: Mapping[str, Any] | None) -> str:
 
 
 def round_sentence(line: Mapping[str, Any]) -> str:
-    seconds = sum(line["seconds"].values())
-    split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
-    refused, gated, odd = (
-        refused_words(line["rejected"]),
-        counts(line.get("gated") or {}),
-        counts(line.get("gate_reported") or {}),
-    )
-    unfit = counts(line.get("unfit") or {})
+    refused = refused_words(line["rejected"])
+    unfit, gated, odd = (counts(line.get(key) or {}) for key in ("unfit", "gated", "gate_reported"))
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
         learnt_from_words(line),
         answers_words(line),
         f"{line['pool']['size']} in the pool",
         many(line["peers"], "peer"),
-        f"{seconds:.1f} s" + (f" ({split})" if split else ""),
+        time_words(line["seconds"]),
         f"refused {refused}" if refused else "",
         f"not for our model: {unfit}" if unfit else "",
         f"not trained on: {gated}" if gated else "",
         f"odd, but trained on: {odd}" if odd else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def time_words(seconds: Mapping[str, float]) -> str:
+    """Say how long a round took, and each of its stages."""
+    split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
+    return f"{sum(seconds.values()):.1f} s" + f" ({split})" * bool(split)
 
 
 def learnt_from_words(line: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ from swarmd.daemon.local_api.status_words import (
     progress_words,
     recent,
     sentence,
+    time_words,
     workers_words,
 )
 from swarmd.terminal import ago, printable
@@ -255,15 +256,9 @@ def _round(document: Document) -> str:
         ("Shared", _shared(list(document.get("external") or ()))),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
         # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
-        ("Time", _time(last["seconds"]) if last else ""),
+        ("Time", time_words(last["seconds"]) if last else ""),
     ]
     return _facts(facts)
-
-
-def _time(seconds: Mapping[str, float]) -> str:
-    """Say how long a round took, and each of its stages."""
-    split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
-    return f"{sum(seconds.values()):.1f} s" + f" ({split})" * bool(split)
 
 
 def _try(model: Mapping[str, Any]) -> str:
