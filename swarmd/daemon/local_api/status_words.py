@@ -272,13 +272,6 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
 
 
-def offers_words(offers: Mapping[str, float | None]) -> str:
-    """Say how often the node sends offers, which it learns from how many it hears."""
-    if not offers:
-        return ""
-    return "one with each round" if (every := offers["every"]) is None else f"one every {every:.0f} s"
-
-
 def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
     """Say why the node pauses, or is away from the swarm, when that ends, and what to do about it."""
     ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""

@@ -26,7 +26,6 @@ from swarmd.daemon.local_api.status_words import (
     learnt_words,
     mean_reward_words,
     model_words,
-    offers_words,
     other_pauses,
     pause_words,
     peers_words,
@@ -366,19 +365,12 @@ def _peers(document: Document, peers: Document, now: float) -> str:
             for peer in shown
         ),
     )
-    facts = [
-        ("Heard", peers_words(document)),
-    ]
-    moved = [
-        ("Answers moved", exchange_words(document.get("exchange") or {})),
-        ("Offers answers", offers_words(document.get("offers") or {}).removeprefix("one ")),
-    ]
     more = _paragraph(f"and {left_out} more: swarmd peers") if left_out else ""
     return _card(
         "Other nodes",
-        _facts(facts)
+        _facts([("Heard", peers_words(document))])
         + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some"))
-        + _details("Traffic", _facts(moved)),
+        + _details("Traffic", _facts([("Answers moved", exchange_words(document.get("exchange") or {}))])),
     )
 
 

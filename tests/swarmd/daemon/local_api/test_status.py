@@ -14,7 +14,7 @@ from swarmd.daemon.diagnosis.isolation import CAUSES
 from swarmd.daemon.diagnosis.learning import trouble_of
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
-from swarmd.daemon.local_api.status_words import given_words, offers_words, status_lines
+from swarmd.daemon.local_api.status_words import given_words, status_lines
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.daemon.sharing import Participant
 from swarmd.types import ShownRollout
@@ -94,10 +94,6 @@ def test_the_document_has_the_present_and_the_history() -> None:
     assert shown | told | history | of_us == shown
     lines = status_lines(shown | {"last": None, "judge": None})
     assert "peers    2 heard, 1 connected" in lines
-    assert [offers_words(each["offers"]) for each in (shown, document(board()))] == [
-        "one every 40 s",
-        "one with each round",
-    ]
 
 
 def test_the_model_has_one_name_before_and_after_it_is_loaded() -> None:
