@@ -172,7 +172,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return name and text of each fact of the status document; "" for one that belongs to that before."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer, usage = (document.get(part) or {} for part in ("swarm", "trainer", "usage"))
-    restarts = trainer.get("restarts")
+    restarts, budget = trainer.get("restarts"), usage.get("budget")
     facts = [
         ("state", state_sentence(document)),
         *(("paused", words) for words in other_pauses(document)),
@@ -198,8 +198,11 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("judge", judge_words(judge) if judge else ""),
         ("trainer", f"restarts: {restarts}" if restarts else ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
-        ("budget", budget_words(usage)),
-        ("cost", cost_words({"today": usage["today"]}) if "today" in usage else ""),
+        (
+            "budget",
+            f"{budget['used'] / 1e9:.2f} of {budget['bytes'] / 1e9:g} GB this month" if budget else "",
+        ),
+        ("cost", f"today {cost_words(usage['today'])}" if "today" in usage else ""),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
     return [(name, text) for name, text in facts if text]
@@ -310,22 +313,8 @@ def helped_words(given: Mapping[str, Any]) -> str:
     )
 
 
-def cost_words(usage: Mapping[str, Any]) -> str:
-    """Describe what the node cost today and in all; leave out what cannot be measured here."""
-    return "; ".join(
-        f"{words} {_one_cost(usage[part])}"
-        for part, words in (("today", "today"), ("total", "in all"))
-        if part in usage
-    )
-
-
-def budget_words(usage: Mapping[str, Any]) -> str:
-    """Say how much of the month's bytes is used; "" without a budget."""
-    budget = usage.get("budget")
-    return f"{budget['used'] / 1e9:.2f} of {budget['bytes'] / 1e9:g} GB this month" if budget else ""
-
-
-def _one_cost(row: Mapping[str, Any]) -> str:
+def cost_words(row: Mapping[str, Any]) -> str:
+    """Describe what the node cost; leave out what cannot be measured here."""
     cpu = row["cpu_seconds"]
     parts = [f"{cpu / 3600:.1f} CPU hours" if cpu >= 3600 else f"{cpu / 60:.1f} CPU minutes"]
     parts += [f"about {row['energy_wh'] / 1000:.2f} kWh"] if row.get("energy_wh") is not None else []
