@@ -24,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
-from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.status_words import (
     NAME_COLUMNS,
     SMOOTH_ROUNDS,
@@ -278,17 +277,14 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
 
 def _facts(document: Mapping[str, Any], width: int, *, verbose: bool) -> list[tuple[str, str]]:
     """Return the page's facts, by name."""
-    trainer = document.get("trainer") or {}
-    if not verbose:
-        document = {**document, "kl": None, "trainer": {"restarts": trainer.get("restarts")}}
-    addresses = [printable(str(address)) for address in document.get("addresses") or ()]
-    best = min(addresses, key=lambda address: PLACES.index(place(address)), default="")
-    # Broken before the peer id, if it has to be.
+    addresses = document.get("addresses") or [""]
+    # The first is the one that most can reach. It is broken before the peer id, if it has to be.
+    best = printable(addresses[0])
     best = best if len(best) <= width else best.replace("/p2p/", " /p2p/")
     more = f" and {len(addresses) - 1} more: swarmd status" * (len(addresses) > 1)
     facts = [("address", best + more) if best else ("node", str(document.get("peer_id", "")))]
     if last := document.get("last"):
-        facts += _of_round(last, document.get("kl"))
+        facts += _of_round(last, document.get("kl") if verbose else None)
     return facts + [(name, text) for name, text in status_facts(document) if name in SHOWN]
 
 
