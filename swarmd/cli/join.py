@@ -203,7 +203,7 @@ def _view(as_json: bool, verbose: bool = False) -> "View":
     from swarmd.cli.views.plain import JsonView, PlainView
 
     if as_json:
-        return JsonView(sys.stdout, PlainView(sys.stderr))
+        return JsonView(sys.stdout, sys.stderr)
     if shows_pages(sys.stderr):
         from swarmd.cli.views.live import HINT, LiveView
 

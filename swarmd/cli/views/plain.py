@@ -181,48 +181,39 @@ class StartView:
         self._view.close()
 
 
-class JsonView:
+class JsonView(PlainView):
     """Each round's line on `out`, with "schema"; messages for people go to `people`."""
 
-    def __init__(self, out: IO[str], people: PlainView) -> None:
+    def __init__(self, out: IO[str], people: IO[str]) -> None:
+        super().__init__(people)
         self._out: IO[str] | None = out
-        self._people = people
         self._left_out = 0  # lines left out since one was last written
-
-    def status(self, document: Mapping[str, Any]) -> None:
-        self._people.status(document)
 
     def round(self, line: Mapping[str, Any]) -> None:
         if self._out is None:
             return
         if _full(self._out):
             if not self._left_out:
-                self._people.talk(
+                self.talk(
                     "nobody reads standard output, and it is full: rounds are left out; metrics.jsonl has"
                     " them all"
                 )
             self._left_out += 1
             return
         if self._left_out:
-            self._people.talk(f"standard output is read again; rounds left out: {self._left_out}")
+            self.talk(f"standard output is read again; rounds left out: {self._left_out}")
             self._left_out = 0
         try:
             print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
         except (OSError, ValueError):
             self._out = None
-            self._people.talk(
+            self.talk(
                 "nobody reads standard output any more; the node keeps running, and metrics.jsonl has every"
                 " round"
             )
             # Otherwise the interpreter fails at its end, when it flushes to a closed pipe.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-    def talk(self, text: str) -> None:
-        self._people.talk(text)
-
-    def close(self) -> None:
-        self._people.close()
 
 
 def _full(stream: IO[str]) -> bool:

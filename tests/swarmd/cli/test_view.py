@@ -295,7 +295,7 @@ def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
 
 def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
     out, talk = io.StringIO(), io.StringIO()
-    view = JsonView(out, PlainView(talk))
+    view = JsonView(out, talk)
     view.status(document())
     view.round(LAST)
     view.talk("hello")
@@ -305,8 +305,8 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 
 NO_READER = """
 import sys
-from swarmd.cli.views.plain import JsonView, PlainView
-view = JsonView(sys.stdout, PlainView(sys.stderr))
+from swarmd.cli.views.plain import JsonView
+view = JsonView(sys.stdout, sys.stderr)
 sys.stdin.readline()
 for number in range(3):
     view.round({"round": number})
@@ -319,7 +319,7 @@ def test_a_full_pipe_does_not_hold_the_node_up() -> None:
     read, write = os.pipe()
     with os.fdopen(read) as reader, os.fdopen(write, "w") as out:
         talk = io.StringIO()
-        view = JsonView(out, PlainView(talk))
+        view = JsonView(out, talk)
         for number in range(5000):
             view.round({"round": number})
         os.set_blocking(read, False)

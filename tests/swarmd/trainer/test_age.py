@@ -17,7 +17,7 @@ from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import ReceivedBody, Verdict
 from swarmd import link
-from swarmd.cli.views.plain import JsonView, PlainView
+from swarmd.cli.views.plain import JsonView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.exchange import offers, wire
@@ -32,7 +32,7 @@ class Played:
     """A daemon without network or trainer, and what it hands on."""
 
     def __init__(self, folder: Path, **sections: Any) -> None:
-        view = JsonView(io.StringIO(), PlainView(io.StringIO()))
+        view = JsonView(io.StringIO(), io.StringIO())
         self.daemon = Daemon(
             NodeConfig.model_validate({"swarm": {"engine": "none"}, **sections}), folder, view
         )
