@@ -6,15 +6,14 @@ newest is looked for again.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from swarmd.errors import SwarmdError
 from swarmd.trainer.checkpoint import manifest_of, saved_in
 
-Result = TypeVar("Result")
 # Each try needs the node to have saved twice while a checkpoint was being read.
 _MAX_TRIES: Final = 5
 
@@ -33,22 +32,9 @@ class Snapshot:
 
 
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
-    """names: of files in the checkpoint.
+    """Read the newest checkpoint that is whole. names: of files in it.
 
-    NothingSaved where there is none; SwarmdError where none is whole.
-    """
-
-    def read(folder: Path) -> Snapshot:
-        files = {name: _read(folder, name) for name in names}
-        return Snapshot(int(folder.name.removeprefix("round-")), files)
-
-    return newest_of(state_dir, read)
-
-
-def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
-    """Return `read` of the newest checkpoint's folder for which it does not fail.
-
-    Raises NothingSaved where there is none, SwarmdError where it fails for all.
+    Raises NothingSaved if there is none, SwarmdError if none is whole.
     """
     notes: list[str] = []
     for _ in range(_MAX_TRIES):
@@ -61,7 +47,8 @@ def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
             )
         for folder in folders:
             try:
-                return read(folder)
+                files = {name: _read(folder, name) for name in names}
+                return Snapshot(int(folder.name.removeprefix("round-")), files)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 # The checkpoint was removed meanwhile, is damaged, or is of another version.
                 notes.append(f"{folder.name}: {error}")
