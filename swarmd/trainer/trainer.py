@@ -237,7 +237,10 @@ class Trainer:
         state = run_state(self.round, self.seed, self.parts)
         self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
         self.timetable.wrote(self.checkpoints.size, time.monotonic())
-        self._say_when_slower(self.checkpoints.size)
+        interval = self.timetable.interval(self.checkpoints.size)
+        if interval > self.config.checkpoint.every and not self.slowed:
+            self.slowed = True
+            self.link.tell(link.Note(slower(self.checkpoints.size, interval, self.config.checkpoint)))
         self.saved = self.round
         self.save_seconds += time.perf_counter() - begun
 
@@ -245,12 +248,6 @@ class Trainer:
         """Return when every round behind us is in a checkpoint."""
         if self.saved < self.round:
             self._save()
-
-    def _say_when_slower(self, size: int) -> None:
-        interval, limits = self.timetable.interval(size), self.config.checkpoint
-        if interval > limits.every and not self.slowed:
-            self.slowed = True
-            self.link.tell(link.Note(slower(size, interval, limits)))
 
     def _write_when_room(self, write: Callable[[], object]) -> None:
         """Write, and pause while the disk is full until there is room.
@@ -323,15 +320,13 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     curriculum = curriculum_of(config)
     most = size(config.limits.state) if config.limits.state else None
     checkpoints = Checkpoints(state_dir / "checkpoints", FILES, most)
-    daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
+    loading = link.TrainerState("starting", f"loading the model {config.model.name}", "wait")
+    daemon.tell(loading)
 
     def report(download: Download) -> None:
-        if download.seconds_left == 0:
-            daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
-        else:
-            remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
-            daemon.tell(link.TrainerState("starting", download.words, remedy))
-
+        remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
+        fetching = link.TrainerState("starting", download.words, remedy)
+        daemon.tell(loading if download.seconds_left == 0 else fetching)
     policy = _open_policy(config, start.seed, report, daemon.rest)
     daemon.give_back = partial(release_cached, policy.device)
     with closing(policy):
