@@ -203,11 +203,8 @@ ToDaemon = (
     | Stopped
 )
 
-_encoder = msgspec.msgpack.Encoder()
-
-
 def pack(message: ToTrainer | ToDaemon) -> bytes:
-    payload = _encoder.encode(message)
+    payload = msgspec.msgpack.encode(message)
     return _HEADER.pack(len(payload)) + payload
 
 

@@ -67,10 +67,6 @@ class RunState:
     others: Success = field(default_factory=Success)
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RunState)
-
-
 class ManifestEntry(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
@@ -105,10 +101,12 @@ class Checkpoints:
         partial = self.folder / f"partial-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._clear_partial()
+            # What a kill left half written takes the room that this one needs.
+            for left in self.folder.glob("partial-*"):
+                shutil.rmtree(left, ignore_errors=True)
             partial.mkdir()
             written: dict[str, dict[str, Any]] = {}
-            for name, content in itertools.chain(files, [("run.msgpack", _encoder.encode(state))]):
+            for name, content in itertools.chain(files, [("run.msgpack", msgspec.msgpack.encode(state))]):
                 self._make_room(memoryview(content).nbytes)
                 written[name] = _write(partial / name, content)
             _write(
@@ -140,7 +138,7 @@ class Checkpoints:
         for path in reversed(saved_in(self.folder)):
             try:
                 _verify(path, self._needs)
-                state = _decoder.decode((path / "run.msgpack").read_bytes())
+                state = msgspec.msgpack.decode((path / "run.msgpack").read_bytes(), type=RunState)
                 _check(state, path)
                 if take_up is not None:
                     take_up(state, path)
@@ -171,11 +169,6 @@ class Checkpoints:
                 f" {self._most / 1e9:g} GB: two checkpoints have to fit. Raise limits.state and join again,"
                 " or move old logs and metrics.jsonl away"
             )
-
-    def _clear_partial(self) -> None:
-        """Remove what a kill left half written: it takes the room that the next one needs."""
-        for left in self.folder.glob("partial-*"):
-            shutil.rmtree(left, ignore_errors=True)
 
     def _prune(self, keep: Path) -> None:
         others = [p for p in saved_in(self.folder) if p != keep and p.name < keep.name]
@@ -304,18 +297,12 @@ def _check(state: RunState, folder: Path) -> None:
         raise ValueError("its pool does not fit together")
 
 
-def _what_is_saved(folder: Path) -> str:
-    newest = saved_in(folder)[-1:]
-    return (
-        f"the last checkpoint, {newest[0].name}, is whole" if newest else "no checkpoint has been saved yet"
-    )
-
-
 def _explained(error: OSError, folder: Path) -> CannotRecord:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        saved = [f"the last checkpoint, {path.name}, is whole" for path in saved_in(folder)]
         return CannotRecord(
             f"no room for a checkpoint in {folder}: {error.strerror}. Free some space;"
-            f" {_what_is_saved(folder)}."
+            f" {saved[-1] if saved else 'no checkpoint has been saved yet'}."
         )
     return CannotRecord(
         f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and"
