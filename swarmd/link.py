@@ -203,6 +203,7 @@ ToDaemon = (
     | Stopped
 )
 
+
 def pack(message: ToTrainer | ToDaemon) -> bytes:
     payload = msgspec.msgpack.encode(message)
     return _HEADER.pack(len(payload)) + payload

@@ -310,7 +310,9 @@ def leave(
         raise NotRunning(
             f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir."
         ) from None
-    _refuse_a_service(folder)
+    if (file := installed_for(folder)) is not None:
+        # It would start the node again, in the default swarm.
+        raise ConfigError(f"{file} starts the node again. Run `swarmd service uninstall` first.")
     plan = leaving(folder, everything=everything)
     if not yes:
         _show_leaving(plan, running=in_use(folder))
@@ -355,9 +357,3 @@ def _show_leaving(plan: Leaving, *, running: bool) -> None:
 
 def _names(paths: Any) -> str:
     return ", ".join(path.name for path in paths) or "nothing"
-
-
-def _refuse_a_service(folder: Path) -> None:
-    """Raise ConfigError if a service is installed: it would start the node again, in the default swarm."""
-    if (file := installed_for(folder)) is not None:
-        raise ConfigError(f"{file} starts the node again. Run `swarmd service uninstall` first.")

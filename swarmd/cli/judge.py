@@ -198,9 +198,6 @@ def _upload_words(found: "VerifiedOutcome") -> str:
     )
 
 
-DIFFERS, NOT_YET = 1, 4
-
-
 def leaderboard(
     judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
     after: Annotated[int, typer.Option(help="Show the ranks behind this one.", min=0)] = 0,
@@ -253,7 +250,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     else:
         tell("\n".join(_evaluation_lines(shown, evaluation, findings)), sys.stdout)
     if holds is not True:
-        raise typer.Exit(DIFFERS if holds is False else NOT_YET)
+        raise typer.Exit(1 if holds is False else Unreachable.exit_code)
 
 
 def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
@@ -349,23 +346,23 @@ def _question(fields: Any, tasks: Any) -> dict[str, Any]:
 def _evaluation_lines(
     shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]"
 ) -> list[str]:
+    words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
     lines = [
         printable(f"Node: {shown['peer']}"),
         printable(f"Question: {shown['specialty']} {shown['n']}"),
         "",
+        str(shown["question"]),
+        "",
+        f"A right answer: {shown['right']}",
+        *(f"Given: {printable(answer.text[-200:])}" for answer in evaluation.answers),
+        "",
+        *(f"{words[f.holds]:<14} {f.what}: {printable(f.why)}" for f in findings),
     ]
-    lines += [str(shown["question"]), "", f"A right answer: {shown['right']}"]
-    lines += [f"Given: {printable(answer.text[-200:])}" for answer in evaluation.answers] + [""]
-    words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
-    lines += [f"{words[f.holds]:<14} {f.what}: {printable(f.why)}" for f in findings]
-    failed, open_ = (
-        [f.what for f in findings if f.holds is False],
-        [f.what for f in findings if f.holds is None],
-    )
+    failed, open_ = (", ".join(f.what for f in findings if f.holds is held) for held in (False, None))
     if failed:
-        return [*lines, "", f"This evaluation is not as the judge says: {', '.join(failed)}."]
+        return [*lines, "", f"This evaluation is not as the judge says: {failed}."]
     return [
         *lines,
         "",
-        f"All that can be checked holds; not checked: {', '.join(open_)}." if open_ else "All of it holds.",
+        f"All that can be checked holds; not checked: {open_}." if open_ else "All of it holds.",
     ]

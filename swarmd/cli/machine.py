@@ -231,17 +231,14 @@ def _trained_model(state_dir: Path | None, config: Path | None, device: str | No
         return TrainedModel(folder, joined(config, folder, {"device": device}))
 
 
-Temperature = Annotated[
-    float | None,
-    typer.Option(help="0: the likeliest answer.", show_default="the training's", min=0, max=2),
-]
-
-
 def chat(
     question: Annotated[
         str | None, typer.Argument(help="Answer this alone, and end.", show_default="a conversation")
     ] = None,
-    temperature: Temperature = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0: the likeliest answer.", show_default="the training's", min=0, max=2),
+    ] = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
     device: DeviceName = None,

@@ -15,7 +15,7 @@ import typer
 from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
 from swarmd.cli.settings import config_file
 from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
-from swarmd.terminal import ended_by_signals, printable, tell
+from swarmd.terminal import ended_by_signals, tell
 
 if TYPE_CHECKING:
     from swarmd.daemon.library.joined_swarm import JoinedSwarm, Judged
@@ -144,7 +144,7 @@ def answer_by_hand(
             # Opening the tasks checks the names.
             tasks = node_config.tasks.model_copy(update={"specialties": tuple(specialty)})
             node_config = node_config.model_copy(update={"tasks": tasks})
-        member = JoinedSwarm(node_config, state, "a person", share=share, talk=_talk, stopped=_end)
+        member = JoinedSwarm(node_config, state, "a person", share=share, talk=tell, stopped=_end)
         dialogue = Dialogue(member, tries)
         try:
             # The swarm is left, and what was given is told.
@@ -207,9 +207,11 @@ class Dialogue:
         elif truth is not None:
             print(f"A right answer: {truth}")
         shared, found = self._swarm.share_judged(task, answers), self._swarm.report()
+        result = "Shared." if found["present"] else "Kept until a peer is connected."
+        if not shared:
+            result = "Not shared: nobody learns from wrong answers alone."
         tell(
-            f"{_result_words(shared, found['present'])} {self._given} answered, {self._right} right,"
-            f" {found['shared']} shared.",
+            f"{result} {self._given} answered, {self._right} right, {found['shared']} shared.",
             sys.stdout,
         )
 
@@ -232,8 +234,10 @@ class Dialogue:
         found = self._swarm.report()
         tell(f"You left: {self._given} answered, {self._right} right, {found['shared']} shared.")
         if found["waiting"]:
-            why = "no peer was connected. Name one with --bootstrap; see `swarmd doctor network`."
-            tell(f"{found['waiting']} of them reached nobody: {why}")
+            tell(
+                f"{found['waiting']} of them reached nobody: no peer was connected. Name one with"
+                " --bootstrap; see `swarmd doctor network`."
+            )
 
 
 def _line(prompt: str) -> str:
@@ -247,13 +251,3 @@ def _line(prompt: str) -> str:
 def _typed(prompt: str) -> str:
     print(prompt, end="", flush=True)  # `input` itself would write it to standard error
     return input()
-
-
-def _result_words(shared: bool, present: int) -> str:
-    if not shared:
-        return "Not shared: nobody learns from wrong answers alone."
-    return "Shared." if present else "Kept until a peer is connected."
-
-
-def _talk(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)

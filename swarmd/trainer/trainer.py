@@ -327,6 +327,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
         fetching = link.TrainerState("starting", download.words, remedy)
         daemon.tell(loading if download.seconds_left == 0 else fetching)
+
     policy = _open_policy(config, start.seed, report, daemon.rest)
     daemon.give_back = partial(release_cached, policy.device)
     with closing(policy):

@@ -30,10 +30,7 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     assert (month["cpu_seconds"], month["helped"], ledger.this_month.bytes_moved) == (11.0, 3, 3000)
     assert (total["bytes_up"], total["bytes_written"], total["helped"]) == (2000, 8192, 6)
     assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000]
-    assert (
-        cost_words(today)
-        == "0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written"
-    )
+    assert cost_words(today) == "0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written"
 
 
 def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
