@@ -187,8 +187,7 @@ class ChatApi:
         self._one = trio.CapacityLimiter(1)
 
     async def respond(self, request: Request) -> Response:
-        why = None if self._anybody else access.foreign(request.headers)
-        if why is not None:
+        if not self._anybody and (why := access.foreign(request.headers)) is not None:
             return _refused(403, why)
         about: dict[str, Any] = {
             "id": self._model.name,
@@ -218,17 +217,18 @@ class ChatApi:
                     headers=headers,
                     stream=partial(self._stream, asked, prompt, about),
                 )
-            # The answer ends where its client leaves.
-            still = trio.from_thread.check_cancelled
-            answer = await self._in_thread(partial(self._answer, asked, prompt, about, lambda _: still()))
+            answer = await self._in_thread(
+                # The answer ends when its client leaves.
+                partial(self._answer, asked, prompt, about, lambda _: trio.from_thread.check_cancelled())
+            )
         except _Unusable as error:
             return _refused(400, f"{error}.", error.field or None)
         except SwarmdError as error:
             return _refused(400, str(error))
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
-        whole = {**about, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
-        return _json(whole, headers=headers)
+        whole = {"object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
+        return _json(about | whole, headers=headers)
 
     def _warned(self, ignored: Sequence[str]) -> Mapping[str, str]:
         """Return a response's headers, which name ignored fields, and tell of these once."""

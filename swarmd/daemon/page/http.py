@@ -84,10 +84,13 @@ async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int
             with trio.fail_after(IO_TIMEOUT_S):
                 request = await _request(connection, stream, body_bytes)
         except h11.RemoteProtocolError as error:
-            status = error.error_status_hint or 400
             request, response = (
                 None,
-                Response(status, "text/plain", b"This is no request that swarmd can read.\n"),
+                Response(
+                    error.error_status_hint or 400,
+                    "text/plain",
+                    b"This is no request that swarmd can read.\n",
+                ),
             )
         else:
             if request is None:

@@ -46,8 +46,7 @@ class PageOpening:
         from swarmd.daemon.page.page import metrics_at
 
         host, port = split_address(address)
-        anybody = host not in LOOPBACK
-        await self._serve(metrics_at(self._handlers["status"], anybody=anybody), host, port)
+        await self._serve(metrics_at(self._handlers["status"], anybody=host not in LOOPBACK), host, port)
 
     async def _serve(self, respond: "Respond", host: str, port: int) -> int:
         from swarmd.daemon.page.http import serve

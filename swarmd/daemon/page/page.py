@@ -45,10 +45,8 @@ class NodePage:
     def __init__(self, handlers: Mapping[str, control.Handler]) -> None:
         self.token = secrets.token_urlsafe(32)
         self._handlers = handlers
-        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {
-            "pause": self._pause
-        }
-        self._allowed |= {"invitation": self._invite, "compare": self._compare}
+        own = {"pause": self._pause, "invitation": self._invite, "compare": self._compare}
+        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | own
 
     async def respond(self, request: Request) -> Response:
         if (why := access.foreign(request.headers)) is not None:
@@ -84,7 +82,7 @@ class NodePage:
 
     async def _compare(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         found = await self._handlers["compare"](arguments)
-        right = [reward == 1 for _, reward in (found["now"], found["first"])]
+        right = [found[when][1] == 1 for when in ("now", "first")]
         return {"schema": 1, "html": rendering.comparison(found), "into": "compared", "right": right}
 
     async def _read_status(self) -> tuple[dict[str, str], str, dict[str, Any]]:
@@ -133,8 +131,7 @@ def metrics_at(status: control.Handler, *, anybody: bool) -> Respond:
     """
 
     async def respond(request: Request) -> Response:
-        why = None if anybody else access.foreign(request.headers)
-        if why is not None:
+        if not anybody and (why := access.foreign(request.headers)) is not None:
             return _plain(403, why + "\n")
         if (request.method, request.path) != ("GET", "/metrics"):
             return _plain(404, "There is nothing here but /metrics.\n")

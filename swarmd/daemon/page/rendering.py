@@ -6,7 +6,7 @@ shown.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -194,8 +194,7 @@ def _headline(document: Document) -> str:
     first, last = recent(rewards[:SMOOTH_ROUNDS]), recent(rewards)
     if len(rewards) < 2 * SMOOTH_ROUNDS or not first or not last:
         return ""
-    whole = document.get("round") == len(rewards)
-    then = "at first" if whole else f"{len(rewards)} rounds ago"
+    then = "at first" if document.get("round") == len(rewards) else f"{len(rewards)} rounds ago"
     return f"{fmean(first):.0%} right {then}, {fmean(last):.0%} now".replace("%", " %")
 
 
@@ -208,8 +207,7 @@ def _runs(document: Document) -> bool:
 
 
 def _trouble(words: str, button: str = "", *, calm: bool = False) -> str:
-    kind = "trouble calm" if calm else "trouble"
-    return f'<div class="{kind}">{_paragraph(words)}{button}</div>' if words else ""
+    return f'<div class="trouble{" calm" * calm}">{_paragraph(words)}{button}</div>' if words else ""
 
 
 def _controls(document: Document) -> str:
@@ -243,6 +241,7 @@ def _button(name: str, operation: str, arguments: Mapping[str, Any] = {}, kind: 
 
 def _round(document: Document) -> str:
     rounds, last = document.get("rounds"), document.get("last")
+    external = list(document.get("external") or ())
     facts = [
         (
             "Round",
@@ -252,7 +251,12 @@ def _round(document: Document) -> str:
         ("Reward", mean_reward_words(document)),
         ("Answers", answers_words(last or {})),
         ("Last round", learnt_from_words(last) if last else ""),
-        ("Shared", _shared(list(document.get("external") or ()))),
+        (
+            "Shared",
+            f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
+            if any(external)
+            else "",
+        ),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
         # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
         ("Time", time_words(last["seconds"]) if last else ""),
@@ -281,15 +285,6 @@ def comparison(document: Document) -> str:
 def _pre(text: str) -> str:
     lines = "\n".join(map(_text, text.split("\n")))
     return f'<pre tabindex="0">{lines}</pre>'
-
-
-def _shared(external: Sequence[int]) -> str:
-    """Say how many of the rounds that the chart shows had rollouts of others."""
-    return (
-        f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
-        if any(external)
-        else ""
-    )
 
 
 def invitation(document: Document) -> str:
@@ -336,19 +331,22 @@ def _cost(usage: Mapping[str, Any]) -> str:
         for title, key, unit, places in _COSTS
         if any(row.get(key) is not None for _, row in times)
     ]
-
-    def cells(row: Mapping[str, Any]) -> Iterator[str]:
-        for _, key, unit, places in figures:
-            yield "–" if row.get(key) is None else f"{row[key] / unit:,.{places}f}"
-
-    rows = ((name, *cells(row)) for name, row in times)
+    rows = [
+        [
+            name,
+            *(
+                "–" if row.get(key) is None else f"{row[key] / unit:,.{places}f}"
+                for _, key, unit, places in figures
+            ),
+        ]
+        for name, row in times
+    ]
     return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows)) if figures else ""
 
 
 def _peers(document: Document, peers: Document, now: float) -> str:
     rows = list(peers.get("peers") or ())
-    shown = rows[:PEERS_SHOWN]
-    left_out = len(rows) - len(shown)
+    shown, left_out = rows[:PEERS_SHOWN], len(rows) - PEERS_SHOWN
     table = _table(
         ("Peer", "Where", "Last heard", "Received", "Refused", "Learnt from", "Round", "Model"),
         (
@@ -365,7 +363,7 @@ def _peers(document: Document, peers: Document, now: float) -> str:
             for peer in shown
         ),
     )
-    more = _paragraph(f"and {left_out} more: swarmd peers") if left_out else ""
+    more = _paragraph(f"and {left_out} more: swarmd peers") if left_out > 0 else ""
     return _card(
         "Other nodes",
         _facts([("Heard", peers_words(document))])
@@ -386,12 +384,10 @@ def _refused(document: Document) -> str:
         ((why, count) for why, count in refused.items() if count and why not in HARMLESS),
         key=lambda item: (-item[1], item[0]),
     )
-    if not rows:
-        return ""
     cells = (
         (f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows
     )
-    return _card("Refused", _table(("Count", "Why", "What to do"), cells))
+    return _card("Refused", _table(("Count", "Why", "What to do"), cells)) if rows else ""
 
 
 def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
@@ -465,14 +461,15 @@ def _facts(facts: Iterable[tuple[str, object]]) -> str:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Render a table of HTML cells; on a narrow screen each cell carries its column's name."""
     head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
-    cells = (
-        "".join(
+    body = "".join(
+        "<tr>"
+        + "".join(
             f'<td data-name="{_text(name)}"><span>{cell}</span></td>'
             for name, cell in zip(heads, row, strict=True)
         )
+        + "</tr>"
         for row in rows
     )
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
