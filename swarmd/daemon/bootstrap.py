@@ -22,7 +22,7 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
-from p2p.types import Envelope, Started
+from p2p.types import Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Trouble, twin_trouble
 from swarmd.daemon.diagnosis.reachability_survey import survey
@@ -65,7 +65,7 @@ class BootstrapNode:
             engine_builder(identity, topic, config.swarm, folder, public=True),
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
-            admitted=self._count,
+            admitted=lambda envelope: self._roster.heard(envelope.author, time.time()),
             folder=folder,
             also=sorted({topic_of(config.swarm, other) for other in others} - {topic}, key=str),
         )
@@ -100,9 +100,6 @@ class BootstrapNode:
         if trouble and trouble != self._waits:
             tell(f"{trouble.cause}; {trouble.remedy}")
         self._waits = trouble
-
-    def _count(self, envelope: Envelope) -> None:
-        self._roster.heard(envelope.author, time.time())
 
     def _document(self) -> dict[str, Any]:
         addresses = [{"address": address, "from": place(address)} for address in self.member.addresses()]

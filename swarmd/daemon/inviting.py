@@ -66,10 +66,10 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
         )
         model = ""
     if where != "internet":
-        good = "this machine" if where == "machine" else "your network"
         notes.append(
-            f"no address in it can be dialled from the internet: it is good on {good} alone. `swarmd doctor"
-            " network` helps"
+            "no address in it can be dialled from the internet: it is good on"
+            f" {'this machine' if where == 'machine' else 'your network'} alone. `swarmd doctor network`"
+            " helps"
         )
     judge = config.judge.url
     if urlsplit(judge).hostname in LOOPBACK and where != "machine":
@@ -78,10 +78,8 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
             " say it with --judge, by an address that they reach"
         )
         judge = ""
-    digest = swarm_digest(curriculum) if curriculum is not None else ""
-    made = Invitation(
-        config.swarm.name, curriculum.name if curriculum is not None else "", digest, model, addresses, judge
-    )
+    name, digest = (curriculum.name, swarm_digest(curriculum)) if curriculum is not None else ("", "")
+    made = Invitation(config.swarm.name, name, digest, model, addresses, judge)
     return {"schema": 1, "invitation": write_invitation(made), "notes": notes}
 
 

@@ -66,8 +66,9 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
             except OSError as error:
                 raise CannotRecord.to(record, error) from None
             task_status.started(str(path))
-            listeners = [trio.SocketListener(listener)]
-            await serve_at_most(_MAX_CONNECTIONS, partial(_converse, handlers), listeners)
+            await serve_at_most(
+                _MAX_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)]
+            )
     finally:
         # A disk that fails by now is no reason to say that the node failed.
         with contextlib.suppress(OSError):
@@ -129,8 +130,10 @@ def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mappi
     except (ValueError, RecursionError):
         raise SwarmdError('A request is {"operation": name, "arguments": {...}}.') from None
     if (handler := handlers.get(request.operation)) is None:
-        known = ", ".join(sorted(handlers))
-        raise SwarmdError(f"This node knows no operation {request.operation[:40]!r}; it knows {known}.")
+        raise SwarmdError(
+            f"This node knows no operation {request.operation[:40]!r}; it knows"
+            f" {', '.join(sorted(handlers))}."
+        )
     return handler, request.arguments
 
 
@@ -202,9 +205,9 @@ def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
 def _socket_path(state_dir: Path) -> str:
     try:
         path = str(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, PermissionError):
-            raise NotRunning(f"{state_dir}: this state folder is another user's. Ask as that user.") from None
+    except PermissionError:
+        raise NotRunning(f"{state_dir}: this state folder is another user's. Ask as that user.") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise _absent(state_dir) from None
     if not in_use(state_dir):
         # In a copy of a running node's folder the socket is that of the node in the other one.
@@ -238,10 +241,11 @@ def _socket_folder() -> Path:
     )
 
 
-Converse = Callable[[trio.SocketStream], Awaitable[None]]
-
-
-async def serve_at_most(most: int, converse: Converse, listeners: Sequence[trio.SocketListener]) -> None:
+async def serve_at_most(
+    most: int,
+    converse: Callable[[trio.SocketStream], Awaitable[None]],
+    listeners: Sequence[trio.SocketListener],
+) -> None:
     """Serve listeners until cancelled; close connections beyond `most` at once.
 
     Where there are no more open files, trio waits for one.

@@ -86,10 +86,9 @@ class Roster:
 
     def present(self, now: float) -> Sequence[PeerId]:
         """Return the authors that are heard, the useful ones first."""
-        both = [*self._useful.items(), *self._others.items()]
-        return [peer for peer, author in both if _present(author, now)]
-
-
-def _present(author: AuthorRecord, now: float) -> bool:
-    # abs(): where the clock is set back, all that was heard is old.
-    return not author.gone and abs(now - author.last) <= author.quiet
+        return [
+            peer
+            for peer, author in [*self._useful.items(), *self._others.items()]
+            # abs(): if the clock is set back, all that was heard is old.
+            if not author.gone and abs(now - author.last) <= author.quiet
+        ]

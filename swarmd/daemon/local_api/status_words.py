@@ -48,8 +48,8 @@ def model_words(model: Mapping[str, Any]) -> str:
         else None
     )
     lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
-    parts = [model.get("model"), size, model.get("device"), model.get("dtype"), lora]
-    return printable(" ".join(str(part) for part in parts if part))
+    parts = (model.get("model"), size, model.get("device"), model.get("dtype"), lora)
+    return printable(" ".join(map(str, filter(None, parts))))
 
 
 def state_sentence(document: Mapping[str, Any]) -> str:
@@ -222,14 +222,19 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     peers = document["peers"]
     if not peers:
         return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
-    rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")]
-    for peer in peers:
-        figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
-        rows.append(
-            (peer["name"], *figures, peer["direction"], str(peer.get("address") or "–").partition("/p2p/")[0])
+    rows = [
+        (
+            peer["name"],
+            str(peer.get("frames", 0)),
+            str(peer.get("rejected", 0)),
+            peer["direction"],
+            str(peer.get("address") or "–").partition("/p2p/")[0],
         )
+        for peer in peers
+    ]
+    heads = ("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")
     lines = list[str]()
-    for peer, row in zip([{}, *peers], columns(rows), strict=True):
+    for peer, row in zip([{}, *peers], columns([heads, *rows]), strict=True):
         learnt = learnt_words(peer)
         lines += [*row, *([f"    learnt from: {learnt}"] if learnt else [])]
     return [*map(printable, lines), "their peer ids: swarmd peers --json"]
@@ -250,9 +255,8 @@ def workers_words(workers: Mapping[str, Any]) -> str:
     """Describe the worker processes and the age of the weights that drew our rollouts; "" without workers."""
     if not workers:
         return ""
-    kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
     parts = [
-        *(f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds),
+        *(f"{workers[kind]['alive']} of {workers[kind]['of']} {kind}" for kind in ("generators", "trainers")),
         f"{number(workers['tokens_per_second'])} tokens/s",
         f"version {workers['version']}",
         f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}",
