@@ -48,17 +48,17 @@ class Diagnosis:
     findings: Sequence[Finding]
 
     def document(self, found: Survey) -> dict[str, Any]:
-        rows = [
-            {"about": f.about, "good": f.good, "says": f.says, "remedy": f.remedy or None}
-            for f in self.findings
-        ]
-        answer = {
+        return {
+            "schema": 1,
             "reachable": self.reachable,
             "takes_part": self.takes_part,
             "summary": self.summary,
-            "findings": rows,
+            "findings": [
+                {"about": f.about, "good": f.good, "says": f.says, "remedy": f.remedy or None}
+                for f in self.findings
+            ],
+            "survey": dict(found),
         }
-        return {"schema": 1, **answer, "survey": dict(found)}
 
     def lines(self) -> list[str]:
         marks = {True: "ok  ", False: "bad ", None: "–   "}
@@ -72,8 +72,8 @@ class Diagnosis:
 def diagnose(found: Survey) -> Diagnosis:
     """Turn a survey into findings and a verdict. Pure."""
     reachable = _reachable(found)
-    answering = [entry for entry in found["bootstrap"] if entry["answers"]]
-    takes_part = found["peers"]["connected"] > 0 or bool(answering) or not found["bootstrap"]
+    answering = any(entry["answers"] for entry in found["bootstrap"])
+    takes_part = found["peers"]["connected"] > 0 or answering or not found["bootstrap"]
     findings = [
         Finding("engine", True, found["engine"]),
         _listening(found),
@@ -89,20 +89,18 @@ def diagnose(found: Survey) -> Diagnosis:
 
 def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:
     """Diagnose a member that could not listen."""
-    finding = Finding("listening", False, str(error), "")
     return Diagnosis(
-        None, False, f"the node cannot start: it cannot listen on {', '.join(listen)}", [finding]
+        None,
+        False,
+        f"the node cannot start: it cannot listen on {', '.join(listen)}",
+        [Finding("listening", False, str(error))],
     )
 
 
 def no_network() -> Diagnosis:
     """Diagnose a node without a configured network."""
-    finding = Finding(
-        "engine",
-        None,
-        'swarm.engine is "none": the node opens no socket',
-        'to join a swarm set it to "libp2p"',
-    )
+    says = 'swarm.engine is "none": the node opens no socket'
+    finding = Finding("engine", None, says, 'to join a swarm set it to "libp2p"')
     return Diagnosis(None, True, "the node trains alone, as configured", [finding])
 
 
@@ -111,8 +109,13 @@ def _verdicts(found: Survey, outcome: Outcome, *, far: bool = True) -> list[Mapp
 
     far: of peers outside our own network only, whose word holds for the internet; if False, of the others.
     """
-    said = [v for v in found["verdicts"] if v["outcome"] == outcome.name]
-    return [v for v in said if v["seen_at"] is not None and (group_of_host(v["seen_at"]) != LOCAL) == far]
+    return [
+        v
+        for v in found["verdicts"]
+        if v["outcome"] == outcome.name
+        and v["seen_at"] is not None
+        and (group_of_host(v["seen_at"]) != LOCAL) == far
+    ]
 
 
 def _reachable(found: Survey) -> bool | None:
@@ -142,11 +145,7 @@ def _listening(found: Survey) -> Finding:
 
 def _addresses(found: Survey, reachable: bool | None) -> Finding:
     own = found["own"]
-    seen = list(
-        dict.fromkeys(
-            v["seen_at"] for v in found["verdicts"] if v["seen_at"] is not None and v["seen_at"] not in own
-        )
-    )
+    seen = dict.fromkeys(v["seen_at"] for v in found["verdicts"] if v["seen_at"] not in (None, *own))
     far = [address for address in seen if group_of_host(address) != LOCAL]
     says = f"this machine has {', '.join(own) or 'none but loopback'}"
     if far:
@@ -226,15 +225,14 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
     if reachable is True:
         those = _verdicts(found, Outcome.REACHED)
         by = ", ".join(v["name"] for v in those)
-        alone = ", by IPv6 alone" if all(":" in v["seen_at"] for v in those) else ""
+        alone = ", by IPv6 alone" * all(":" in v["seen_at"] for v in those)
         return Finding("dialled back", True, f"yes, by {by}, at TCP port {port}{alone}")
     if reachable is False:
         by = ", ".join(v["name"] for v in _verdicts(found, Outcome.NOT_REACHED))
         own = [*map(ipaddress.ip_address, found["own"])]
         four = [address for address in own if address.version == 4]
-        public = any(address.is_global for address in four or own)
+        cause = BEHIND_FIREWALL if any(address.is_global for address in four or own) else BEHIND_ROUTER
         local = str(next(iter(four), "this machine"))
-        cause = BEHIND_FIREWALL if public else BEHIND_ROUTER
         return Finding.of("dialled back", cause.trouble(by=by, port=port, local=local))
     if _verdicts(found, Outcome.REACHED, far=False):
         says = "by members on the same network only: yes; nobody could say whether the internet can reach it"

@@ -84,10 +84,9 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
         found["seen"] = {key: said[key] for key in found["seen"]}
 
     async def knock_all() -> None:
-        others = [
+        found["bootstrap"] = await probe(
             text for text in config.swarm.bootstrap if parse_bootstrap(text)[0] != member.identity.peer_id
-        ]
-        found["bootstrap"] = await probe(others)
+        )
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dial_back)
@@ -134,8 +133,12 @@ def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dic
                 name = curriculum_named(seen.digest) or names.get(seen.digest, "an unknown curriculum")
                 others[name] = max(others[name], count)
     helpers = sum(peer in peers and answer.doing == HELPING for peer, answer in introduced.items())
-    unknown = len(peers - introduced.keys())
-    return {"helpers": helpers, "unknown": unknown, "companions": companions, "others": dict(others)}
+    return {
+        "helpers": helpers,
+        "unknown": len(peers - introduced.keys()),
+        "companions": companions,
+        "others": dict(others),
+    }
 
 
 def whom_to_ask(member: Member, named: Sequence[PeerId]) -> Sequence[PeerId]:
@@ -154,8 +157,9 @@ async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[]
 
 def is_offline(bootstrap: Sequence[str]) -> bool:
     """Return whether there is no route to any bootstrap address, nor to the internet."""
-    endpoints = [parse_bootstrap(address)[1] for address in bootstrap]
-    named = [endpoint for endpoint in endpoints if endpoint.kind.startswith("ip")]
+    named = [
+        endpoint for address in bootstrap if (endpoint := parse_bootstrap(address)[1]).kind.startswith("ip")
+    ]
     return not any(map(has_route, [*named, *SOMEWHERE]))
 
 
@@ -209,18 +213,14 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
                 while not member.peers():
                     await trio.sleep(0.1)
                 with trio.move_on_after(SEEN_S):
-                    while not await _is_seen(member):
+                    # Until all connected peers that were asked see us as connected, too.
+                    while any(one.seen_at is None for one in (await _dialled_back(member)).values()):
                         await trio.sleep(0.2)
             found.update(await survey(member, config))
             nursery.cancel_scope.cancel()
 
     run(partial(interruptible, live))
     return found
-
-
-async def _is_seen(member: Member) -> bool:
-    """Return whether all connected peers that were asked see us as connected, too."""
-    return all(one.seen_at is not None for one in (await _dialled_back(member)).values())
 
 
 async def _dialled_back(member: Member) -> Mapping[PeerId, DialBackReply]:
