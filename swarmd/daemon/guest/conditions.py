@@ -81,19 +81,16 @@ class PauseConditions:
 
         now: seconds since the epoch.
         """
-        return [*self._machine(facts), *self._others(facts, now), *self._hours(now)]
+        return [*self._held(facts, now), *self._hours(now)]
 
-    def _machine(self, facts: MachineFacts) -> Iterator[PauseCause]:
+    def _held(self, facts: MachineFacts, now: float) -> Iterator[PauseCause]:
         if self._when.battery == "pause" and facts.on_battery:
             yield PauseCause(
                 "battery", "the machine runs on its battery", None, "when it is plugged in", OVERRIDE
             )
         if self._when.metered == "pause" and facts.metered:
             yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
-
-    def _others(self, facts: MachineFacts, now: float) -> Iterator[PauseCause]:
-        wanted = self._when.user * 60
-        if wanted and facts.idle is not None and facts.idle < wanted:
+        if facts.idle is not None and facts.idle < self._when.user * 60:
             yield PauseCause(
                 "active",
                 "somebody uses the machine",

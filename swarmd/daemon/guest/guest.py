@@ -232,8 +232,13 @@ class Guest:
             raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
         warning = self._asked.begin(until)
         self._decide()
-        pauses = self.document()["pauses"]
-        return {"schema": 1, "paused": True, "until": until, "pauses": pauses, "warning": warning}
+        return {
+            "schema": 1,
+            "paused": True,
+            "until": until,
+            "pauses": self.document()["pauses"],
+            "warning": warning,
+        }
 
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Handle `swarmd resume`: end the user's own pause.

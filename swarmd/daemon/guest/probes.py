@@ -40,10 +40,6 @@ def all_seconds(times: Any) -> float:
     return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
 
 
-def busy_seconds(times: Any) -> float:
-    return all_seconds(times) - float(times.idle + getattr(times, "iowait", 0.0))
-
-
 # How often a question is asked that starts a program.
 SLOW_EVERY_S: Final = 10.0
 _METERED = (
@@ -91,7 +87,8 @@ class LoadProbe:
         ours: CPU seconds that the node itself took since the last call.
         """
         times = self.times()
-        busy, total = busy_seconds(times), all_seconds(times)
+        total = all_seconds(times)
+        busy = total - float(times.idle + getattr(times, "iowait", 0.0))
         before, self._before = self._before, (busy, total)
         if before is None or total <= before[1]:
             return None
