@@ -224,8 +224,8 @@ class JudgeClient:
         It repeats the one before, where that is still open. Never raises for what a judge does.
         """
         shown = "".join(c for c in model_for_others(model) if c.isprintable())
-        name = shown[:MAX_MODEL_CHARACTERS] or "unnamed"
-        wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
+        asker = {**self._said(), "model": shown[:MAX_MODEL_CHARACTERS] or "unnamed"}
+        wish = {"round": round_number, "curriculum": self._digest, "asker": asker}
         asked = await self._call("/v1/evaluations", wish, 201, _Asked)
         if isinstance(asked, NotJudged):
             return self._failed(asked)
@@ -289,23 +289,25 @@ class JudgeClient:
                         "POST", self.origin + path, headers, body, MAX_RESPONSE_BYTES, self._tls
                     )
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
-                    why = reason_of(error) or "no connection in time"
                     return NotJudged(
-                        f"cannot reach the judge at {self.origin}: {why}"[:200],
+                        f"cannot reach the judge at {self.origin}:"
+                        f" {reason_of(error) or 'no connection in time'}"[:200],
                         "nothing to do: the node trains on, and asks again by itself. If it stays so, check"
                         " judge.url",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
                     # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of
                     # it in the status.
-                    what = str(error) or type(error).__name__
                     return NotJudged(
-                        f"no proper answer from the judge at {self.origin}: {what}"[:200],
+                        f"no proper answer from the judge at {self.origin}:"
+                        f" {str(error) or type(error).__name__}"[:200],
                         "nothing to do; it is asked again later",
                     )
             return self._understand(status, received, success, kind)
-        cause = f"the judge at {self.origin} took longer than {self._seconds:g} s"
-        return NotJudged(cause, "nothing to do; it is asked again later")
+        return NotJudged(
+            f"the judge at {self.origin} took longer than {self._seconds:g} s",
+            "nothing to do; it is asked again later",
+        )
 
     def signed(self, path: str, body: bytes) -> dict[str, str]:
         """Return the headers that prove who sends this, for the next sequence number."""

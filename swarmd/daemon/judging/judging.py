@@ -161,8 +161,14 @@ def judging_of(
         if config.judge.url
         else None
     )
-    receipts = ReceiptFile(folder / RECEIPTS_FILE)
-    return Judging(client, tell, talk, model=config.model.name, every=config.judge.every, receipts=receipts)
+    return Judging(
+        client,
+        tell,
+        talk,
+        model=config.model.name,
+        every=config.judge.every,
+        receipts=ReceiptFile(folder / RECEIPTS_FILE),
+    )
 
 
 def said_of(config: NodeConfig, device: str, external: int) -> dict[str, Any]:

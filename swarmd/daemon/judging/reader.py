@@ -89,8 +89,8 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     if status == 404:
         raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for.")
     if status != 200:
-        moved = 300 <= status < 400
-        remedy = "Give the address that it redirects to" if moved else "Try later, or tell its operator"
+        moved = "Give the address that it redirects to"
+        remedy = moved if 300 <= status < 400 else "Try later, or tell its operator"
         raise Unreachable(f"The judge at {origin} answered with HTTP {status}. {remedy}.")
     try:
         return msgspec.json.decode(body, type=kind), json.loads(body)
@@ -121,17 +121,17 @@ def ask(
                 limit.deadline = trio.current_time() + seconds
 
         with trio.move_on_after(seconds) as limit:
-            body = None if method == "GET" else sent()
-            return await exchanged(method, origin + target, headers, body, MAX_ANSWER_BYTES)
+            return await exchanged(
+                method, origin + target, headers, None if method == "GET" else sent(), MAX_ANSWER_BYTES
+            )
         raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
 
     try:
         return trio.run(exchange)
     except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
-        why = reason_of(error) or type(error).__name__
         raise Unreachable(
-            f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try"
-            " later."
+            f"The judge at {origin} cannot be reached: {reason_of(error) or type(error).__name__}. Check the"
+            " address and your network, or try later."
         ) from None
 
 
@@ -181,20 +181,12 @@ def examine(
 def _facts(
     fields: Mapping[str, Any], evaluation: PublicEvaluation, tasks: held_out.Regenerating, mark: Mark
 ) -> list[EvidenceCheck]:
-    given = evaluation.answers
+    given, ref = evaluation.answers, TaskRef(fields["specialty"], fields["n"])
     digests = [sha256(answer.text.encode(errors="replace")).hexdigest() for answer in given]
-    texts = "the stored answers are those that the receipt names"
-    found = [
-        EvidenceCheck(
-            "answers",
-            digests == fields["answers"],
-            texts if digests == fields["answers"] else f"not so: {texts}",
-        )
-    ]
-    ref = TaskRef(fields["specialty"], fields["n"])
-    found += _drawn(fields, ref, evaluation.window, tasks)
-    task = tasks.task(ref)
-    if task is None or not given:
+    same = digests == fields["answers"]
+    texts = "not so: " * (not same) + "the stored answers are those that the receipt names"
+    found = [EvidenceCheck("answers", same, texts), *_drawn(fields, ref, evaluation.window, tasks)]
+    if tasks.task(ref) is None or not given:
         return [
             *found,
             EvidenceCheck(
@@ -203,12 +195,9 @@ def _facts(
         ]
     scores = mark([(ref, given)])[0]
     again = ([score.reward for score in scores], [score.reason.value for score in scores])
-    held = again == (fields["rewards"], fields["reasons"])
-    words = (
-        ", ".join(again[1])
-        if held
-        else f"{', '.join(again[1])}; the judge says {', '.join(map(str, fields['reasons']))}"
-    )
+    words = ", ".join(again[1])
+    if not (held := again == (fields["rewards"], fields["reasons"])):
+        words += f"; the judge says {', '.join(map(str, fields['reasons']))}"
     return [*found, EvidenceCheck("score", held, f"scored again here: {words}")]
 
 
