@@ -145,7 +145,6 @@ def join(
         swarmd.errors.SwarmdError: the settings cannot be used, or the swarm cannot be joined; says why, and
             what to do.
     """
-    place = Path(folder).expanduser().absolute() if folder is not None else None
     rank = int(os.environ.get("RANK") or 0) if int(os.environ.get("WORLD_SIZE") or 1) > 1 else 0
     accepted = read_invitation(invitation) if invitation else None
     flags: dict[str, object] = {"swarm": name, "curriculum": curriculum, "bootstrap": tuple(bootstrap)}
@@ -157,8 +156,8 @@ def join(
         require_same_swarm(accepted, curriculum_of(settings))
     if rank:
         return JoinedSwarm(settings, None, author)
-    state = StateFolder.open(place or default_state_dir().with_name("library"))
-    return JoinedSwarm(settings, state, author).open()
+    place = Path(folder) if folder is not None else default_state_dir().with_name("library")
+    return JoinedSwarm(settings, StateFolder.open(place), author).open()
 
 
 class JoinedSwarm:
@@ -416,8 +415,14 @@ class JoinedSwarm:
 
 
 def _group(scored: Scored, found: Sequence[float]) -> ScoredGroup:
-    texts = scored.rollout.completions
-    return ScoredGroup(scored.ref, scored.question, texts, scored.rewards, tuple(found), scored.author)
+    return ScoredGroup(
+        scored.ref,
+        scored.question,
+        scored.rollout.completions,
+        scored.rewards,
+        tuple(found),
+        scored.author,
+    )
 
 
 def _completions(answers: Sequence[str | Completion]) -> tuple[Completion, ...]:
