@@ -12,9 +12,6 @@ from typing import IO, NoReturn, TextIO
 
 from p2p.errors import OperatorError
 
-# The exit code where nobody reads on, as with `| head`.
-CUT_OFF = 1
-NO_ROOM = 2
 # Errors of a path that was given, wherever it is used first.
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -182,16 +179,17 @@ def run_program(name: str, program: Callable[[], int]) -> int:
                 # Otherwise the interpreter flushes at its end, with a message of its own.
                 sys.stdout.flush()
     except BrokenPipeError:
-        code = CUT_OFF
+        # Nobody reads on, as with `| head`.
+        code = 1
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        what = ": ".join([str(each) for each in (error.filename, error.strerror) if each])
+        what = ": ".join(str(each) for each in (error.filename, error.strerror) if each)
         print(
             f"{name}: {what}: what it writes is cut off. Free some space, or write elsewhere.",
             file=sys.stderr,
         )
-        code = NO_ROOM
+        code = OperatorError.exit_code
     # Do not try again to write what the buffer holds.
     sys.stdout = None
     return code

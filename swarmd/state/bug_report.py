@@ -88,8 +88,10 @@ def write_report(files: Mapping[str, str], to: Path) -> None:
     Raises ConfigError where `to` exists, CannotRecord where it cannot be written.
     """
     try:
-        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with (
+            os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
             for name, text in files.items():
                 archive.writestr(name, text)
     except FileExistsError:

@@ -103,8 +103,7 @@ def metrics_line(report: RoundReport, node: NodeReport) -> dict[str, Any]:
 
 
 def _put(report: Any, line: dict[str, Any]) -> dict[str, Any]:
-    kind: type = type(report)
-    for name, _, figure in described(kind):
+    for name, _, figure in described(type(report)):
         place, (*folders, last) = line, figure.at.split(".")
         for folder in folders:
             place = place.setdefault(folder, {})
@@ -122,10 +121,9 @@ def _plain(value: Any) -> Any:
 @cache
 def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
     """Name, type and description of each field of a report that stands in the line, in order."""
-    hints = get_type_hints(report, include_extras=True).items()
     return [
         (name, get_args(hint)[0], hint.__metadata__[0])
-        for name, hint in hints
+        for name, hint in get_type_hints(report, include_extras=True).items()
         if get_origin(hint) is Annotated
     ]
 
@@ -164,7 +162,7 @@ class MetricsFile:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
-        data = _text(line).encode()
+        data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if (before := os.fstat(self._file).st_size) >= self._most:
                 self._rotate()
@@ -204,8 +202,7 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
 
     last: read only about so many lines, from the end of the file; weeks of rounds are gigabytes in memory.
     """
-    tail = None if last is None else last * _LONG_LINE_BYTES
-    return [*deque(each_round(path, tail=tail), last)]
+    return [*deque(each_round(path, tail=None if last is None else last * _LONG_LINE_BYTES), last)]
 
 
 def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> Iterator[dict[str, Any]]:
@@ -241,7 +238,7 @@ def parsed(raw: bytes) -> dict[str, Any] | None:
     """Return a line of the file; None where it is not one that we wrote."""
     try:
         msgspec.json.decode(raw, type=_Line)
-        # Stricter than `json`: no NaN, no infinity, which `_text` and a browser refuse.
+        # Stricter than `json`: no NaN, no infinity, which `append` and a browser refuse.
         line: dict[str, Any] = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         return None
@@ -264,7 +261,3 @@ def _cut(path: Path, before: int, round_number: int) -> tuple[int, int, int]:
                 first = first or before
         file.truncate(size)
     return lines, first, before
-
-
-def _text(line: Mapping[str, Any]) -> str:
-    return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"

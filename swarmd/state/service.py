@@ -55,11 +55,11 @@ class UserService:
             if fault := self._call(command):
                 if new:
                     self.file.unlink()
-                left = "Nothing is left of it" if new else "Its file is where it was"
                 raise Unreachable(
-                    f"the service does not start: `{' '.join(command)}` says: {fault}. {left}. Log in as this"
-                    " user itself (by su or sudo it has no services), or start `swarmd join` by what your"
-                    " system has."
+                    f"the service does not start: `{' '.join(command)}` says: {fault}."
+                    f" {'Nothing is left of it' if new else 'Its file is where it was'}. Log in"
+                    " as this user itself (by su or sudo it has no services), or start `swarmd join` by what"
+                    " your system has."
                 )
         return new
 

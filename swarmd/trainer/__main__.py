@@ -40,8 +40,7 @@ def main() -> None:
     """
     # Imports create no garbage; disabling the collector saves a quarter of the import time.
     gc.disable()
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    daemon = TrainerLink(sock, on_eof=lambda: os._exit(1))
+    daemon = TrainerLink(socket.socket(fileno=int(sys.argv[1])), on_eof=lambda: os._exit(1))
     start = daemon.open()
     # The daemon writes standard error to trainer.log.
     set_up_logging(None, stderr=True)

@@ -90,8 +90,7 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
 
 def for_generator(config: NodeConfig) -> NodeConfig:
     """Return the configuration of a process that never trains, without the copy of the start's weights."""
-    train = config.train.model_copy(update={"kl_every": 0})
-    return config.model_copy(update={"train": train})
+    return config.model_copy(update={"train": config.train.model_copy(update={"kl_every": 0})})
 
 
 @dataclass
@@ -202,9 +201,14 @@ def open_workers(
         generators = stack.enter_context(
             Generators(workers.generators, start_generator, flow, lambda: None if replay else asked)
         )
-        lag = LagMeter(lambda: policy.version)
-        processes = (workers.generators, workers.trainers)
-        yield WorkerGroup(policy.stepping(step), generators, trainers, handover, lag, processes)
+        yield WorkerGroup(
+            policy.stepping(step),
+            generators,
+            trainers,
+            handover,
+            LagMeter(lambda: policy.version),
+            (workers.generators, workers.trainers),
+        )
 
 
 def processes_on(place: int, processes: int, devices: int) -> int:
