@@ -146,8 +146,9 @@ def join(
             resolved = resolve(
                 config_file(config), os.environ, flags, accepted.settings() if accepted else {}
             )
-            view = partial(_view, as_json, verbose)
-            raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), view, runs))
+            raise typer.Exit(
+                _join(resolved, accepted, as_state_dir(state_dir), partial(_view, as_json, verbose), runs)
+            )
     except (KeyboardInterrupt, SystemExit):
         tell("stopped; `swarmd join` goes on from what is saved")
         raise
@@ -223,11 +224,10 @@ def invite(
     document = _document(as_state_dir(state_dir), config)
     for note in document["notes"]:
         tell(printable(note))
-    text = document["invitation"]
     if as_json:
-        print_json({**document, "link": as_link(text)})
+        print_json({**document, "link": as_link(document["invitation"])})
     else:
-        print(text)
+        print(document["invitation"])
 
 
 def _document(folder: Path, config: Path | None) -> dict[str, Any]:
@@ -275,8 +275,7 @@ def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: 
     for key, value in invitation.settings().items():
         said = list(value) if isinstance(value, tuple) else value
         if values[key] != said:
-            origin = resolved.origins[key]
-            whose = origin if origin != INVITED else "this state folder"
+            whose = resolved.origins[key].replace(INVITED, "this state folder")
             tell(
                 printable(f"{key}: {words(values[key])}, as {whose} says; the invitation says {words(said)}")
             )
@@ -334,17 +333,16 @@ def leave(
             }
         )
     else:
-        tell(printable(f"{folder}: removed {_names(plan.removed)}"))
-        tell("You left the swarm.")
+        tell(f"{folder}: removed {_names(plan.removed)}\nYou left the swarm.")
 
 
 def _show_leaving(plan: Leaving, *, running: bool) -> None:
     """Say what would happen."""
     lines = [
         *(["the node would stop: it finishes its round and saves"] if running else []),
-        printable(f"in {plan.folder}"),
-        printable(f"would be removed: {_names(plan.removed)}"),
-        printable(f"would stay: {_names(plan.stays)}"),
+        f"in {plan.folder}",
+        f"would be removed: {_names(plan.removed)}",
+        f"would stay: {_names(plan.stays)}",
         "downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`",
     ]
     if any(path.name == "identity.key" for path in plan.removed):

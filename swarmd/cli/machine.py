@@ -189,8 +189,10 @@ def export(
             * (made.origin.base in TINY)
         )
     if not as_json:
-        tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
-        tell(f"To publish it: hf upload OWNER/NAME {quote(str(made.folder))}")
+        tell(
+            f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:\n"
+            f"To publish it: hf upload OWNER/NAME {quote(str(made.folder))}"
+        )
     answer({"schema": 1, **made.document()}, str(made.folder), as_json)
 
 
@@ -260,8 +262,10 @@ def chat(
 
     turns: list[dict[str, str]] = []
     if question is None:
-        tell(f"{model.name}, {model.round} rounds trained. {learns}. Try ? for one of its questions.")
-        tell("An empty line begins anew, Ctrl-D ends.")
+        tell(
+            f"{model.name}, {model.round} rounds trained. {learns}. Try ? for one of its questions.\n"
+            "An empty line begins anew, Ctrl-D ends."
+        )
     elif sys.stderr.isatty():
         tell(f"{learns}: `swarmd chat` offers its questions.")
     while (asked := question if question is not None else _line()) is not None:

@@ -16,7 +16,7 @@ import typer
 from swarmd.cli.options import AsJson, StateDir, answer, print_json
 from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
-from swarmd.terminal import printable, tell
+from swarmd.terminal import tell
 
 if TYPE_CHECKING:
     from swarmd.state.service import UserService
@@ -46,13 +46,8 @@ def install(
     if as_json:
         print_json({"schema": 1, "file": str(service.file), "new": new})
         return
-    tell(
-        printable(
-            f"{service.file}: " + ("installed and started" if new else "was installed already; started")
-        )
-    )
-    if service.note:
-        tell(service.note)
+    done = f"{service.file}: " + ("installed and started" if new else "was installed already; started")
+    tell("\n".join(filter(None, (done, service.note))))
 
 
 @app.command(epilog="Example: swarmd service uninstall")
@@ -62,31 +57,26 @@ def uninstall(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     aside = service.uninstall()
     kept = f"; it was not as this version writes it, so it is kept as {aside}" if aside else ""
     document = {"schema": 1, "file": str(service.file), "kept": str(aside) if aside else None}
-    answer(document, printable(f"{service.file}: stopped and removed{kept}"), as_json)
+    answer(document, f"{service.file}: stopped and removed{kept}", as_json)
 
 
 @app.command(epilog="Example: swarmd service status --json")
 def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Say whether the service is installed, whether its file is this version's, and whether it runs."""
     service = _service(state_dir)
-    installed, current, active = service.file.exists(), service.is_current, service.is_active
     document = {
         "schema": 1,
         "file": str(service.file),
-        "installed": installed,
-        "current": current,
-        "active": active,
+        "installed": service.file.exists(),
+        "current": service.is_current,
+        "active": service.is_active,
     }
-    if not installed:
+    text = f"{service.file}: installed, {'running' if document['active'] else 'not running'}"
+    if not document["installed"]:
         text = f"not installed: there is no {service.file}. `swarmd service install` makes it."
-    else:
-        differs = (
-            ""
-            if current
-            else "; its file differs from what this version would write (`swarmd service install --print`)"
-        )
-        text = f"{service.file}: installed, {'running' if active else 'not running'}{differs}"
-    answer(document, printable(text), as_json)
+    elif not document["current"]:
+        text += "; its file differs from what this version would write (`swarmd service install --print`)"
+    answer(document, text, as_json)
 
 
 def installed_for(folder: Path) -> Path | None:
@@ -109,8 +99,12 @@ def _service(state_dir: Path | None) -> "UserService":
     from swarmd.state.service import user_service
 
     home = os.environ.get("XDG_CONFIG_HOME")
-    given = state_dir.expanduser().absolute() if state_dir else None
-    return user_service(sys.platform, given, Path.home(), Path(home) if home else None)
+    return user_service(
+        sys.platform,
+        state_dir.expanduser().absolute() if state_dir else None,
+        Path.home(),
+        Path(home) if home else None,
+    )
 
 
 def go_to_background(running: Callable[[int], object]) -> Callable[[], None]:

@@ -181,7 +181,7 @@ def stop(
     if as_json:
         print_json({"schema": 1, "stopped": True})
     else:
-        print("Node stopped.", file=sys.stderr)
+        tell("Node stopped.")
 
 
 OPENER = "ui.html"  # a file in the state folder
@@ -282,11 +282,7 @@ def bug_report(
     else:
         print("\n".join(listing))
     write_report(files, to)
-    tell(
-        printable(
-            f"{to}: written, for you alone to read; nothing was sent. Look through it before you hand it on."
-        )
-    )
+    tell(f"{to}: written, for you alone to read; nothing was sent. Look through it before you hand it on.")
 
 
 def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
