@@ -2,12 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import mul
 from typing import Any
 
-from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import PoolEntry
 from swarmd.tasks.answers import GradeReason
 from swarmd.trainer.parts import RoundParts
@@ -75,6 +74,8 @@ def report_of(
     off_policy = [parts.pool.began + i - kept.since for i, step in enumerate(steps) for kept in step.before]
     rewards = [r for s in local for r in s.rewards]
     lengths = [len(ids) for s in local if s.tokens for ids in s.tokens.ids]
+    gate = parts.gate
+    refused = {"gated" if gate.acts else "gate_reported": gate.take_refused()} if gate else {}
     return RoundReport(
         round=t,
         seconds=seconds,
@@ -108,7 +109,7 @@ def report_of(
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
         unfit=parts.fitting.take_refused() if parts.fitting else {},
-        **_refused(parts.gate),
+        **refused,
     )
 
 
@@ -136,10 +137,6 @@ def _shown(scored: Scored) -> ShownRollout:
         scored.question[:SHOWN_CHARACTERS],
         tuple((answer.text[:SHOWN_CHARACTERS], reward, answer.ended) for answer, reward in answers),
     )
-
-
-def _refused(gate: Gate | None) -> dict[str, Mapping[str, int]]:
-    return {} if gate is None else {"gated" if gate.acts else "gate_reported": gate.take_refused()}
 
 
 def _mean(values: Sequence[float]) -> float | None:

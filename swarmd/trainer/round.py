@@ -76,7 +76,13 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
             break
         tasks, answers = _answered(parts, watch, missing)
         with watch("score"):
-            local += _score_own(t, parts, tasks, answers)
+            rewards = parts.reward(
+                [(task.ref, a.completions) for task, a in zip(tasks, answers, strict=True)]
+            )
+            local += [
+                Scored(Rollout(task.ref, a.completions, parts.me), task.question, r, t, a.tokens)
+                for task, a, r in zip(tasks, answers, rewards, strict=True)
+            ]
     return local
 
 
@@ -105,18 +111,6 @@ def _step(parts: RoundParts, watch: "_Stopwatch", local: Sequence[Scored]) -> St
     return Step(batch, before, update)
 
 
-def _score_own(
-    t: int, parts: RoundParts, tasks: Sequence[Task], answers: Sequence[Generation]
-) -> list[Scored]:
-    rewards = parts.reward(
-        [(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)]
-    )
-    return [
-        Scored(Rollout(task.ref, answer.completions, parts.me), task.question, r, t, answer.tokens)
-        for task, answer, r in zip(tasks, answers, rewards, strict=True)
-    ]
-
-
 def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves.
 
@@ -132,18 +126,16 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         # Capped, or we would score nothing but a crowd's rollouts.
         chosen = choose(range(len(new)), operator.neg, most, lambda i: parts.swarm.author(new[i].author))
         new = [new[i] for i in sorted(chosen)]
-    tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
     known = [
         (_scored_part(parts, cut_behind_answers(rollout, parts.tasks.curriculum)), task)
-        for rollout, task in tasks
-        if task is not None and parts.tasks.trains_on(task)
+        for rollout in new
+        if (task := parts.tasks.task(rollout.ref)) is not None and parts.tasks.trains_on(task)
     ]
     rewards = parts.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
-    scored = [
-        Scored(rollout, task.question, r, heard_in(rollout.heard, t))
+    return [
+        _trained_part(parts, Scored(rollout, task.question, r, heard_in(rollout.heard, t)))
         for (rollout, task), r in zip(known, rewards, strict=True)
     ]
-    return [_trained_part(parts, s) for s in scored]
 
 
 def cut_behind_answers(rollout: Rollout, curriculum: Curriculum) -> Rollout:
@@ -171,9 +163,10 @@ def take_in(
     parts.sharing.saw(local, heard, t)
     parts.pool.forget(t)
     # Copies of our own text come without the text behind our answers.
-    curriculum = parts.tasks.curriculum
     known = [
-        replace(s, rollout=cut_behind_answers(s.rollout, curriculum)) if s.author == parts.me else s
+        replace(s, rollout=cut_behind_answers(s.rollout, parts.tasks.curriculum))
+        if s.author == parts.me
+        else s
         for s in [*parts.pool, *local]
     ]
     parts.swarm.charge(parts.useless.charge(theirs, useful(theirs, known)))
