@@ -30,9 +30,9 @@ def ago(seconds: float) -> str:
     return "now"
 
 
-def left_words(seconds: float) -> str:
-    """Say how long something will take: "2 min left", "40 s left"."""
-    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+def duration_words(seconds: float) -> str:
+    """Say how long something takes: "2 min", "40 s"."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarmd import link
+from swarmd.terminal import duration_words
 
 # What one check may add.
 MAX_COUNTED_S: Final = 2.0
@@ -90,7 +91,7 @@ class Watchdog:
             "the trainer's process does not answer: it is stopped (SIGSTOP, a debugger), or the machine is"
             " out of memory or overloaded",
             "let it go on with `kill -CONT`, close other programs, or use a smaller model; after"
-            f" {_minutes(end)} without a word it is killed and starts again",
+            f" {duration_words(end)} without a word it is killed and starts again",
             self._spoke and self._silent >= end,
         )
 
@@ -101,11 +102,7 @@ class Watchdog:
             return None
         end = self._pace + max(HANGING_END_S, HANGING_END_ROUNDS * slowest)
         return Stuck(
-            f"no round has ended for over {_minutes(enough)}; the slowest of late took {slowest:.1f} s",
-            f"look into trainer.log; after {_minutes(end)} without a round it is killed and starts again",
+            f"no round has ended for over {duration_words(enough)}; the slowest of late took {slowest:.1f} s",
+            f"look into trainer.log; after {duration_words(end)} without a round it is killed and starts again",
             self._without_round >= end,
         )
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"

@@ -12,7 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from statistics import fmean
 from textwrap import wrap
 from typing import IO, Any, cast
@@ -261,7 +261,7 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     if newest := recent(document.get("rewards") or ()):
         text.append(f"   reward {fmean(newest):.3f}", "bold green")
     if document.get("started_at"):
-        text.append(f"   up {_duration(now - document['started_at'])}", "dim")
+        text.append(f"   up {timedelta(seconds=max(0, int(now - document['started_at'])))}", "dim")
     trouble = document.get("trouble") if state == "training" else None
     if trouble and not trouble["cause"].startswith(FIRST_HERE):
         colour = "yellow"
@@ -324,12 +324,6 @@ def _rows(facts: Sequence[tuple[str, str]], width: int, most: int) -> list[tuple
         kept[-1] = " ".join([kept[-1], *rest])
         rows += [(name, kept[0]), *(("", line) for line in kept[1:])]
     return rows[: max(0, most)]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(max(0, int(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from p2p.types import Reason
-from swarmd.terminal import left_words, printable
+from swarmd.terminal import duration_words, printable
 
 # The width of a terminal, at least.
 MIN_COLUMNS = 80
@@ -121,7 +121,7 @@ def progress_words(document: Mapping[str, Any]) -> str:
     stage, left = progress["stage"], progress["left"]
     what = {"generate": "answers", "score": "scored answers", "train": "trained on answers"}.get(stage, stage)
     done = f"{what} {progress['done']} of {progress['of']}" if progress["of"] else f"stage: {stage}"
-    return done + (f", about {left_words(left)}" if left else "")
+    return done + (f", about {duration_words(left)} left" if left else "")
 
 
 def answer_lines(document: Mapping[str, Any]) -> list[str]:

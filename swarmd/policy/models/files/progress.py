@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from swarmd.terminal import left_words
+from swarmd.terminal import duration_words
 
 REPORT_EVERY_S: Final = 5.0
 
@@ -30,7 +30,7 @@ class Download:
             f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
             self.seconds_left,
         )
-        return words + (f", {left_words(left)}" if left else "")
+        return words + (f", {duration_words(left)} left" if left else "")
 
 
 class Progress:
