@@ -103,6 +103,7 @@ class Watchdog:
         end = self._pace + max(HANGING_END_S, HANGING_END_ROUNDS * slowest)
         return Stuck(
             f"no round has ended for over {duration_words(enough)}; the slowest of late took {slowest:.1f} s",
-            f"look into trainer.log; after {duration_words(end)} without a round it is killed and starts again",
+            f"look into trainer.log; after {duration_words(end)} without a round it is killed and starts"
+            " again",
             self._without_round >= end,
         )
