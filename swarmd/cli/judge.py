@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from contextlib import suppress
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -237,15 +239,10 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
         tasks = open_tasks(found, verifier)
         findings = examine(id, evaluation, _own_receipt(folder, id), tasks, verifier.judge)
         shown = _question(fields, tasks)
-    holds = (
-        False
-        if any(f.holds is False for f in findings)
-        else None
-        if any(f.holds is None for f in findings)
-        else True
-    )
+    held = {f.holds for f in findings}
+    holds = False if False in held else None if None in held else True
     if as_json:
-        rows = [{"what": f.what, "holds": f.holds, "why": f.why} for f in findings]
+        rows = [asdict(f) for f in findings]
         print_json({"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows})
     else:
         tell("\n".join(_evaluation_lines(shown, evaluation, findings)), sys.stdout)
@@ -257,13 +254,10 @@ def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
     """Return the judge to ask: `given`, else the running node's, else the next join's."""
     if given:
         return given
-    try:
+    with suppress(NotRunning, Unreachable):
         if url := (ask(folder, "status").get("judge") or {}).get("url"):
             return str(url)
-    except (NotRunning, Unreachable):
-        pass
-    url = joined(config, folder, {}).judge.url
-    if not url:
+    if not (url := joined(config, folder, {}).judge.url):
         raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
     return url
 
@@ -281,11 +275,16 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
     rows: list[tuple[str, ...]] = [("#", "node", "score", "95 %", "answers", "last seen", "model")]
     for peer in board.peers:
         name = peer.said.get("name")
-        model = peer.model + (f', "{name}"' if isinstance(name, str) else "")
-        interval, seen = f"{peer.low:.3f}–{peer.high:.3f}", ago(now - peer.last_seen)
-        node = f"{peer.nickname} …{peer.peer[-6:]}"
-        row = (peer.rank, node, f"{peer.score:.3f}", interval, f"{peer.answered:,}", seen, model)
-        rows.append(tuple(printable(str(cell))[:60] for cell in row))
+        row = (
+            str(peer.rank),
+            f"{peer.nickname} …{peer.peer[-6:]}",
+            f"{peer.score:.3f}",
+            f"{peer.low:.3f}–{peer.high:.3f}",
+            f"{peer.answered:,}",
+            ago(now - peer.last_seen),
+            peer.model + (f', "{name}"' if isinstance(name, str) else ""),
+        )
+        rows.append(tuple(printable(cell)[:60] for cell in row))
     lines += chain.from_iterable(columns(rows))
     return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
 
@@ -294,16 +293,12 @@ def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:
     """Return the receipt of evaluation `id` that this folder's node has kept, or None."""
     from swarmd.daemon.judging.judging import RECEIPTS_FILE
 
-    try:
-        lines = (folder / RECEIPTS_FILE).read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if id in line:
-            try:
-                return {name: str(json.loads(line)[name]) for name in ("receipt", "signature")}
-            except (ValueError, KeyError, TypeError):
-                continue
+    with suppress(OSError):
+        for line in (folder / RECEIPTS_FILE).read_text("utf-8", "replace").splitlines():
+            # A line may be damaged.
+            with suppress(ValueError, KeyError, TypeError):
+                if id in line:
+                    return {name: str(json.loads(line)[name]) for name in ("receipt", "signature")}
     return None
 
 
@@ -311,11 +306,8 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
     from swarmd.tasks.curriculum import CURRICULA
     from swarmd.tasks.own import find_curriculum
 
-    found = (
-        find_curriculum(given)
-        if given
-        else next((one for one in CURRICULA.values() if one.digest == digest), None)
-    )
+    known = {one.digest: one for one in CURRICULA.values()}
+    found = find_curriculum(given) if given else known.get(digest)
     if found is None or (digest and found.digest != digest):
         raise ConfigError(
             f"the judge asks tasks of the digest {digest[:16] or 'unknown'}, which are not these. Use the"
