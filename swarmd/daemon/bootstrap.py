@@ -197,20 +197,13 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
         " swarmd status, peers, stop, doctor network",
     ]
     places = {entry["from"] for entry in addresses}
-    if "internet" not in places:
-        if "network" in places:
-            ports = sorted(
-                {
-                    endpoint.port
-                    for entry in addresses
-                    if (endpoint := parse_endpoint(entry["address"])) is not None
-                }
-            )
-            lines.append(
-                "it has no public address, so only its own network can dial it; for others forward TCP port"
-                f" {', '.join(map(str, ports))} of your router to this machine, and give away the router's"
-                " address in place of this one"
-            )
-        else:
-            lines.append("only this machine can dial it; for others let it listen on /ip4/0.0.0.0/tcp/4001")
+    if not places - {"machine"}:
+        lines.append("only this machine can dial it; for others let it listen on /ip4/0.0.0.0/tcp/4001")
+    elif "internet" not in places:
+        ports = {found.port for each in addresses if (found := parse_endpoint(each["address"])) is not None}
+        lines.append(
+            "it has no public address, so only its own network can dial it; for others forward TCP port"
+            f" {', '.join(map(str, sorted(ports)))} of your router to this machine, and give away the"
+            " router's address in place of this one"
+        )
     return [*map(printable, lines), "others join with --bootstrap and one of:"]

@@ -22,8 +22,6 @@ BEHIND_S = 240.0
 # answer takes its time.
 AHEAD_S = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that every swarm has
-# One such frame shows that its author runs something else.
-_SURE_OF = frozenset({Reason.UNKNOWN_KIND, Reason.WRONG_VERSION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +179,6 @@ def _only_others(facts: Facts) -> bool:
     return bool(facts.others) and not facts.companions and not facts.unknown
 
 
-def _known(facts: Facts) -> list[str]:
-    return [name for name in facts.others if " " not in name]
-
-
 def _others(facts: Facts) -> dict[str, Any]:
     there = ", ".join(f"{many(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
     ours = f"{facts.curriculum} ({facts.digest}) with {facts.runs}" if facts.runs else facts.curriculum
@@ -249,7 +243,11 @@ CAUSES = (
         "bootstrap nodes and members say which swarms of this name they are in",
         'wait for nodes of {curriculum}, or train with those that are there: swarm.curriculum = "{known}"',
         Stage.SETTLED,
-        lambda f: _others(f) | {"known": known[0]} if _only_others(f) and (known := _known(f)) else None,
+        lambda f: (
+            _others(f) | {"known": known[0]}
+            if _only_others(f) and (known := [name for name in f.others if " " not in name])
+            else None
+        ),
     ),
     Cause(
         "no peer is heard: swarm {name} has only {there}, and this node is of {ours}",
@@ -280,7 +278,12 @@ CAUSES = (
         "a frame of another version, or of an unknown kind",
         "{advice}",
         Stage.SETTLED,
-        lambda f: _main_reason(f, _SURE_OF) if f.companions or f.unknown else None,
+        # One such frame shows that its author runs something else.
+        lambda f: (
+            _main_reason(f, {Reason.UNKNOWN_KIND, Reason.WRONG_VERSION})
+            if f.companions or f.unknown
+            else None
+        ),
     ),
     Cause(
         "no peer is heard: {nodes} connected, and paused",
@@ -319,12 +322,11 @@ CAUSES = (
 
 # The port that we advise.
 PORT = 4001
-EVERYWHERE = f'["/ip4/0.0.0.0/tcp/{PORT}", "/ip6/::/tcp/{PORT}"]'
 _NO_WAY_IN = "no: {by} could not open a connection to it at TCP port {port}"
 LOOPBACK = Cause(
     "on TCP port {port} of the loopback address, which only this machine can dial",
     "the addresses that it listens on",
-    f"to be reachable set swarm.listen = {EVERYWHERE}",
+    f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}", "/ip6/::/tcp/{PORT}"]',
 )
 PORT_TAKEN = Cause(
     "on TCP port {port}, as another program uses {own}, this node's own",

@@ -129,8 +129,7 @@ def trouble_of(
     """
     if (seen := lately(lines)) is None or (seen.trained and not _mostly_cut(seen)):
         return None
-    limit, context = model.get("new_tokens"), model.get("context")
-    blanks = {**asdict(seen), "limit": limit, "context": context}
+    blanks = {**asdict(seen), "limit": model.get("new_tokens"), "context": model.get("context")}
     says, remedy = _CUT if seen.trained else next(row[:2] for row in CAUSES if row[2](seen))
     lead = "" if seen.trained else f"nothing was learnt in the last {many(seen.rounds, 'round')}: "
     shown = f", such as “{' '.join(sample.split())[:SAMPLE_CHARACTERS]}”" if sample.strip() else ""

@@ -167,17 +167,15 @@ def _addresses(found: Survey, reachable: bool | None) -> Finding:
 
 def _bootstrap(found: Survey) -> list[Finding]:
     if not found["bootstrap"]:
-        says = (
-            "none is configured: this node can only be found, or find nodes that it knows from before or on"
-            " its own network"
-        )
-        alone = not found["peers"]["connected"]
         return [
             Finding(
                 "bootstrap",
                 None,
-                says,
-                "ask the swarm's people for one, and set swarm.bootstrap to it" if alone else "",
+                "none is configured: this node can only be found, or find nodes that it knows from before or"
+                " on its own network",
+                ""
+                if found["peers"]["connected"]
+                else "ask the swarm's people for one, and set swarm.bootstrap to it",
             )
         ]
     return [

@@ -62,8 +62,7 @@ class NvidiaGpus:
         if self.nvml is None:
             return None
         try:
-            asked = (ask(index, gpu) for index, gpu in self._ours())
-            found = [figure for figure in asked if figure is not None]
+            found = [figure for each in self._ours() if (figure := ask(*each)) is not None]
         except self.nvml.NVMLError as error:  # not supported by this GPU or on this platform
             log.debug("NVML: %s", error)
             return None

@@ -152,9 +152,8 @@ class StatusBoard:
 def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
     """Return the peers document: connected peers first, then authors heard through others."""
     connected = {peer.id: peer for peer in peers}
-    relayed = [author for author in roster.present(now) if author not in connected]
-    rows = [_row(peer_id, connected.get(peer_id), roster.get(peer_id)) for peer_id in [*connected, *relayed]]
-    return {"schema": 1, "peers": rows}
+    known = dict.fromkeys([*connected, *roster.present(now)])
+    return {"schema": 1, "peers": [_row(each, connected.get(each), roster.get(each)) for each in known]}
 
 
 def _row(peer_id: PeerId, peer: Peer | None, author: AuthorRecord | None) -> dict[str, Any]:

@@ -283,8 +283,7 @@ def comparison(document: Document) -> str:
 
 
 def _pre(text: str) -> str:
-    lines = "\n".join(map(_text, text.split("\n")))
-    return f'<pre tabindex="0">{lines}</pre>'
+    return '<pre tabindex="0">' + "\n".join(map(_text, text.split("\n"))) + "</pre>"
 
 
 def invitation(document: Document) -> str:
@@ -418,7 +417,6 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
 
 
 def _limit(key: str, value: Any) -> str:
-    """Describe the value of a limit that is set."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "always"
     return _LIMIT_VALUES.get((key, value)) or _LIMIT_LABELS.get(key, ("", "{}"))[1].format(value)
