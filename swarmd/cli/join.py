@@ -337,7 +337,6 @@ def leave(
 
 
 def _show_leaving(plan: Leaving, *, running: bool) -> None:
-    """Say what would happen."""
     lines = [
         *(["the node would stop: it finishes its round and saves"] if running else []),
         f"in {plan.folder}",

@@ -182,9 +182,9 @@ def export(
     if made.figures.untrained:
         tell(f"nothing was trained yet: the exported weights are those of {made.origin.base}, unchanged")
     if ollama:
-        commands = "\n".join(f"    {command}" for command in COMMANDS)
         tell(
-            f"for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n{commands}"
+            "for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n"
+            + "\n".join(f"    {command}" for command in COMMANDS)
             + f"\nbut llama.cpp does not know the tokenizer of {made.origin.base}, and makes no GGUF of it"
             * (made.origin.base in TINY)
         )
@@ -377,8 +377,11 @@ def models(
     where, listed = list_models(
         load(config_file(config), os.environ, {"device": device}), {name: seconds} if name else {}
     )
-    document = {"schema": 1, "device": where, "models": [model.document() for model in listed]}
-    answer(document, "\n".join(lines(where, listed)), as_json)
+    answer(
+        {"schema": 1, "device": where, "models": [model.document() for model in listed]},
+        "\n".join(lines(where, listed)),
+        as_json,
+    )
 
 
 plan_app = typer.Typer(help="Measure this machine and suggest settings.", no_args_is_help=True)

@@ -151,12 +151,9 @@ def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":
     from swarmd.tasks.own import find_curriculum
 
     found = find_curriculum(curriculum)
-    specialties = found.specialties
-    if specialty not in specialties:
-        hint = nearest(specialty, specialties)
-        raise ConfigError(
-            f"{curriculum} has no specialty {specialty!r}{hint or '; it has ' + ', '.join(specialties)}"
-        )
+    if specialty not in found.specialties:
+        hint = nearest(specialty, found.specialties) or f"; it has {', '.join(found.specialties)}"
+        raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint}")
     if not 0 <= n < HELD_OUT_END:
         raise ConfigError(f"{n} is no question's number; they go from 0 to {HELD_OUT_END - 1}")
     return found

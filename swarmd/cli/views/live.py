@@ -155,8 +155,8 @@ class LiveView:
             self._page.said,
             self._console.size,
         )
-        quiet = document.get("state") == "paused" and shown == before
-        if not (quiet and 0 <= self._clock() - at < DRAW_PAUSED_S):
+        changed = document.get("state") != "paused" or shown != before
+        if changed or not 0 <= self._clock() - at < DRAW_PAUSED_S:
             self._drawn = self._clock(), shown
             self._draw()
 
@@ -267,8 +267,7 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
         colour = "yellow"
     cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
     cause += "" if trouble else so_far(document, now)
-    said = cause + (f" → {remedy}" if remedy else "")
-    lines = wrap(said, max(1, width), break_on_hyphens=False) or [""]
+    lines = wrap(cause + f" → {remedy}" * bool(remedy), max(1, width), break_on_hyphens=False) or [""]
     text.append("\n" + "\n".join(lines))
     begin = len(text) - sum(map(len, lines)) - len(lines) + 1
     text.stylize(colour, begin, begin + len(cause))  # a break takes the place of a space
@@ -276,7 +275,6 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
 
 
 def _facts(document: Mapping[str, Any], width: int, *, verbose: bool) -> list[tuple[str, str]]:
-    """Return the page's facts, by name."""
     addresses = document.get("addresses") or [""]
     # The first is the one that most can reach. It is broken before the peer id, if it has to be.
     best = printable(addresses[0])
