@@ -113,10 +113,14 @@ class Daemon:
         self.member, self.gatherer = self.sharing.member, self.sharing.gatherer
         peer_id, curriculum = self.sharing.identity.peer_id, self.sharing.curriculum
         self.publisher = Publisher(self.member, self.sharing.pacing, config.round.max_age, view.talk)
-        seed = node_seed(config.seed, folder)
-        start = link.StartTrainer(config.model_dump_json(), str(folder), peer_id, seed, curriculum.scoring)
         self.child = TrainerChild(
-            start,
+            link.StartTrainer(
+                config.model_dump_json(),
+                str(folder),
+                peer_id,
+                node_seed(config.seed, folder),
+                curriculum.scoring,
+            ),
             folder / "trainer.log",
             self._on_trainer_message,
             self._on_trainer_exit,
@@ -357,8 +361,8 @@ class Daemon:
         return made
 
     def _port_taken(self) -> Trouble | None:
-        member = self.member
-        return port_taken(self.config.swarm.listen, listen_ports(member.addresses()), member.identity.peer_id)
+        ports = listen_ports(self.member.addresses())
+        return port_taken(self.config.swarm.listen, ports, self.member.identity.peer_id)
 
     async def _wait_until_it_listens(self) -> None:
         # A member that is away comes back when its pause ends.
@@ -387,10 +391,7 @@ class Daemon:
         return {"schema": 1, "stopping": True, "cause": self.status.cause}
 
     def _stop(self, why: str, *, now: bool = False) -> None:
-        doing, remedy = (
-            "it finishes its round and saves",
-            "`swarmd stop --now` cuts the round; Ctrl-C again saves nothing",
-        )
+        doing = "it finishes its round and saves"
         if not self.child.ready:
             doing = "no round has begun"
         elif now:
@@ -402,7 +403,8 @@ class Daemon:
         if self.status.state == "paused" and not asked:
             # For a full disk.
             doing = f"it cannot save, and ends with what is saved: {self.status.cause}"
-        self.status.say("stopping", f"{why}: {doing}", f"wait; {remedy}")
+        remedy = "wait; `swarmd stop --now` cuts the round; Ctrl-C again saves nothing"
+        self.status.say("stopping", f"{why}: {doing}", remedy)
         self.view.status(self._document())
         self._stopping = True
         self.child.stop(now=now)

@@ -49,14 +49,8 @@ class TrainerChild:
         module: str = "swarmd.trainer",
         lingers: float = EXIT_TIMEOUT_S,
     ) -> None:
-        self._module, self._lingers = module, lingers
-        self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = (
-            start,
-            log_file,
-            on_message,
-            on_death,
-            on_stuck,
-        )
+        self._module, self._lingers, self.start, self.log_file = module, lingers, start, log_file
+        self.on_message, self.on_death, self.on_stuck = on_message, on_death, on_stuck
         self.watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
         # Why it ended, where we know more than its exit status.

@@ -144,9 +144,12 @@ class _Completion(msgspec.Struct):
         from swarmd.trainer.trained_model import AnswerSettings
 
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        seed = randbits(32) if self.seed is None else self.seed % 2**32
-        most = self.max_completion_tokens or self.max_tokens
-        return AnswerSettings(self.temperature, most, tuple(filter(None, stop)), seed)
+        return AnswerSettings(
+            self.temperature,
+            self.max_completion_tokens or self.max_tokens,
+            tuple(filter(None, stop)),
+            randbits(32) if self.seed is None else self.seed % 2**32,
+        )
 
 
 class _Unusable(Exception):

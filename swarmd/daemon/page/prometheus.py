@@ -123,10 +123,6 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return (
-        "{" + ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items()) + "}" if labels else ""
-    )
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    quoted = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    pairs = ",".join(f'{name}="{value.translate(quoted)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if labels else ""
