@@ -95,7 +95,7 @@ class Trainer:
         """
         with suppress(RoundCut):
             self._rounds(after_first)
-        self._save_all()
+        self._save()
         self.link.tell(link.Stopped(self.round))
 
     def _rounds(self, after_first: Callable[[], None]) -> None:
@@ -223,14 +223,16 @@ class Trainer:
 
     def _between_rounds(self) -> None:
         """Save what is due and answer the judge; called between rounds and wherever the loop waits."""
-        if self.saved < self.round and self.timetable.due(time.monotonic()):
+        if self.timetable.due(time.monotonic()):
             self._save()
         self._answer_judge()
         if self.link.compares:
             self._compare()
 
     def _save(self) -> None:
-        """Write a checkpoint of the rounds behind us."""
+        """Return when every round behind us is in a checkpoint."""
+        if self.saved == self.round:
+            return
         begun = time.perf_counter()
         # Every round of a checkpoint has its line, even after a power cut.
         self._write_when_room(self.metrics.sync)
@@ -243,11 +245,6 @@ class Trainer:
             self.link.tell(link.Note(slower(self.checkpoints.size, interval, self.config.checkpoint)))
         self.saved = self.round
         self.save_seconds += time.perf_counter() - begun
-
-    def _save_all(self) -> None:
-        """Return when every round behind us is in a checkpoint."""
-        if self.saved < self.round:
-            self._save()
 
     def _write_when_room(self, write: Callable[[], object]) -> None:
         """Write, and pause while the disk is full until there is room.
@@ -283,7 +280,7 @@ class Trainer:
         question = self.link.question()
         if question is not None:
             # The judge's figure must be of weights that cannot be lost.
-            self._save_all()
+            self._save()
             answer = self.policy.answer(question.text)
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 
@@ -298,7 +295,7 @@ class Trainer:
 
     def _pause(self) -> None:
         """Pause between two rounds; a pause within a round is waited for in `TrainerLink.rest`."""
-        self._save_all()
+        self._save()
         self.link.rest()
         # The last word is "training": whoever still waits has to say so.
         self.starved = False
@@ -318,8 +315,9 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
     curriculum = curriculum_of(config)
-    most = size(config.limits.state) if config.limits.state else None
-    checkpoints = Checkpoints(state_dir / "checkpoints", FILES, most)
+    checkpoints = Checkpoints(
+        state_dir / "checkpoints", FILES, size(config.limits.state) if config.limits.state else None
+    )
     loading = link.TrainerState("starting", f"loading the model {config.model.name}", "wait")
     daemon.tell(loading)
 
