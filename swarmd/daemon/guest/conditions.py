@@ -81,9 +81,9 @@ class PauseConditions:
 
         now: seconds since the epoch.
         """
-        return [*self._held(facts, now), *self._hours(now)]
+        return [*self._held(facts, now, datetime.fromtimestamp(now))]
 
-    def _held(self, facts: MachineFacts, now: float) -> Iterator[PauseCause]:
+    def _held(self, facts: MachineFacts, now: float, local: datetime) -> Iterator[PauseCause]:
         if self._when.battery == "pause" and facts.on_battery:
             yield PauseCause(
                 "battery", "the machine runs on its battery", None, "when it is plugged in", OVERRIDE
@@ -104,19 +104,15 @@ class PauseConditions:
         if self._gpu.too_much(facts.gpu, now):
             ends = f"after {QUIET_S:.0f} s below {self._when.gpu}"
             yield PauseCause("gpu", "other programs need the GPU", None, ends, OVERRIDE)
-
-    def _hours(self, now: float) -> Iterator[PauseCause]:
-        local = datetime.fromtimestamp(now)
-        if not self._windows or is_open(self._windows, local):
-            return
-        opening = next_opening(self._windows, local)
-        yield PauseCause(
-            "hours",
-            "when.hours has no place for this hour",
-            opening.timestamp(),
-            f"at {clock_words(opening, local)}",
-            OVERRIDE,
-        )
+        if self._windows and not is_open(self._windows, local):
+            opening = next_opening(self._windows, local)
+            yield PauseCause(
+                "hours",
+                "when.hours has no place for this hour",
+                opening.timestamp(),
+                f"at {clock_words(opening, local)}",
+                OVERRIDE,
+            )
 
 
 def month_end(now: float) -> float:

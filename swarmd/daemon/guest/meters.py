@@ -3,6 +3,7 @@
 It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd.
 """
 
+import contextlib
 from collections.abc import Collection
 from typing import Final
 
@@ -44,9 +45,9 @@ class ProcessMeter:
     def _read(self, now: float) -> tuple[float, int | None]:
         if not 0 <= now - self.found_at < FIND_EVERY_S:
             self.found_at = now
-            self._processes = [self._root, *_descendants(self._root)]
-        cpu, written = 0.0, 0
-        known = True
+            with contextlib.suppress(psutil.Error):
+                self._processes = [self._root, *self._root.children(recursive=True)]
+        cpu, written, known = 0.0, 0, True
         # Children come first: what ends meanwhile is counted at least once.
         for process in reversed(self._processes):
             try:
@@ -58,10 +59,3 @@ class ProcessMeter:
             except psutil.Error:
                 continue  # the process has ended
         return cpu, written if known else None
-
-
-def _descendants(root: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(root.children(recursive=True))
-    except psutil.Error:
-        return []
