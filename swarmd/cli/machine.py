@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
     from swarmd.trainer.trained_model import TrainedModel
 
-# The median of so many rounds says how long one takes.
-RECORDED_ROUNDS = 50
 doctor_app = typer.Typer()
 
 
@@ -369,9 +367,10 @@ def models(
     folder = as_state_dir(state_dir)
     trained, _ = trained_from(folder)
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
+    # The median of the last rounds says how long one takes.
     seconds = [
         sum(value or 0 for value in line["seconds"].values())
-        for line in read_metrics(folder / METRICS_FILE, RECORDED_ROUNDS)
+        for line in read_metrics(folder / METRICS_FILE, 50)
         if "seconds" in line
     ]
     where, listed = list_models(

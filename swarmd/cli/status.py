@@ -93,9 +93,6 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     answer(document, "\n".join(peer_lines(document)), as_json)
 
 
-_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
-
-
 def pause(
     for_: Annotated[
         str | None,
@@ -142,7 +139,7 @@ def duration_s(text: str) -> float:
     seconds = (
         sum(
             int(number) * size
-            for number, size in zip(parts.groups(), _SECONDS.values(), strict=True)
+            for number, size in zip(parts.groups(), (86_400, 3600, 60, 1), strict=True)
             if number
         )
         if parts
@@ -184,9 +181,6 @@ def stop(
         tell("Node stopped.")
 
 
-OPENER = "ui.html"  # a file in the state folder
-
-
 def ui(
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -201,7 +195,7 @@ def ui(
     folder = as_state_dir(state_dir)
     document = ask(folder, "ui")
     answer(document, document["address"], as_json)
-    if browser and not as_json and not _open(folder / OPENER, document["address"]):
+    if browser and not as_json and not _open(folder / "ui.html", document["address"]):
         port = document["address"].partition("/?")[0].rpartition(":")[2]
         tell(
             f"No screen here. On a machine with one: ssh -L {port}:127.0.0.1:{port} HOST, and open that"

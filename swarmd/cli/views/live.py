@@ -31,6 +31,7 @@ from swarmd.daemon.local_api.status_words import (
     recent,
     so_far,
     status_facts,
+    time_words,
 )
 from swarmd.terminal import printable
 
@@ -287,7 +288,6 @@ def _facts(document: Mapping[str, Any], width: int, *, verbose: bool) -> list[tu
 
 
 def _of_round(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    seconds = sorted(last["seconds"].items(), key=lambda item: -item[1])
     batch = [
         f"{last['local']} own + {last['external']} of others",
         f"pool {last['pool']['size']}, {last['pool']['fresh']} new",
@@ -303,9 +303,8 @@ def _of_round(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[tup
         f"{last['skipped']} steps left out: not finite" if last.get("skipped") else "",
         f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained",
     ]
-    split = [f"{stage} {value:.2f}" for stage, value in seconds if value >= 0.005]
     return [
-        ("seconds", f"{sum(last['seconds'].values()):.1f}: {', '.join(split)}"),
+        ("time", time_words(last["seconds"])),
         ("batch", ", ".join(filter(None, batch))),
         ("update", ", ".join(filter(None, update))),
     ]
