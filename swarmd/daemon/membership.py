@@ -27,7 +27,6 @@ from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
 
-ADDRESS_BOOK = "peers.json"
 # How often to look for an address that this machine does not have yet.
 LOOK_EVERY_S = 5.0
 
@@ -67,7 +66,7 @@ def engine_builder(
             handlers,
             listen=config.listen,
             bootstrap=config.bootstrap,
-            addressbook=folder / ADDRESS_BOOK if folder is not None else None,
+            addressbook=folder / "peers.json" if folder is not None else None,
             clock=time.time,
             rng=random.Random(secrets.randbits(64)),
             traffic=traffic,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from swarmd.errors import CannotRecord, ConfigError
-from swarmd.state.folder import METRICS_FILE
+from swarmd.state.folder import LOG_FILE, METRICS_FILE
 
-LOGS: Final = ("swarmd.log", "trainer.log")
 # The end of each log, and of the figures.
 _LAST_BYTES: Final = 256 * 1024
 # Names of secrets, and what stands between a name and its value. "tokens" and "an unlikely token" name
@@ -72,7 +71,7 @@ def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: boo
     said: files that were already made. addresses: redact IP addresses, too.
     """
     found = dict(said)
-    for name in (*LOGS, METRICS_FILE):
+    for name in (LOG_FILE, "trainer.log", METRICS_FILE):
         try:
             with (folder / name).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))

@@ -20,9 +20,6 @@ from swarmd.terminal import printable
 
 # A log file's size before it is set aside.
 LOG_BYTES = 5 * 1024 * 1024
-LOGS_KEPT = 3
-# They log every request to a judge: hundreds an hour.
-CHATTY = ("httpx2", "httpcore2")
 
 
 def installed_version(package: str = "swarmd") -> str:
@@ -105,9 +102,7 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
     handlers: list[logging.Handler] = []
     if log_file is not None:
         try:
-            handlers.append(
-                _LogFile(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8")
-            )
+            handlers.append(_LogFile(log_file, maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8"))
         except OSError as error:
             raise CannotRecord.to(log_file, error) from None
         handlers[-1].setFormatter(json_lines())
@@ -121,7 +116,8 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
                 )
             )
         )
-    for library in CHATTY:
+    # They log every request to a judge: hundreds an hour.
+    for library in ("httpx2", "httpcore2"):
         logging.getLogger(library).setLevel(logging.WARNING)
     logging.getLogger("trio.serve_listeners").addFilter(_no_more_files)
     logging.basicConfig(level=logging.INFO, handlers=handlers or [logging.NullHandler()], force=True)

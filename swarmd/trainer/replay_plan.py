@@ -219,12 +219,10 @@ def lines(made: ReplayPlan) -> Sequence[str]:
     """Return the plan as lines for people."""
     m = made.measured
     updates = f"{made.updates} update{'s' if made.updates > 1 else ''} of {made.batch}"
-    head = [
-        (
-            f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms:"
-            f" mu = {m.mu:.2f} ({m.low:.2f} to {m.high:.2f} over {m.rounds} round{'s' * (m.rounds > 1)})"
-        ),
-    ]
+    measured = (
+        f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms:"
+        f" mu = {m.mu:.2f} ({m.low:.2f} to {m.high:.2f} over {m.rounds} round{'s' * (m.rounds > 1)})"
+    )
     if made.pays:
         verdict = [
             (
@@ -268,7 +266,7 @@ def lines(made: ReplayPlan) -> Sequence[str]:
             ),
         ]
     return [
-        *head,
+        measured,
         *verdict,
         "",
         f"Assumed: rho = {made.rho:g}, alpha = {made.alpha:g}.",
