@@ -6,10 +6,9 @@ loaded, so a choice that fails is not remembered. Where there is a checkpoint, i
 is refused before anything is loaded. Configuration overrides what is remembered, and the node says so.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -130,17 +129,26 @@ def words(value: object) -> str:
     return " ".join(value) if isinstance(value, list) else str(value or "none")
 
 
+class _Base(msgspec.Struct):
+    source: Annotated[str, msgspec.Meta(min_length=1)]
+    revision: str | None = None
+
+
+class _PolicyFile(msgspec.Struct):
+    base: _Base
+
+
 def trained_from(folder: Path) -> tuple[str | None, str | None]:
     """Return the model and revision that the newest checkpoint was trained from.
 
     (None, None) if there is no checkpoint, or it does not say.
     """
-    saved = saved_in(folder / "checkpoints")
-    base = _read(saved[-1] / "policy.json").get("base") if saved else None
-    if not isinstance(base, dict) or not isinstance(base.get("source"), str) or not base["source"]:
+    try:
+        newest = saved_in(folder / "checkpoints")[-1]
+        base = msgspec.json.decode((newest / "policy.json").read_bytes(), type=_PolicyFile).base
+    except (IndexError, OSError, ValueError, RecursionError):
         return None, None
-    revision = base.get("revision")
-    return base["source"], revision if isinstance(revision, str) and revision else None
+    return base.source, base.revision or None
 
 
 def _is_another(name: str, trained: str) -> bool:
@@ -149,11 +157,3 @@ def _is_another(name: str, trained: str) -> bool:
     A folder may be a copy of the trained model, which only loading could tell, so it counts as the same.
     """
     return not is_folder(name) and not is_folder(trained) and REPOSITORIES.get(name, name) != trained
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
