@@ -80,9 +80,9 @@ def version(as_json: AsJson = False) -> None:
     """Print the versions that a bug report should name."""
     from swarmd.state.logs import installed_version
 
-    packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
     versions = {"python": sys.version.split()[0]} | {
-        package: installed_version(package) for package in packages
+        package: installed_version(package)
+        for package in ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
     }
     text = "\n".join(f"{package} {number}" for package, number in versions.items())
     answer({"schema": 1, "versions": versions}, text, as_json)

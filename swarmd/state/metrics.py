@@ -143,8 +143,7 @@ class MetricsFile:
         self.notes: list[str] = []  # notes for the operator
         try:
             self._open()
-            rotated = older(path).exists()
-            aside, first, last = _cut(older(path), 0, resumed_round) if rotated else (0, 1, 0)
+            aside, first, last = _cut(older(path), 0, resumed_round) if older(path).exists() else (0, 1, 0)
             lines, first_here, _ = _cut(path, last, resumed_round)
         except OSError as error:
             raise CannotRecord.to(path, error) from None

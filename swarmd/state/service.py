@@ -134,8 +134,8 @@ def _program() -> Sequence[str]:
 
 def _systemd(command: Sequence[str], config_home: Path) -> UserService:
     lines = (UNITS / UNIT).read_text(encoding="utf-8").splitlines(keepends=True)
-    words = " ".join(_quoted(word) for word in command)
-    content = "".join(f"ExecStart={words}\n" if line.startswith("ExecStart=") else line for line in lines)
+    start = f"ExecStart={' '.join(map(_quoted, command))}\n"
+    content = "".join(start if line.startswith("ExecStart=") else line for line in lines)
     user = ("systemctl", "--user")
     return UserService(
         "systemctl",

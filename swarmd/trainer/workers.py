@@ -182,13 +182,8 @@ def open_workers(
 
         trainers = None
         if workers.trainers > 1:
-            trainers = Trainers(
-                workers.trainers,
-                policy,
-                lambda rank: start("swarmd.policy.parallel.rank", for_trainer(settled), seed, rank),
-                folder,
-            )
-            stack.enter_context(trainers)
+            rank_process = partial(start, "swarmd.policy.parallel.rank", for_trainer(settled), seed)
+            trainers = stack.enter_context(Trainers(workers.trainers, policy, rank_process, folder))
 
         def step(learner: Any, rows: Any) -> Any:
             report = trainers.step(learner, rows) if trainers else learner.step(rows)

@@ -41,7 +41,6 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
 
     Takes as long as the slowest peer that is asked, at most 10 s.
     """
-    ports = listen_ports(member.addresses())
     peers = member.peers()
     found: dict[str, Any] = {
         "schema": 1,
@@ -50,7 +49,7 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
         "swarm": {"name": member.topic.name, "topic": str(member.topic)},
         "engine": config.swarm.engine,
         "listen": list(config.swarm.listen),
-        "ports": ports,
+        "ports": listen_ports(member.addresses()),
         "addresses": list(member.addresses()),
         "own": outward_first(own_networks()),
         "relays": list(getattr(member.engine, "relayed", ())),
