@@ -262,8 +262,6 @@ def _cause(status: int, log_file: Path) -> str:
     return f"{exit_words(status)}; see {log_file}"
 
 
-# What a tracker gets at the end to write what it has.
-TRACKER_LEAVE_S = 10.0
 LOG_FILE = "tracking.log"
 
 
@@ -295,7 +293,8 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
     finally:
         if process.returncode is None:
             process.terminate()
-            with trio.CancelScope(shield=True), trio.move_on_after(TRACKER_LEAVE_S):
+            # It writes what it has.
+            with trio.CancelScope(shield=True), trio.move_on_after(10.0):
                 await process.wait()
             if process.returncode is None:
                 process.kill()

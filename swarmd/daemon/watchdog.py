@@ -17,7 +17,6 @@ from swarmd.terminal import duration_words
 
 # What one check may add.
 MAX_COUNTED_S: Final = 2.0
-_RECENT_ROUNDS: Final = 20
 
 
 # Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded.
@@ -45,7 +44,7 @@ class Watchdog:
 
     def __init__(self, pace: float = 0.0) -> None:
         self._pace = pace
-        self._rounds: deque[float] = deque(maxlen=_RECENT_ROUNDS)  # seconds
+        self._rounds: deque[float] = deque(maxlen=20)  # seconds of each of the last rounds
         self._looked = 0.0
         self.started(0.0)
 

@@ -27,7 +27,6 @@ RUN_FILE = "run.json"  # the running node's pid and control socket; removed when
 LOCK_FILE = "lock"
 IDENTITY_FILE = "identity.key"
 METRICS_FILE = "metrics.jsonl"
-SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
 # Free on the disk when a node starts: two checkpoints of the model tiny have 20 MB.
@@ -159,7 +158,7 @@ def node_seed(configured: int | None, folder: Path) -> int:
     """
     if configured is not None:
         return configured
-    path, read = folder / SEED_FILE, msgspec.json.Decoder(_Drawn).decode
+    path, read = folder / "node.json", msgspec.json.Decoder(_Drawn).decode
     if (drawn := durable.load(path, read, "another seed is drawn")) is not None:
         return drawn.seed
     seed = secrets.randbits(32)

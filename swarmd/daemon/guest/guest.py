@@ -48,7 +48,6 @@ ENERGY_EVERY_S: Final = 10.0
 SHARE_EVERY_S: Final = 0.25
 # Share of the month's budget: what kill -9 can make the node forget.
 SAVE_AFTER: Final = 1 / 2000
-PAUSE_FILE: Final = "pause.json"
 REMEDY: Final = "swarmd resume"
 _METERED: Final = PauseCause(
     "metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE
@@ -90,7 +89,7 @@ class Guest:
         gpus = NvidiaGpus(self._meter.pids)
         probes = Probes(config.when, gpus)
         self._measure, self._unknown = measure or probes.measure, probes.unknown
-        self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
+        self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / "pause.json", clock)
         self._watts, self._on_gpu = gpus.watts, on_gpu
         self._adopt(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"

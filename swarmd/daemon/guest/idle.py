@@ -34,7 +34,6 @@ _MUTTER = (
     "org.gnome.Mutter.IdleMonitor",
     "GetIdletime",
 )
-_IOREG = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
 
 Source = Callable[[float], float | None]  # now -> idle seconds
 
@@ -68,7 +67,7 @@ def mutter(run: Callable[[Sequence[str]], str]) -> float | None:
 
 def io_registry(run: Callable[[Sequence[str]], str]) -> float | None:
     try:
-        found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', run(_IOREG))
+        found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', run(("ioreg", "-c", "IOHIDSystem", "-d", "4")))
     except (OSError, subprocess.SubprocessError):
         return None
     return int(found[1]) / 1e9 if found else None

@@ -16,7 +16,6 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 
-COMMAND_TIMEOUT_S: Final = 2.0
 # Returns a command's standard output; raises OSError or subprocess.SubprocessError.
 Run = Callable[[Sequence[str]], str]
 
@@ -26,7 +25,7 @@ def run(command: Sequence[str]) -> str:
         command,
         capture_output=True,
         text=True,
-        timeout=COMMAND_TIMEOUT_S,
+        timeout=2.0,
         check=True,
         stdin=subprocess.DEVNULL,
     ).stdout

@@ -33,13 +33,9 @@ log = logging.getLogger(__name__)
 DOMAIN = b"swarmd judge request v1"
 # An honest response has less than 4 KiB.
 MAX_RESPONSE_BYTES = 64 * 1024
-# The longest question of sapo-9 has about 1,000.
-MAX_QUESTION_CHARACTERS = 8_192
 # A judge takes no longer answer. Of a longer text the end is sent, where the answer is.
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
-# An honest refusal has about 200.
-MAX_REFUSAL_CHARACTERS = 1_000
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
 CONNECT_TIMEOUT_S = 5.0
 # From the first byte sent to the last received: an answer may wait for others to be scored.
@@ -78,7 +74,8 @@ class NotJudged:
 
 class _AskedQuestion(msgspec.Struct, frozen=True):
     evaluation: _Id
-    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION_CHARACTERS)]
+    # The longest question of sapo-9 has about 1,000 characters.
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=8_192)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     commitment: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -99,7 +96,8 @@ class _Grade(msgspec.Struct, frozen=True):
     signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
 
 
-_Words = Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARACTERS)]
+# An honest refusal has about 200 characters.
+_Words = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 
 class JudgeRefusal(msgspec.Struct, frozen=True):

@@ -18,14 +18,15 @@ from swarmd.types import Completion
 log = logging.getLogger(__name__)
 
 RECEIPTS_FILE = "receipts.jsonl"
-# The file holds twice as many at most.
-KEPT_RECEIPTS = 1_000
 
 
 class ReceiptFile:
-    """The newest receipts, one JSON line each. A disk that fails costs receipts, and nothing else."""
+    """The newest receipts, one JSON line each. A disk that fails costs receipts, and nothing else.
 
-    def __init__(self, path: Path, most: int = KEPT_RECEIPTS) -> None:
+    most: are kept when there are twice as many.
+    """
+
+    def __init__(self, path: Path, most: int = 1_000) -> None:
         self._path, self._most = path, most
 
     def add(self, receipt: Mapping[str, str]) -> None:

@@ -55,7 +55,6 @@ _COSTS = (
     ("MB received", "bytes_down", 1e6, 1),
     ("GB written", "bytes_written", 1e9, 2),
 )
-_NO_LIMIT = ("100 %", "normal")
 # By key of the configuration: the label, and the value's form.
 _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "limits.cpu": ("Share of the CPU", "{}"),
@@ -399,7 +398,7 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
     on = [
         (_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value))
         for key, value in limits.items()
-        if (value and value not in _NO_LIMIT) or key in _ALWAYS_SHOWN
+        if (value and value not in ("100 %", "normal")) or key in _ALWAYS_SHOWN
     ]
     inputs = "".join(
         f'<label for="limit-{name}">{label}</label><div><input id="limit-{name}" name="{name}"'
