@@ -275,7 +275,8 @@ def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: 
     for key, value in invitation.settings().items():
         said = list(value) if isinstance(value, tuple) else value
         if values[key] != said:
-            whose = resolved.origins[key].replace(INVITED, "this state folder")
+            origin = resolved.origins[key]
+            whose = origin if origin != INVITED else "this state folder"
             tell(
                 printable(f"{key}: {words(values[key])}, as {whose} says; the invitation says {words(said)}")
             )
