@@ -252,7 +252,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(
         disk.room = True
         trainer.checkpoints = disk
         trainer._one_round()
-        trainer._save_all()
+        trainer._save()
         disk.room = False
         trainer._one_round()
         daemon.sendall(link.pack(link.Stop()))
