@@ -169,8 +169,14 @@ def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int) -
         raise ConfigError(f"{about} cannot be read. Use the version of swarmd that wrote it.") from None
     name, rank = str(origin.get("source", node.model.name)), origin.get("lora_rank")
     of = node.model_copy(update={"model": node.model.model_copy(update={"name": name})})
-    base = None if rank is None else origin.get("fingerprint")
-    return UploadedWeights(data, name, curriculum_of(of).digest, rank, base, answers)
+    return UploadedWeights(
+        data,
+        name,
+        curriculum_of(of).digest,
+        rank,
+        None if rank is None else origin.get("fingerprint"),
+        answers,
+    )
 
 
 def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:

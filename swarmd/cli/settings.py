@@ -86,12 +86,12 @@ def check_config(
             raise
         print_json({"schema": 1, "file": str(path) if path else None, "mistakes": str(mistakes).splitlines()})
         raise typer.Exit(mistakes.exit_code) from None
-    none = (
-        f"no file at {default_config_file()}: defaults and environment variables are used, without mistakes"
-    )
     answer(
         {"schema": 1, "file": str(path) if path else None, "mistakes": []},
-        f"{path}: no mistakes" if path else none,
+        f"{path}: no mistakes"
+        if path
+        else f"no file at {default_config_file()}: defaults and environment variables are used, without"
+        " mistakes",
         as_json,
     )
 

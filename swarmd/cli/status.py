@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -288,13 +289,13 @@ def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
         name: installed_version(name) for name in packages
     }
     found = {"versions.json": json.dumps(versions, indent=1)}
-    try:
-        found["settings.json"] = json.dumps(with_origins(config, folder), indent=1)
-    except SwarmdError as error:
-        found["settings.json"] = str(error)
-    for operation in ("status", "peers"):
+    for name, told in (
+        ("settings", partial(with_origins, config, folder)),
+        ("status", partial(ask, folder, "status")),
+        ("peers", partial(ask, folder, "peers")),
+    ):
         try:
-            found[f"{operation}.json"] = json.dumps(ask(folder, operation), indent=1)
+            found[f"{name}.json"] = json.dumps(told(), indent=1)
         except SwarmdError as error:
-            found[f"{operation}.json"] = str(error)
+            found[f"{name}.json"] = str(error)
     return found
