@@ -103,7 +103,8 @@ def metrics_line(report: RoundReport, node: NodeReport) -> dict[str, Any]:
 
 
 def _put(report: Any, line: dict[str, Any]) -> dict[str, Any]:
-    for name, _, figure in described(type(report)):
+    kind: type = type(report)
+    for name, _, figure in described(kind):
         place, (*folders, last) = line, figure.at.split(".")
         for folder in folders:
             place = place.setdefault(folder, {})
