@@ -262,7 +262,8 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     if newest := recent(document.get("rewards") or ()):
         text.append(f"   reward {fmean(newest):.3f}", "bold green")
     if document.get("started_at"):
-        text.append(f"   up {timedelta(seconds=max(0, int(now - document['started_at'])))}", "dim")
+        up = str(timedelta(seconds=max(0, int(now - document["started_at"])))).removeprefix("0:")
+        text.append(f"   up {up}", "dim")
     trouble = document.get("trouble") if state == "training" else None
     if trouble and not trouble["cause"].startswith(FIRST_HERE):
         colour = "yellow"

@@ -137,7 +137,7 @@ def test_the_page_fits_the_terminal(width: int, height: int) -> None:
         assert not set("\x1b\u202e") & set("".join(lines))
 
 
-FIGURES = """brave-otter|● training|round 120 of 300|up 0:03:12|tiny 0.9 M cpu float32|reward 0.429
+FIGURES = """brave-otter|● training|round 120 of 300|up 03:12|tiny 0.9 M cpu float32|reward 0.429
     |generate 2.1|4 own + 3 of others|pool 17, 5 new|2 without advantage dropped|gradient –
     |3 bad signature|0.310 over 120 questions|/ip4/192.0.2.7/tcp/40123
     |restarts: 1|event 1|swarm main 3f2a9c00|another terminal: swarmd ui, invite, stop"""
@@ -174,7 +174,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
             {"cause": "the first round", "since": 1_700_000_000.0, "trouble": {"cause": "c", "remedy": "r"}},
             60,
             24,
-            "up 0:03:12 c → r",
+            "up 03:12 c → r",
         ),
         *(
             ({"kl": {"round": 110, "value": 0.00731}}, width, height, WRAPPED)
