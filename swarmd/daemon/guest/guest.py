@@ -215,6 +215,7 @@ class Guest:
             "pauses": [each.document() for each in self.pauses],
             "away": [each.document() for each in self.away],
             "usage": usage,
+            "left": self._facts.left if self._facts and not self.pauses else None,
         }
 
     async def on_pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

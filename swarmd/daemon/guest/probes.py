@@ -5,8 +5,10 @@ time, `nvidia` the GPU.
 """
 
 import subprocess
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
 import psutil
@@ -16,6 +18,11 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 
+# How many looks of about 5 s show that other programs leave the node little; how busy all cores are then, and
+# what part of a core the node gets.
+CROWDED_LOOKS: Final = 12
+BUSY_SHARE: Final = 0.95
+CROWDED_CORES: Final = 0.5
 # Returns a command's standard output; raises OSError or subprocess.SubprocessError.
 Run = Callable[[Sequence[str]], str]
 
@@ -75,9 +82,13 @@ def metered(run: Run = run) -> bool | None:
 
 @dataclass(slots=True)
 class LoadProbe:
-    """Measures the share of all cores that other programs used since the last call."""
+    """Measures the share of all cores that other programs used since the last call.
+
+    own: the node's share in the same time.
+    """
 
     times: Callable[[], Any] = psutil.cpu_times
+    own: float = 0.0
     _before: tuple[float, float] | None = None  # busy seconds, and all
 
     def __call__(self, ours: float) -> float | None:
@@ -91,6 +102,7 @@ class LoadProbe:
         before, self._before = self._before, (busy, total)
         if before is None or total <= before[1]:
             return None
+        self.own = ours / (total - before[1])
         # What is rounded may come to a trifle more than all.
         return min(1.0, max(0.0, busy - before[0] - ours) / (total - before[1]))
 
@@ -105,6 +117,8 @@ class Probes:
         self._when, self._gpus, self._run = when, gpus, run
         self._load = LoadProbe()
         self._loaded: float | None = None  # its last answer
+        # Shares of other programs and of the node, for the last minute.
+        self._shares = deque[tuple[float, float]](maxlen=CROWDED_LOOKS)
         self._idle = idle_probe(run) if when.user else None
         self._slow_at: float | None = None
         self._metered: bool | None = None
@@ -116,17 +130,27 @@ class Probes:
         are known, and the load is that of before.
         """
         when = self._when
-        if when.load and ours is not None:
-            self._loaded = self._load(ours)
+        if ours is not None and (load := self._load(ours)) is not None:
+            self._loaded = load
+            self._shares.append((load, self._load.own))
         if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY_S):
             self._slow_at, self._metered = now, metered(self._run)
         return MachineFacts(
             on_battery=on_battery() if when.battery == "pause" else None,
             idle=self._idle(now) if self._idle else None,
             load=self._loaded,
+            left=self._left(),
             gpu=self._gpus.used_by_others() if when.gpu else None,
             metered=self._metered,
         )
+
+    def _left(self) -> float | None:
+        """Return how much of one core the node got in the last minute; None unless all cores were busy."""
+        if len(self._shares) < CROWDED_LOOKS:
+            return None
+        others, own = (fmean(shares) for shares in zip(*self._shares, strict=True))
+        left = own * (psutil.cpu_count() or 1)
+        return left if others + own >= BUSY_SHARE and left < CROWDED_CORES else None
 
     def unknown(self, facts: MachineFacts) -> Sequence[str]:
         """Return the settings that have no effect on this machine, with the reason."""

@@ -121,7 +121,9 @@ def progress_words(document: Mapping[str, Any]) -> str:
     stage, left = progress["stage"], progress["left"]
     what = {"generate": "answers", "score": "scored answers", "train": "trained on answers"}.get(stage, stage)
     done = f"{what} {progress['done']} of {progress['of']}" if progress["of"] else f"stage: {stage}"
-    return done + (f", about {duration_words(left)} left" if left else "")
+    core = document.get("left")
+    crowded = "" if core is None else f"; other programs leave this node {100 * core:.0f} % of a core"
+    return done + (f", about {duration_words(left)} left" if left else "") + crowded
 
 
 def answer_lines(document: Mapping[str, Any]) -> list[str]:

@@ -523,7 +523,8 @@ def test_the_status_says_how_far_a_long_round_is_and_why_nothing_is_learnt() -> 
     lines = status_lines(document(progress=told, learning={"cause": "all wrong", "remedy": "choose easier"}))
     assert {"now      answers 12 of 32, about 2 min left", "learning all wrong; choose easier"} <= {*lines}
     assert progress_words({"progress": told | {"of": 0, "left": None}}) == "stage: generate"
-    assert progress_words({"progress": None}) == ""
+    assert progress_words({"progress": None, "left": 0.06}) == ""
+    assert progress_words({"progress": told, "left": 0.06}).endswith("this node 6 % of a core")
 
 
 def test_the_newest_answers_are_shown_as_text() -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections import namedtuple
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from swarmd.daemon.guest import idle
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
 from swarmd.daemon.guest.nvidia import NvidiaGpus
-from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery
+from swarmd.daemon.guest.probes import CROWDED_LOOKS, LoadProbe, Probes, metered, on_battery, run
 
 Battery = namedtuple("Battery", "percent secsleft power_plugged")
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
@@ -127,6 +128,21 @@ def test_others_take_no_more_than_all_cores_whatever_is_rounded() -> None:
     assert probe(0.0) is None
     found = probe(0.0)  # Python 3.11 adds up more than there is, later ones do not
     assert found is not None and found <= 1.0 and found == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "ours", "left"), [(9.7, 0.3, 0.06), (5.0, 5.0, None), (3.0, 0.3, None), (9.7, 0.0, 0.0)]
+)
+def test_how_little_of_a_core_other_programs_leave_is_told(
+    monkeypatch: pytest.MonkeyPatch, others: float, ours: float, left: float | None
+) -> None:
+    """Two cores, looked at each 5 s for a minute."""
+    monkeypatch.setattr("psutil.cpu_count", lambda: 2)
+    probes, look = Probes(WhenConfig(battery="train", metered="share"), NO_GPUS, run), count()
+    busy = others + ours
+    probes._load = LoadProbe(lambda: Times((n := next(look)) * busy, 0, 0, n * (10 - busy), 0, 0, 0))
+    told = [probes.measure(float(n), ours).left for n in range(CROWDED_LOOKS + 1)]
+    assert told[:-1] == [None] * CROWDED_LOOKS and told[-1] == (left if left is None else pytest.approx(left))
 
 
 def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said() -> None:
