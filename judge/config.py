@@ -162,7 +162,7 @@ class JudgeSettings:
 SCHEMA = Schema(
     JudgeSettings,
     "SWARMD_JUDGE_",
-    r"SWARMD_JUDGE_(CONFIG|URL|EVERY|NAME|LEARNT)",  # all but the first are a node's in the same environment
+    r"SWARMD_JUDGE_(CONFIG|URL|EVERY|NAME)",  # all but the first are a node's in the same environment
     "`swarmd-judge init` writes one.",
 )
 

@@ -160,7 +160,7 @@ def _say_it_runs(state_dir: Path | None, as_json: bool, pid: int) -> None:
         f"The node runs in the background, as process {pid}.",
         f"Watch it: `swarmd status --watch{where}`, or `swarmd ui{where}` in a browser",
         f"Stop it: `swarmd stop{where}`",
-        "After the machine starts again: `swarmd join --background`, or `swarmd service install` once",
+        f"After a restart: `swarmd join --background{where}`, or once `swarmd service install`",
     ]
     answer({"schema": 1, "pid": pid, "state_dir": str(as_state_dir(state_dir))}, "\n".join(lines), as_json)
 

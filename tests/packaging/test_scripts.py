@@ -395,7 +395,7 @@ def imported(folders: str) -> set[str]:
             "swarmd p2p",
             ["", "bitsandbytes", "math", "qr", "research", *(BY_CHOICE - {"datasets"})],
         ),
-        (".", "judge", ["judge", "qr"]),
+        (".", "judge", ["judge"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
         ("engines/hivemind", "engines/hivemind", [""]),
