@@ -35,6 +35,29 @@ def one_too_many(held: Mapping[K, Sequence[Hashable]], newcomer: Sequence[Hashab
     return next(iter(found))
 
 
+def who_leaves(
+    groups: Mapping[K, str], own: str, may_leave: Callable[[K], bool] = lambda _: True
+) -> K | None:
+    """Return who makes room for a newcomer of the network group `own` if all places are taken, if anybody.
+
+    No group may have too many: the largest loses its youngest (`one_too_many`). Else the oldest leaves that
+    may, of the newcomer's group or a larger one.
+
+    groups: the group of each, the oldest first.
+    """
+    if (youngest := one_too_many({one: (group,) for one, group in groups.items()}, (own,))) is not None:
+        return youngest
+    held = Counter(groups.values())
+    return next(
+        (
+            one
+            for one, group in groups.items()
+            if (group == own or held[group] > held[own]) and may_leave(one)
+        ),
+        None,
+    )
+
+
 @dataclass(slots=True)
 class Arrival:
     """A connection that came in and has a place."""
@@ -78,24 +101,19 @@ class Places:
     def _least_needed(self, newcomer: Arrival, now: float) -> Any:
         """Return the connection that leaves for a newcomer, if any.
 
-        No group may have too many (`one_too_many`). Else the oldest leaves that was served and holds no
-        reservation, of the newcomer's group or a larger one: members would keep all places of a bootstrap
-        node for good. For a machine that is here already only one of its own leaves: many nodes behind one
-        router take turns.
+        If no group has too many (`who_leaves`), it is one that was served and holds no reservation: members
+        would keep all places of a bootstrap node for good. For a machine that is here already only one of its
+        own leaves: many nodes behind one router take turns.
         """
-        by = {one: (its.group, "") for one, its in self.held.items()}
-        leaving = one_too_many(by, (newcomer.group, ""))
-        if leaving is not None:
-            return leaving
-        held, own = Counter(group for group, _ in by.values()), newcomer.group
         machines = {its.machine for its in self.held.values()}
-        for one, its in self.held.items():
-            if (
+
+        def served(one: Any) -> bool:
+            its = self.held[one]
+            return (
                 its.peer is not None
                 and (its.machine == newcomer.machine or newcomer.machine not in machines)
                 and now - its.since > SERVED_S
-                and (its.group == own or held[its.group] > held[own])
                 and not self.reserved(its.peer)
-            ):
-                return one
-        return None
+            )
+
+        return who_leaves({one: its.group for one, its in self.held.items()}, newcomer.group, served)

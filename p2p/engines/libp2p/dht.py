@@ -5,7 +5,7 @@ Anybody may tell us of anyone, in messages of megabytes.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -20,6 +20,7 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.records.validator import NamespacedValidator
 from multiaddr.exceptions import Error as MultiaddrError
 
+from p2p.admission.places import who_leaves
 from p2p.engines.libp2p.network import circuit, remote_host
 from p2p.engines.libp2p.streams import MeteredStream
 from p2p.netgroup import share_group_of_host
@@ -174,7 +175,8 @@ class BoundedProviders(ProviderStore):  # type: ignore[misc]
         held = self.providers[key] = self.providers.pop(key, {})
         name, group = str(provider.peer_id), self._group_of(provider.peer_id)
         if len(held) >= BUCKET_SIZE and name not in held:
-            del held[_leaving(held, group)]
+            # Who announces twenty keys has one place among members of twenty groups.
+            del held[who_leaves({one: record.group for one, record in held.items()}, group)]
         super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
         held[name].group = group
         if len(self.providers) > MAX_KEYS:
@@ -189,18 +191,3 @@ class BoundedProviders(ProviderStore):  # type: ignore[misc]
             through = circuit(connection)
             return through.address if through else share_group_of_host(remote_host(connection)) or ""
         return ""
-
-
-def _leaving(held: Mapping[str, Any], group: str) -> str:
-    """Return whose provider record makes room for one of this network group, as in `p2p.admission.places`.
-
-    The largest group loses its youngest. Else the oldest leaves, of the newcomer's group or a larger one: who
-    announces twenty keys has one place among members of twenty groups.
-    """
-    groups = Counter(record.group for record in held.values())
-    largest, most = groups.most_common(1)[0]
-    if most > groups[group] + 1:
-        return next(name for name in reversed([*held]) if held[name].group == largest)
-    return next(
-        name for name, record in held.items() if record.group == group or groups[record.group] > groups[group]
-    )
