@@ -96,7 +96,6 @@ class Replays:
         self._horizons = memoryview(mmap(-1, 8 * SLOTS)).cast("Q")
         self._authors: dict[bytes, _Author] = {}
         self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
-        self._groups: Counter[str] = Counter()  # authors that each network group holds
 
     def refuses(self, trace: Trace, now: float) -> Reason | None:
         """Return why this frame may not be admitted: STALE, OLD or DUPLICATE."""
@@ -131,12 +130,14 @@ class Replays:
         while (first := next(iter(held.items())))[1].newest < expired:
             self._forget(first[0])
         if len(self._authors) > self._limit:
-            most = max(self._held, key=lambda held: (self._groups[held.group], len(self._held[held])))
+            groups = Counter[str]()  # authors that each network group holds
+            for its, authors in self._held.items():
+                groups[its.group] += len(authors)
+            most = max(self._held, key=lambda held: (groups[held.group], len(self._held[held])))
             self._forget(next(iter(self._held[most])))
 
     def _place(self, key: bytes, author: _Author) -> _Author:
         self._authors[key] = self._held.setdefault(author.holder, OrderedDict())[key] = author
-        self._groups[author.holder.group] += 1
         return author
 
     def _forget(self, key: bytes) -> None:
@@ -148,9 +149,6 @@ class Replays:
         author = self._authors.pop(key)
         held = self._held[author.holder]
         del held[key]
-        self._groups[author.holder.group] -= 1
-        if not self._groups[author.holder.group]:
-            del self._groups[author.holder.group]
         if not held:
             del self._held[author.holder]
         return author
