@@ -100,6 +100,7 @@ class _Share:
         self._claims = deque[Claim]()
 
     def put(self, by: Sequence[Hashable], claim: Claim) -> None:
+        """Add a claim. by: group, machine and connection, for example; a shorter path is served first."""
         self.waiting += 1
         if not by:
             self._claims.append(claim)
@@ -128,7 +129,7 @@ class _Share:
         return claim
 
 
-class SharedRate:
+class SharedRate(_Share):
     """One token bucket shared in turn, such as by network group, machine and connection.
 
     A claim is granted while anything is left, and the bucket goes into debt for it: a large claim need not
@@ -136,19 +137,16 @@ class SharedRate:
     """
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._bucket, self._all = TokenBucket(rate, burst, now), _Share()
+        super().__init__()
+        self._bucket = TokenBucket(rate, burst, now)
         self.piece = min(MAX_PIECE, burst / 2)
-
-    def put(self, by: Sequence[Hashable], claim: Claim) -> None:
-        """Add a claim. by: group, machine and connection, for example; a shorter path is served first."""
-        self._all.put(by, claim)
 
     def serve(self, now: float) -> float:
         """Grant what there are tokens for, and return the seconds until there are some again."""
         while self._bucket.refill(now) > 0:
-            if not self._all.waiting:
+            if not self.waiting:
                 return 0.0
-            claim = self._all.pop()
+            claim = self.pop()
             self._bucket.spend(claim.size)
             claim.grant()
         return -self._bucket.left / self._bucket.rate

@@ -15,8 +15,6 @@ from p2p.latest import Latest
 from p2p.netgroup import machine_of_host, share_group_of_host
 from p2p.rate_limit import Claim, SharedRate
 
-# How long a full token bucket lasts.
-BURST_S = 1.0
 # The clock may not move in shorter steps.
 LEAST_S = 0.001
 # Answers to one machine, in bytes a second and in seconds of this rate at once: 8 MiB. A network group has
@@ -123,7 +121,7 @@ class RateGate:
     """
 
     def __init__(self, rate: float | None, burst: float | None = None) -> None:
-        self._shared = SharedRate(rate, burst or rate * BURST_S, 0.0) if rate else None
+        self._shared = SharedRate(rate, burst or rate, 0.0) if rate else None
         # Whoever holds it sleeps until there are tokens, and then serves all.
         self._serving = trio.Lock()
 
