@@ -156,7 +156,7 @@ class Libp2pConnections:
         near, told = self._group_of(peer) == LOCAL, list[str]()
         with contextlib.suppress(PeerStoreError):
             told = [str(address) for address in self._stack.host.get_peerstore().addrs(peer)]
-        # As in `LimitedNetwork._forget_near`.
+        # As in `LimitedNetwork.new_stream`.
         return [one for one in told if (group := group_of(one)) and (near or group not in (LOCAL, NAME))]
 
     async def hang_up(self, peer: PeerId) -> None:

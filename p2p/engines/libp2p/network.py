@@ -187,9 +187,8 @@ class Muxer(Yamux):  # type: ignore[misc]
             await self._owe(data)
             return
         # Replies go first: the ACK of a stream before what is written on it.
-        owed = bytes(self._owed)
-        self._owed.clear()
-        await self._write(owed + data)
+        owed, self._owed = self._owed, bytearray()
+        await self._write(bytes(owed + data))
 
     async def _owe(self, frame: bytes) -> None:
         """Queue a reply. Raises MuxedConnUnavailable where the peer makes us owe ever more."""
@@ -206,9 +205,8 @@ class Muxer(Yamux):  # type: ignore[misc]
             # The connection is closed then, which its reader finds. There is no wait for the bytes: others
             # take them too, and an empty write of Noise would read as the end.
             while self._owed:
-                owed = bytes(self._owed)
-                self._owed.clear()
-                await self._write(owed)
+                owed, self._owed = self._owed, bytearray()
+                await self._write(bytes(owed))
         self._paying = False
 
     async def _write(self, frames: bytes) -> None:
@@ -353,7 +351,11 @@ class LimitedNetwork(CarefulDialler):
                 await leaving.close()
             muxed = await self.upgrade_inbound_raw_conn(RawConnection(read_write_closer, False), maddr)
             self.places.held[read_write_closer].peer = muxed.peer_id
-            while not muxed.event_closed.is_set() and self._keeps(muxed):
+            while (
+                not muxed.event_closed.is_set()
+                and not self._shut_out(str(muxed.peer_id))
+                and any(connection.muxed_conn is muxed for connection in self.get_connections())
+            ):
                 with trio.move_on_after(10.0):
                     await muxed.event_closed.wait()
         except Exception as error:
@@ -367,14 +369,24 @@ class LimitedNetwork(CarefulDialler):
                 # The connection may be closed already.
                 await read_write_closer.close()
 
-    def _keeps(self, muxed: Any) -> bool:
-        return not self._shut_out(str(muxed.peer_id)) and any(
-            connection.muxed_conn is muxed for connection in self.get_connections()
-        )
-
     async def new_stream(self, peer_id: Any) -> Any:
-        if not self.get_connections(peer_id):
-            self._forget_near(peer_id)
+        """Open a stream; to a peer that is not connected only over the internet.
+
+        The library then dials the peer, at a TCP address whatever stands behind it, and it asks those that
+        the DHT's peers name: anybody could have us connect to the programs of our machine and of our network.
+        So addresses that may be in local networks are forgotten first, and names, which may lead there,
+        unless all our connections are in such. Our own discovery dials by itself.
+        """
+        if peer_id in self.peerstore.peer_data_map and not self.get_connections(peer_id):
+            known = self.peerstore.peer_data_map[peer_id].addrs
+            if {group_of_host(remote_host(one)) for one in direct(self.get_connections())} - {LOCAL}:
+                known[:] = [
+                    address
+                    for address in known
+                    if "/tcp/" not in (text := str(address))
+                    or is_relay_address(address)
+                    or group_of(text) not in (None, LOCAL, NAME)
+                ]
         return await super().new_stream(peer_id)
 
     def kept(self, connections: Sequence[Any], peer_id: Any) -> Any:
@@ -399,25 +411,6 @@ class LimitedNetwork(CarefulDialler):
         """Open a stream. Not cancelled: the stream would be left open."""
         with trio.CancelScope(shield=True):
             return await super()._open_stream_on_connection(*args)
-
-    def _forget_near(self, peer_id: Any) -> None:
-        """Forget a peer's addresses that may be in local networks, unless all our connections are in such.
-
-        Names may lead there, and the library dials a TCP address whatever stands behind it. A stream to a
-        peer that is not connected has the library dial it, and it asks those that the DHT's peers name:
-        anybody could have us connect to the programs of our machine and of our network. Our own discovery
-        dials by itself.
-        """
-        groups = {group_of_host(remote_host(connection)) for connection in direct(self.get_connections())}
-        if groups - {LOCAL} and peer_id in self.peerstore.peer_data_map:
-            known = self.peerstore.peer_data_map[peer_id].addrs
-            known[:] = [
-                address
-                for address in known
-                if "/tcp/" not in (text := str(address))
-                or is_relay_address(address)
-                or group_of(text) not in (None, LOCAL, NAME)
-            ]
 
     async def close_peer(self, peer_id: Any) -> None:
         """Close the sockets first: before that the library says goodbye, which waits for a deaf peer."""
