@@ -118,7 +118,10 @@ class Responder:
                     if not await self._served(peer, stream, begun, line):
                         return False
                     if self._idle.total() >= IDLE_AT_ONCE or self._idle[peer] >= IDLE_EACH:
-                        return await _closes(stream)
+                        # Closed by us before the asker closes it, some of the answer could be lost.
+                        with trio.move_on_after(MESSAGE_TIMEOUT_S):
+                            return not await stream.read()
+                        return False
                 if place.cancelled_caught:
                     return False
                 with counted(self._idle, peer), trio.move_on_after(IDLE_S):
@@ -158,16 +161,6 @@ class Responder:
             for at in range(0, len(message), CHUNK_BYTES):
                 await stream.write(bytes(message[at : at + CHUNK_BYTES]))
         return not taken.cancelled_caught
-
-
-async def _closes(stream: ByteStream) -> bool:
-    """Wait until the asker closes the stream: closed by us before, some of the answer could be lost.
-
-    Raises Broken.
-    """
-    with trio.move_on_after(MESSAGE_TIMEOUT_S):
-        return not await stream.read()
-    return False
 
 
 class KeptStreams(Generic[S]):
