@@ -127,20 +127,17 @@ class Discovery:
             self._nursery = nursery
             nursery.start_soon(self._ask_dht, nursery)
             try:
-                await self._look_on(nursery)
+                while True:
+                    pause = await self.connections.refresh(self._dialled)
+                    for record in await self.connections.identified():
+                        self._note_record(record)
+                    self._note_connected()
+                    await self._reconnect_missing()
+                    await self._keep_enough(nursery)
+                    await trio.sleep(pause)
             finally:
                 # Others may still call `hang_up_soon` while the engine ends.
                 self._nursery = None
-
-    async def _look_on(self, nursery: trio.Nursery) -> None:
-        while True:
-            pause = await self.connections.refresh(self._dialled)
-            for record in await self.connections.identified():
-                self._note_record(record)
-            self._note_connected()
-            await self._reconnect_missing()
-            await self._keep_enough(nursery)
-            await trio.sleep(pause)
 
     def peers(self) -> list[Peer]:
         """Return the connected members of our swarm that get what we publish."""
