@@ -363,22 +363,20 @@ class HolePunching:
     async def handle(self, stream: Any) -> None:
         """Handle a stream: a peer that we dialled through a relay begins. Nobody else may."""
         try:
-            if circuit(stream) is not None and stream.muxed_conn.is_initiator:
-                await self._follow(stream, stream.muxed_conn.peer_id)
+            if circuit(stream) is None or not stream.muxed_conn.is_initiator:
+                return
+            # We wait until we know: a refusal is final for go-libp2p, and js-libp2p asks thrice, for 5 s
+            # each.
+            with trio.fail_after(MESSAGE_TIMEOUT_S):
+                while not self._here():
+                    await trio.sleep(0.1)
+            if not self._tries.wait(trio.current_time()):
+                there = dialable(await _named_addresses(stream, HolePunch.CONNECT))
+                await send(stream, self._connect())
+                await _named_addresses(stream, HolePunch.SYNC)
+                await self._dial(stream.muxed_conn.peer_id, there, begun=False)
         finally:
             await end(stream)
-
-    async def _follow(self, stream: Any, peer: Any) -> None:
-        # We wait until we know: a refusal is final for go-libp2p, and js-libp2p asks thrice, for 5 s each.
-        with trio.fail_after(MESSAGE_TIMEOUT_S):
-            while not self._here():
-                await trio.sleep(0.1)
-        if self._tries.wait(trio.current_time()):
-            return
-        there = dialable(await _named_addresses(stream, HolePunch.CONNECT))
-        await send(stream, self._connect())
-        await _named_addresses(stream, HolePunch.SYNC)
-        await self._dial(peer, there, begun=False)
 
     def _connect(self) -> HolePunch:
         return HolePunch(
