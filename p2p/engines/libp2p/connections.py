@@ -68,12 +68,11 @@ class Libp2pConnections:
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}
 
     async def refresh(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
-        now = self._clock()
         for peer, connections in list(self._network.get_connections_map().items()):
-            for connection in _superfluous(connections, self._network.kept(connections, peer), now):
+            kept = self._network.kept(connections, peer)
+            for connection in _superfluous(connections, kept, self._clock()):
                 await close_socket(connection)
-        connected = self.connected()
-        for peer in [peer for peer in connected if self._banned(peer)]:
+        for peer in [peer for peer in self.connected() if self._banned(peer)]:
             await self.hang_up(peer)
         return TICK_S
 
@@ -145,11 +144,10 @@ class Libp2pConnections:
             return None
         # Where the peer dialled us in the meantime, the library is content with that connection, and the
         # address is unproved.
-        connections = self._network.get_connections(_id_of(peer))
-        ours = [connection for connection in connections if connection.direction.name.lower() == "outbound"]
-        if not ours:
-            return Dialled()
-        return Dialled(answered, group_of_host(remote_host(ours[0])) or "")
+        for connection in self._network.get_connections(_id_of(peer)):
+            if connection.direction.name.lower() == "outbound":
+                return Dialled(answered, group_of_host(remote_host(connection)) or "")
+        return Dialled()
 
     def _told_of(self, peer: Any) -> Sequence[str]:
         """Return addresses of a peer that the address book does not know. In a large swarm it knows few."""
