@@ -53,16 +53,12 @@ def load(path: Path, read: Callable[[bytes], T], without: str, most: int = -1) -
 
 def set_aside(path: Path) -> Path:
     """Rename a file that cannot be used, so that it can be looked into. Returns its new path."""
-    aside = path.with_name(f"{path.name}.corrupt")
-    path.replace(aside)
-    return aside
+    return path.replace(path.with_name(f"{path.name}.corrupt"))
 
 
 def keep_aside(path: Path) -> Path:
     """Rename a file or folder that something else is to replace. Returns its new path, which was free."""
-    aside = free_aside(path)
-    path.rename(aside)
-    return aside
+    return path.rename(free_aside(path))
 
 
 def free_aside(path: Path) -> Path:
