@@ -356,10 +356,11 @@ class QueuedMember(Member):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.queue: FairQueue[ReceivedBody] = FairQueue()
-        super().__init__(*args, admitted=self._keep, **options)
+        super().__init__(
+            *args,
+            admitted=lambda its: self.queue.put(ReceivedBody(its.author, its.group, its.kind, its.body)),
+            **options,
+        )
 
     def received(self) -> Sequence[ReceivedBody]:
         return self.queue.drain()
-
-    def _keep(self, envelope: Envelope) -> None:
-        self.queue.put(ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body))
