@@ -16,8 +16,8 @@ LOCAL = "local"
 MIN_PORT = 1024
 # The group of names. Only the operator gives names, and where they lead is known when they are dialled.
 NAME = "name"
-_LOCAL_4 = [
-    ipaddress.IPv4Network(text)
+_LOCAL = [
+    ipaddress.ip_network(text)
     for text in (
         "10.0.0.0/8",
         "172.16.0.0/12",
@@ -25,9 +25,11 @@ _LOCAL_4 = [
         "100.64.0.0/10",
         "127.0.0.0/8",
         "169.254.0.0/16",
+        "::1/128",
+        "fc00::/7",
+        "fe80::/10",
     )
 ]
-_LOCAL_6 = [ipaddress.IPv6Network(text) for text in ("::1/128", "fc00::/7", "fe80::/10")]
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -57,13 +59,11 @@ def group_of_host(host: str) -> str | None:
     None where it is none that a peer can have: multicast, reserved or malformed.
     """
     ip = _ip(host)
-    if ip is None or ip.is_multicast or ip.is_unspecified:
+    if ip is None or ip.is_multicast or ip.is_unspecified or (ip.version == 4 and ip.is_reserved):
         return None
-    if isinstance(ip, ipaddress.IPv6Address):
-        return LOCAL if any(ip in network for network in _LOCAL_6) else ip.packed[:4].hex()
-    if ip.is_reserved:
-        return None
-    return LOCAL if any(ip in network for network in _LOCAL_4) else f"{ip.packed[0]}.{ip.packed[1]}"
+    if any(ip in network for network in _LOCAL):
+        return LOCAL
+    return ip.packed[:4].hex() if ip.version == 6 else f"{ip.packed[0]}.{ip.packed[1]}"
 
 
 def is_public(host: str) -> bool:
@@ -124,10 +124,6 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    if ip.ipv4_mapped is not None:
-        return ip.ipv4_mapped
-    if ip.sixtofour is not None:
-        return ip.sixtofour
-    if ip.teredo is not None:
-        return ip.teredo[1]
-    return ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(ip.packed[12:])
+    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
