@@ -139,20 +139,14 @@ class AddressBook:
 
         Otherwise a peer that was connected for a month would count as gone, and no restart would dial it.
         """
-        for peer in peers:
-            known = self._known.get(peer)
-            if known is not None and now - known.last_success > CONNECTED_EVERY_S:
+        for known in filter(None, map(self._known.get, peers)):
+            if now - known.last_success > CONNECTED_EVERY_S:
                 known.last_success, self.changed = now, True
 
     def met(self, peer: PeerId, now: float) -> None:
         """Move a peer to `tried`: we dialled it, and it is of our swarm."""
         known = self._known.get(peer)
-        if known is None:
-            return
-        if known.pinned:
-            known.tried = True
-            return
-        if self._placed(peer, known, self._tables.tried, now):
+        if known is not None and (known.pinned or self._placed(peer, known, self._tables.tried, now)):
             known.tried = True
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
@@ -170,14 +164,12 @@ class AddressBook:
 
     def lost(self, peer: PeerId, now: float) -> None:
         """Note that the connection ended. The peer is dialled again soon, as it may be restarting."""
-        if peer in self._known:
-            known = self._known[peer]
+        if (known := self._known.get(peer)) is not None:
             known.last_success, known.failures, self.changed = now, 0, True
 
     def stranger(self, peer: PeerId, now: float) -> None:
         """Forget a peer that answered and is not of our swarm, unless the operator named it."""
-        if peer in self._known:
-            known = self._known[peer]
+        if (known := self._known.get(peer)) is not None:
             known.last_failure, known.failures = now, max(known.failures, 10)
             self._forget(peer)
 
@@ -250,8 +242,9 @@ class AddressBook:
     def dump(self) -> bytes:
         """Return the content of the book's file."""
         peers = {str(peer): known for peer, known in self._known.items()}
-        file = _File(self._tables.key.hex(), peers)
-        return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
+        return (
+            msgspec.json.format(msgspec.json.encode(_File(self._tables.key.hex(), peers)), indent=1) + b"\n"
+        )
 
     def restore(self, content: bytes, latest: float) -> None:
         """Add what a file holds, into a book that has at most pinned peers.
