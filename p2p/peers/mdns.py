@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 import trio
 
-from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
+from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.errors import BadAddress
 from p2p.topic import Topic
 from p2p.types import PeerId
@@ -85,7 +85,9 @@ def read_text(
         with contextlib.suppress(BadAddress, UnicodeDecodeError):
             if text.startswith(b"dnsaddr="):
                 peer, endpoint = parse_bootstrap(text[len(b"dnsaddr=") :].decode("ascii"))
-                if _near(endpoint, networks):
+                if endpoint.kind in ("ip4", "ip6") and any(
+                    ipaddress.ip_address(endpoint.host) in network for network in networks
+                ):
                     found.setdefault(peer, []).append(str(endpoint))
     return next(iter(found.items())) if len(found) == 1 else None
 
@@ -130,11 +132,10 @@ class Mdns:
             except Exception as error:
                 # The library has many exceptions, for sockets, interfaces and packets.
                 level, said = logging.DEBUG if said else logging.WARNING, True
-                why = error or repr(error)
                 log.log(
                     level,
                     'members on the local network cannot be found: %s; swarm.mdns = "off" ends this message',
-                    why,
+                    error or repr(error),
                 )
                 await trio.sleep(TRY_AGAIN_S)
 
@@ -213,9 +214,3 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
                 token.run_sync_soon(noticed, info.text)
 
     return changed
-
-
-def _near(endpoint: Endpoint, networks: Sequence[Network]) -> bool:
-    return endpoint.kind in ("ip4", "ip6") and any(
-        ipaddress.ip_address(endpoint.host) in network for network in networks
-    )
