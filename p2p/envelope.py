@@ -90,9 +90,7 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Reason:
         return Reason.MALFORMED
     if frame[0] != _ARRAY or _encoder.encode(parsed) != frame:
         return Reason.MALFORMED
-    if parsed.swarm_id != swarm_id:
-        return Reason.OTHER_SWARM
-    return parsed
+    return parsed if parsed.swarm_id == swarm_id else Reason.OTHER_SWARM
 
 
 def check(parsed: Frame, frame: bytes) -> Envelope | Reason:

@@ -91,17 +91,18 @@ class Introducer:
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         if message != question(self._topics[0].name):
             return b""
-        said = Introduction(
-            VERSION,
-            int(self._clock() * 1000),
-            self._topics[0].digest,
-            self._trains,
-            self._runs,
-            self._doing(),
-            self._refused(peer),
-            tuple(SwarmCount(topic.digest, self._present(topic)) for topic in self._topics),
+        return _encoder.encode(
+            Introduction(
+                VERSION,
+                int(self._clock() * 1000),
+                self._topics[0].digest,
+                self._trains,
+                self._runs,
+                self._doing(),
+                self._refused(peer),
+                tuple(SwarmCount(topic.digest, self._present(topic)) for topic in self._topics),
+            )
         )
-        return _encoder.encode(said)
 
 
 def question(name: str) -> bytes:

@@ -81,11 +81,10 @@ def outward_first(hosts: Iterable[str], towards: Sequence[Endpoint] = SOMEWHERE)
 def _passing() -> set[str]:
     """Return IPv6 addresses that this machine drops after a day or a week (RFC 8981). Linux alone says so."""
     try:
-        lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
+        found = [line.split() for line in Path("/proc/net/if_inet6").read_text("ascii").splitlines()]
     except OSError:
         return set()
     # The kernel's flags: temporary, deprecated.
-    found = [line.split() for line in lines]
     return {
         str(IPv6Address(bytes.fromhex(host))) for host, _, _, _, flags, _ in found if int(flags, 16) & 0x21
     }
