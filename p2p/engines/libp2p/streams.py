@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 from p2p.address import parse_endpoint
 from p2p.admission.dials import Dials
 from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
-from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
+from p2p.engines.traffic import Line, RateGate, Traffic, line_of_host
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -55,8 +55,15 @@ class CountedSocket:
 
     def __init__(self, stream: Any, traffic: Traffic, stranger: bool = False) -> None:
         self._stream, self._traffic = stream, traffic
-        self._line, self._stranger = UNKNOWN_LINE, stranger
-        self._remote: tuple[str, int] | None = None
+        self._remote: tuple[str, int] | None = stream.get_remote_address()
+        if self._remote is None:
+            # The library knows only those of IPv4. The connection may be closed already.
+            with contextlib.suppress(OSError):
+                host, port = stream.stream.socket.getpeername()[:2]
+                # A listener at :: alone takes IPv4 too.
+                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
+                self._remote = str(inner or host), port
+        self._line = line_of_host((self._remote or ("",))[0], id(self), stranger)
         # When its last bytes came; infinite while we read none because of our own limit.
         self.heard_at = trio.current_time()
 
@@ -64,9 +71,6 @@ class CountedSocket:
         data = bytes(await self._stream.read(n))
         self._traffic.count(down=len(data))
         self.heard_at = math.inf
-        if self._line is UNKNOWN_LINE:
-            host = (self.get_remote_address() or ("",))[0]
-            self._line = line_of_host(host, id(self), self._stranger)
         await self._traffic.read(len(data), self._line)
         self.heard_at = trio.current_time()
         return data
@@ -76,16 +80,7 @@ class CountedSocket:
         await self._stream.write(data)
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Return host and port of the other end. The library knows only those of IPv4."""
-        if self._remote is None:
-            self._remote = self._stream.get_remote_address()
-        if self._remote is None:
-            with contextlib.suppress(OSError):
-                # The connection is closed already.
-                host, port = self._stream.stream.socket.getpeername()[:2]
-                # A listener at :: alone takes IPv4 too.
-                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
-                self._remote = str(inner or host), port
+        """Return host and port of the other end."""
         return self._remote
 
     def __getattr__(self, name: str) -> Any:
