@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -214,13 +214,14 @@ class AddressBook:
                 if known.itself:
                     came.setdefault(group, []).append(peer)
         found: dict[PeerId, None] = {}
-        reached, heard, tellers, visitors = (_Turns(lists, rng) for lists in (tried, new, told, came))
+        reached, heard, tellers, visitors = (_turns(lists, rng) for lists in (tried, new, told, came))
         wanted = len(self._known) if count is None else count
-        while len(found) < wanted and (reached or heard):
+        others = ((visitors, came), (visitors, came), (tellers, told), (heard, new))
+        while len(found) < wanted and (tried or new):
             turns = reached
-            if not reached or (heard and rng.random() >= TRIED_FIRST):
-                turns = rng.choice([turns for turns in (visitors, visitors, tellers, heard) if turns])
-            found[turns.draw()] = None
+            if not tried or (new and rng.random() >= TRIED_FIRST):
+                turns = rng.choice([turns for turns, left in others if left])
+            found[next(turns)] = None
         return [
             (peer, [address for address in self._known[peer].addresses if group_of(address) == groups[peer]])
             for peer in found
@@ -347,26 +348,11 @@ def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
     return sorted(said, key=lambda address: (said[address] != source, said[address] == LOCAL))[:MAX_ADDRESSES]
 
 
-class _Turns:
-    """Takes one item of each list in turn. The lists and their items are in random order."""
-
-    def __init__(self, lists: dict[str, list[PeerId]], rng: random.Random) -> None:
-        self._rng = rng
-        self._turn = list(lists.values())
-        self._after: list[list[PeerId]] = []
-        rng.shuffle(self._turn)
-
-    def __bool__(self) -> bool:
-        return bool(self._turn)
-
-    def draw(self) -> PeerId:
-        some = self._turn.pop()
-        at = self._rng.randrange(len(some))
-        some[at], some[-1] = some[-1], some[at]
-        drawn = some.pop()
-        if some:
-            self._after.append(some)
-        if not self._turn:
-            self._turn, self._after = self._after, []
-            self._rng.shuffle(self._turn)
-        return drawn
+def _turns(lists: dict[str, list[PeerId]], rng: random.Random) -> Iterator[PeerId]:
+    """Take one item of each list in turn; the lists and their items are in random order."""
+    while lists:
+        for name in rng.sample([*lists], len(lists)):
+            drawn = lists[name].pop(rng.randrange(len(lists[name])))
+            if not lists[name]:
+                del lists[name]
+            yield drawn
