@@ -107,7 +107,7 @@ class Identity:
         try:
             return cls.load(path)
         except NoKeyFile:
-            cls(os.urandom(SEED_BYTES))._write(path, exist_ok=True)
+            cls(os.urandom(SEED_BYTES)).write(path, exist_ok=True)
         # Another process may have been first; then its key counts.
         return cls.load(path)
 
@@ -148,11 +148,11 @@ class Identity:
             ) from None
         return identity, kept
 
-    def backup(self, path_to: Path) -> None:
-        """Copy the key to a new file, mode 0600. Never overwrites one. Raises KeyFileUnusable."""
-        self._write(path_to, exist_ok=False)
+    def write(self, path: Path, *, exist_ok: bool = False) -> None:
+        """Write the key to a new file, mode 0600. Never overwrites one. Raises KeyFileUnusable.
 
-    def _write(self, path: Path, *, exist_ok: bool) -> None:
+        exist_ok: leave a file that is there as it is.
+        """
         try:
             durable.create(path, self.private_file)
         except FileExistsError:

@@ -154,7 +154,7 @@ def backup(
     identity = Identity.load(as_state_dir(state_dir) / IDENTITY_FILE)
     to = to.expanduser().absolute()
     file = to / f"swarmd-{identity.peer_id}.key" if to.is_dir() else to
-    identity.backup(file)
+    identity.write(file)
     answer({"schema": 1, "peer_id": identity.peer_id, "file": str(file)}, str(file), as_json)
 
 

@@ -111,21 +111,21 @@ def test_a_file_system_without_links_still_never_overwrites(
     me = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and Identity.load(path).peer_id == me.peer_id
     with pytest.raises(KeyFileUnusable):
-        Identity(SEED).backup(path)
+        Identity(SEED).write(path)
 
 
 def test_a_backup_is_a_key_file_and_overwrites_nothing(tmp_path: Path) -> None:
     me, copy = Identity(SEED), tmp_path / "usb" / "key"
-    me.backup(copy)
+    me.write(copy)
     assert Identity.load(copy).peer_id == me.peer_id
     with pytest.raises(KeyFileUnusable, match="exists"):
-        Identity(bytes(32)).backup(copy)
+        Identity(bytes(32)).write(copy)
     assert Identity.load(copy).peer_id == me.peer_id
 
 
 def test_a_restored_key_takes_the_place_of_the_old_one_which_is_kept(tmp_path: Path) -> None:
     me, other = Identity(SEED), Identity.load_or_create(tmp_path / "node" / "key")
-    me.backup(tmp_path / "copy")
+    me.write(tmp_path / "copy")
     (tmp_path / "copy").chmod(0o644)  # as on a stick
     found, kept = Identity.restore(tmp_path / "copy", tmp_path / "node" / "key")
     assert found.peer_id == me.peer_id == Identity.load(tmp_path / "node" / "key").peer_id
@@ -146,7 +146,7 @@ def test_a_backup_that_is_no_key_changes_nothing(tmp_path: Path, content: bytes 
 
 
 def test_a_restore_that_the_disk_cuts_off_loses_no_key(tmp_path: Path) -> None:
-    Identity(SEED).backup(tmp_path / "copy")
+    Identity(SEED).write(tmp_path / "copy")
     for step in itertools.count(1):
         path = tmp_path / str(step) / "key"
         old = Identity.load_or_create(path)
