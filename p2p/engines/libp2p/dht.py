@@ -142,9 +142,12 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
     """
 
     def __init__(self, host: Any, charge: Callable[[Any, float], object]) -> None:
-        nothing = NamespacedValidator({}, strict_validation=True)
         super().__init__(
-            host, DHTMode.SERVER, validator=nothing, validator_changed=True, strict_validation=True
+            host,
+            DHTMode.SERVER,
+            validator=NamespacedValidator({}, strict_validation=True),
+            validator_changed=True,
+            strict_validation=True,
         )
         self.provider_store = BoundedProviders(host=host, peer_routing=self.peer_routing)
         self._inbound_limiter = trio.CapacityLimiter(MAX_STREAMS)

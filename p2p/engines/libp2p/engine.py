@@ -56,7 +56,7 @@ class Libp2pEngine(NetworkEngine):
         starting = contextlib.ExitStack()
         try:
             listen = starting.enter_context(held_ports(self._listen, own_ports(self.me)))
-            opened = open_stack(
+            async with open_stack(
                 self._identity,
                 self._topics,
                 self._on_frame,
@@ -67,8 +67,7 @@ class Libp2pEngine(NetworkEngine):
                 self._handlers.score,
                 self._traffic,
                 self._prepare,
-            )
-            async with opened as stack:
+            ) as stack:
                 starting.close()
                 self._stack = stack
                 self._listen = listen
@@ -87,8 +86,11 @@ class Libp2pEngine(NetworkEngine):
                 self._discovery = discovery = self._discover(connections)
                 async with trio.open_nursery() as nursery:
                     self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
-                    send = partial(stack.pubsub.publish, str(self._topic))
-                    nursery.start_soon(self._send_all, connections.in_mesh, send)
+                    nursery.start_soon(
+                        self._send_all,
+                        connections.in_mesh,
+                        partial(stack.pubsub.publish, str(self._topic)),
+                    )
                     for task in (
                         discovery.run,
                         connections.ping,

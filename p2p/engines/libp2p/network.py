@@ -311,8 +311,11 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         gate = self._gates.setdefault(line.machine, RateGate(READS_PER_S))
         conn.conn = PacedReads(conn.conn, gate)
         conn = PacedReads(conn, gate)
-        muxer = Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic, line=line)
-        return self._annotate_connection(muxer, conn, protocol)
+        return self._annotate_connection(
+            Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic, line=line),
+            conn,
+            protocol,
+        )
 
 
 class LimitedNetwork(CarefulDialler):
