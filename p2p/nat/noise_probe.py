@@ -87,8 +87,7 @@ async def knock(
         async with stream:
             try:
                 await stream.send_all(_CHOICE + len(first).to_bytes(2, "big") + first)
-                said = await _exactly(stream, len(_CHOICE))
-                if said != _CHOICE:
+                if await _exactly(stream, len(_CHOICE)) != _CHOICE:
                     raise NoPeer("it does not speak libp2p with Noise")
                 length = int.from_bytes(await _exactly(stream, 2), "big")
                 if length > _MAX_MESSAGE_BYTES:

@@ -98,9 +98,8 @@ class AcknowledgementCounter:
         self._by: Latest[PeerId, tuple[int, int]] = Latest(MAX_PEERS)
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        content = PeerRequest.USED.content(message)
         try:
-            said = _decoder.decode(content or b"")
+            said = _decoder.decode(PeerRequest.USED.content(message) or b"")
         except (msgspec.MsgspecError, RecursionError):
             return b""
         number, before = self._by.get(peer, (None, 0))

@@ -55,7 +55,6 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB_BYTES)]
 _N = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _MANY = msgspec.Meta(min_length=1, max_length=MAX_ITEMS)
 _Item = tuple[int, int, int, bytes]  # index of the specialty, n, bytes of the blob, its id
-_Ids = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES * MAX_ITEMS)]
 
 
 class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -64,7 +63,7 @@ class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     specialties: Annotated[tuple[_Index, ...], _MANY]
     ns: Annotated[tuple[_N, ...], _MANY]
     sizes: Annotated[tuple[_Size, ...], _MANY]
-    ids: _Ids
+    ids: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES * MAX_ITEMS)]
     at: Annotated[bytes, msgspec.Meta(max_length=max(PACKED_BYTES))] = b""
 
 
