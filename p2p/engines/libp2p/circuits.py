@@ -44,8 +44,6 @@ MAX_RESERVATION_S = 3600.0
 INBOUND_CIRCUITS = 16
 # Relays that are asked for one peer.
 RELAYS_TRIED = 4
-# Peers whose relays are remembered.
-ANNOUNCED_PEERS = 1024
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +86,7 @@ class Circuits:
         self._dialable: bool | None = None  # None: no member could say
         self._reserved: dict[PeerId, _Reservation] = {}
         # Peer -> relays that it says it is at
-        self._announced: Latest[PeerId, Sequence[str]] = Latest(ANNOUNCED_PEERS)
+        self._announced: Latest[PeerId, Sequence[str]] = Latest(1024)
         self._under_way: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._inbound = 0
 
@@ -131,21 +129,13 @@ class Circuits:
                     return True
             # These relays come last: dialling one takes time, and anybody may have told of it.
             for text in self._announced.get(peer, ()):
-                announced = await self._announced_relay(text, peer)
-                if announced is not None and announced not in ours and await self._connect(peer, announced):
-                    return True
+                with contextlib.suppress(BadAddress):
+                    relay, endpoint = parse_bootstrap(text)
+                    if relay not in (*ours, self._book.me) and is_public(endpoint.host):
+                        self._book.add(relay, [str(endpoint)], self._clock(), teller=peer)
+                        if await self._reach(relay) and await self._connect(peer, relay):
+                            return True
         return False
-
-    async def _announced_relay(self, text: str, teller: PeerId) -> PeerId | None:
-        """Return the relay in this address if it is on the internet and connected, dialling it if need be."""
-        try:
-            relay, endpoint = parse_bootstrap(text)
-        except BadAddress:
-            return None
-        if relay == self._book.me or not is_public(endpoint.host):
-            return None
-        self._book.add(relay, [str(endpoint)], self._clock(), teller=teller)
-        return relay if await self._reach(relay) else None
 
     def _relays(self) -> list[PeerId]:
         """Return connected peers that relay and that we dialled over the internet, so that others can too.
