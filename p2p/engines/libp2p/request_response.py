@@ -112,7 +112,7 @@ class Responder:
         The peer is then too slow, has too many streams, or asked what cannot be answered.
         """
         begun, line = b"", line._replace(connection=peer)
-        try:
+        with contextlib.suppress(Broken):
             while self._admits(peer) and [*self._open.values()].count(line) < SERVED_EACH:
                 with self._place(line) as place:
                     if not await self._served(peer, stream, begun, line):
@@ -129,8 +129,6 @@ class Responder:
                     begun = await stream.read()
                 if not begun:
                     return True
-        except Broken:
-            pass
         return False
 
     @contextlib.contextmanager
