@@ -20,14 +20,12 @@ from p2p.types import Envelope, Reason
 VERSION = 1
 # Nobody forwards a longer frame.
 MAX_FRAME_BYTES = 256 * 1024
-MAX_KIND_CHARACTERS = 32
 # The rest of a frame takes less than what is subtracted.
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 256
 DOMAIN = b"swarmd frame v1"
 
 _TAG = "swarmd"
 _TAG_BYTES = b"\xa6swarmd"
-_ARRAY = 0x99  # msgpack: an array of nine
 _SIGNATURE_TAIL = 2 + SIGNATURE_BYTES  # msgpack: bin 8, length, the bytes
 
 
@@ -40,7 +38,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     author: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sent_at_ms: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
-    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=MAX_KIND_CHARACTERS)]
+    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=32)]
     body: bytes
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
@@ -88,7 +86,8 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Reason:
     except (msgspec.DecodeError, ValueError, RecursionError):
         # A ValueError means no UTF-8, a RecursionError arrays thousands deep.
         return Reason.MALFORMED
-    if frame[0] != _ARRAY or _encoder.encode(parsed) != frame:
+    # 0x99 is msgpack's array of nine.
+    if frame[0] != 0x99 or _encoder.encode(parsed) != frame:
         return Reason.MALFORMED
     return parsed if parsed.swarm_id == swarm_id else Reason.OTHER_SWARM
 

@@ -24,7 +24,6 @@ SIGNATURE_BYTES = 64
 _PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 bytes follow
 # Identity multihash (code 0, 36 bytes) of libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow.
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
-_PEER_ID_CHARACTERS = 52  # the length of every Ed25519 peer id
 # Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such
 # keys hold for messages that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for
 # it).
@@ -178,7 +177,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 @functools.lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
     """Return the raw 32-byte public key in a peer id. Raises ValueError on all but Ed25519 peer ids."""
-    if len(peer_id) != _PEER_ID_CHARACTERS or not peer_id.startswith("1"):
+    if len(peer_id) != 52 or not peer_id.startswith("1"):
         raise ValueError("not an Ed25519 peer id: it has 52 letters and starts with 12D3Koo")
     try:
         raw = base58.b58decode(peer_id)

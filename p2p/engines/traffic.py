@@ -20,8 +20,6 @@ LEAST_S = 0.001
 # Answers to one machine, in bytes a second and in seconds of this rate at once: 8 MiB. A network group has
 # GROUP_FACTOR times as much, and neither more than half of `up`, so that answers to others need not wait.
 UPLOAD_PER_S, UPLOAD_BURST_S = 512 * 1024.0, 16.0
-# Machines and groups whose uploads are counted.
-_COUNTED = 2048
 # The share of a month's bytes that strangers may move, evenly: a day's at once.
 STRANGERS, _DAY_S, _MONTH_DAYS = 0.5, 86_400.0, 31
 
@@ -72,7 +70,7 @@ class Traffic:
         a_day = month * STRANGERS / _MONTH_DAYS if month else None
         self.strangers = RateGate(a_day / _DAY_S if a_day else None, a_day)
         self._most_up = up / 2 if up else float("inf")
-        self._uploads = Latest[tuple[Hashable, ...], RateGate](_COUNTED)
+        self._uploads = Latest[tuple[Hashable, ...], RateGate](2048)  # of machines and groups
 
     async def send(self, size: float, line: Line, own: bool = False) -> None:
         """Wait until so many bytes may be sent on a line.

@@ -43,7 +43,6 @@ MAX_REPLY_BYTES = 17
 _PORT = struct.Struct(">H")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Knock = Callable[[str, int], Awaitable[PeerId]]
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,11 @@ class DialBack:
     """Answers the question. Dials only while `run` runs."""
 
     def __init__(
-        self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock
+        self,
+        peers: Callable[[], Sequence[Peer]],
+        clock: Callable[[], float],
+        *,
+        knock: Callable[[str, int], Awaitable[PeerId]] = knock,
     ) -> None:
         self._peers, self._clock, self._knock = peers, clock, knock
         self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()

@@ -45,8 +45,6 @@ OFFER_BYTES = 1024
 ITEMS_BYTES = OFFER_BYTES - max(PACKED_BYTES) - 2
 # Items in one offer.
 MAX_ITEMS = 64
-# Chosen offers that a board remembers.
-MAX_TAKEN = 8192
 # A set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip.
 WHOLE_BYTES = 2 * 1024
 
@@ -216,8 +214,8 @@ def _body(round_number: int, items: Sequence[_Item]) -> bytes:
     return _encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
 
 
+# (offers, count, rng): at most `count` of the offers, none twice.
 Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]
-"""(offers, count, rng): at most `count` of the offers, none twice."""
 
 
 class Board:
@@ -245,7 +243,7 @@ class Board:
         self.round = 0  # the trainer's round; 0: not known yet
         self.offered: OrderedDict[Key, Offered] = OrderedDict()  # oldest first
         self._authors: dict[PeerId, OrderedDict[Key, None]] = {}  # keys of each author's offers, oldest first
-        self._taken: Latest[Key, None] = Latest(MAX_TAKEN)  # chosen offers, oldest first
+        self._taken: Latest[Key, None] = Latest(8192)  # chosen offers, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
         """Put up those that are for training. Returns how many they are."""

@@ -60,8 +60,6 @@ MAX_OFFERS = 16_384
 AUTHOR_CAP = 2.0
 # A network group counts for at most so many authors.
 GROUP_CAP = 8
-# Authors that served.
-MAX_PROVEN = 4096
 
 
 class Heard:
@@ -71,7 +69,7 @@ class Heard:
         self._past: deque[tuple[float, PeerId]] = deque()  # offers of the last LONG_S
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # groups of the authors in _past_of
-        self._proven: Latest[PeerId, None] = Latest(MAX_PROVEN)
+        self._proven: Latest[PeerId, None] = Latest(4096)  # authors that served
         # Fetches of the LONG_S seconds from authors that never served before; came it?
         self._tries: deque[tuple[float, bool]] = deque()
         self._now = 0.0

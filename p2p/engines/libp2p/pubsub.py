@@ -39,9 +39,6 @@ from p2p.types import PeerId, Score, Verdict
 # Called with a message's data, the peer that handed it over, and its topics.
 OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
-# As p2pd's. What is repeated later ends in the inbox.
-SEEN_TTL_S = 120
-HEARTBEAT_S = 1
 # How often to forget what the library keeps.
 TIDY_S = 10.0
 # GossipSub's D, D_low, D_high and D_out. In a small swarm everybody is in everybody's mesh up to D_high, and
@@ -51,13 +48,8 @@ DEGREE, DEGREE_LOW, DEGREE_HIGH, DEGREE_OUT = 4, 3, 6, 2
 GOSSIP_PEERS = 6
 # A peer may keep us out of its mesh for no longer.
 MAX_BACK_OFF_S = 600
-# Topics of a peer that we take note of.
-MAX_SUBSCRIPTIONS = 16
 # A message's number, as all libraries write it.
 NUMBER_BYTES = 8
-UNKNOWN = ("", "", b"")
-# Messages of which we remember where they came in.
-NOTED_MESSAGES = 8192
 # Messages that we ask a peer for at once: they come in one RPC, and most of ours have 2 KiB.
 MAX_WANTED = 128
 # IWANTs of one neighbour that wait for their turn.
@@ -89,8 +81,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         super().__init__(
             *args,
             max_inbound_rpc_size=MAX_RPC_BYTES,
-            max_subscriptions_per_peer=MAX_SUBSCRIPTIONS,
-            seen_ttl=SEEN_TTL_S,
+            max_subscriptions_per_peer=16,  # topics of a peer that we take note of
+            seen_ttl=120,  # seconds, as p2pd's; what is repeated later ends in the inbox
             validation_cache_ttl=-1,
             **options,
         )
@@ -234,14 +226,14 @@ class Router(GossipSub):  # type: ignore[misc]
     def __init__(self, score: Score) -> None:
         self._score = score
         self._asking: Counter[Any] = Counter()  # IWANTs of each neighbour that wait for our upload
-        # Message id -> network group, connection, author
-        self._came_by: Latest[bytes, tuple[Hashable, ...]] = Latest(NOTED_MESSAGES)
+        # Of the last messages: id -> network group, connection, author
+        self._came_by: Latest[bytes, tuple[Hashable, ...]] = Latest(8192)
         super().__init__(
             protocols=MESHSUB,
             degree=DEGREE,
             degree_low=DEGREE_LOW,
             degree_high=DEGREE_HIGH,
-            heartbeat_interval=HEARTBEAT_S,
+            heartbeat_interval=1,  # seconds
             # Nearly all messages arrive by the mesh: telling of each three times cost a sixth of all bytes.
             gossip_window=1,
             gossip_history=6,
@@ -339,7 +331,7 @@ class Router(GossipSub):  # type: ignore[misc]
             ]
             new = Turns()
             for msg_id in self.mcache.window(topic):
-                new.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
+                new.put(self._came_by.get(msg_id, ("", "", b"")), msg_id, 1)
             if told := [new.pop()[0] for _ in range(min(MAX_WANTED, new.frames))]:
                 turns = in_turn(random.sample(others, len(others)), self.group_of)
                 for peer in turns[: max(GOSSIP_PEERS, len(others) // 4)]:

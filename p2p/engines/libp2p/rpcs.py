@@ -39,23 +39,21 @@ MAX_WAITING_BYTES, TASK_BYTES = 64 * 1024 * 1024, 4096
 # The length of an RPC's length prefix.
 _MAX_LENGTH_BYTES = 3
 
-CutOff = Callable[[Any, str], None]  # called with a peer and the reason
-
 
 class RpcStream(MeteredStream):
     """A stream of the library that gives out whole RPCs alone.
 
     Its reads raise StreamError, also where an RPC takes too long.
 
-    on_read: called with the peer before an RPC is given out, and for each piece of it. ready: waited for
-        before each RPC.
+    on_read: called with the peer before an RPC is given out, and for each piece of it. cut_off: called with a
+        peer and the reason. ready: waited for before each RPC.
     """
 
     def __init__(
         self,
         stream: Any,
         on_read: Callable[[Any], object],
-        cut_off: CutOff,
+        cut_off: Callable[[Any, str], None],
         ready: Callable[[Any], Awaitable[None]],
     ) -> None:
         super().__init__(stream, on_read)
@@ -125,8 +123,8 @@ PACE_RPCS_PER_S, PACE_BURST_RPCS = 10.0, 20.0
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
 # The ingress of what a neighbour asked us for.
 ASKED: Ingress = ("asked for", "")
+# That of the message that this task passes on.
 ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
-"""Of the message that this task passes on."""
 
 
 @dataclass(eq=False, slots=True)

@@ -52,7 +52,6 @@ from p2p.rate_limit import RateLimit, counted
 from p2p.topic import Topic
 from p2p.types import Score
 
-ADDRESSES_CACHED_S = 5.0
 # Streams that a peer may have open to us.
 MAX_STREAMS = 64
 
@@ -110,12 +109,12 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         self._admits_stream = admits_stream
 
     def get_addrs(self) -> list[Any]:
-        """Return our addresses, cached for some seconds.
+        """Return our addresses, cached for five seconds.
 
         The library asks for them with each message that it sends, and they take a millisecond.
         """
         now = trio.current_time()
-        if not self._addrs or now - self._addrs_at > ADDRESSES_CACHED_S:
+        if not self._addrs or now - self._addrs_at > 5.0:
             self._addrs, self._addrs_at = [*super().get_addrs(), *self._circuits], now
         return list(self._addrs)
 

@@ -41,8 +41,8 @@ CONNECT_TIMEOUT_S = 5.0
 # A connection waits once for so many reads: to wait for each would cost more than the read.
 READS_AT_A_TIME = 100
 
+# Whether this task writes a frame of this node, which goes before everything else.
 own_frame: ContextVar[bool] = ContextVar("own_frame", default=False)
-"""Whether this task writes a frame of this node, which goes before everything else."""
 
 log = logging.getLogger(__name__)
 
