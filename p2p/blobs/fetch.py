@@ -95,7 +95,12 @@ class Fetcher:
             async def ask(holder: PeerId, settled: trio.Event) -> None:
                 nonlocal found
                 try:
-                    blob = await self._ask_up_to_twice(holder, want, settled, told)
+                    blob = await self._ask_one(holder, want, told)
+                    if told[holder] is HolderReply.FAILED:
+                        # Nobody waits for the second question.
+                        settled.set()
+                        await trio.sleep(ASK_AGAIN_S)
+                        blob = await self._ask_one(holder, want, told)
                     if blob is not None and found is None:
                         found = blob
                         self._store.put(blob)
@@ -115,28 +120,8 @@ class Fetcher:
                     await settled.wait()
         return found
 
-    async def _ask_up_to_twice(
-        self, holder: PeerId, want: Want, settled: trio.Event, replies: HolderReplies
-    ) -> bytes | None:
-        """Ask a holder, and once more where it could not be asked.
-
-        settled: set where the first request failed, so that nobody waits for the second.
-        """
-        try:
-            return await self._ask_one(holder, want, replies)
-        except Unanswered:
-            settled.set()
-        await trio.sleep(ASK_AGAIN_S)
-        try:
-            return await self._ask_one(holder, want, replies)
-        except Unanswered:
-            return None
-
     async def _ask_one(self, holder: PeerId, want: Want, replies: HolderReplies) -> bytes | None:
-        """Ask a holder for a blob. No answer in time counts as one without the blob.
-
-        Raises Unanswered where the holder could not be asked.
-        """
+        """Ask a holder for a blob. No answer in time counts as one without the blob."""
         async with self._at_once:
             replies[holder] = HolderReply.NOTHING
             try:
@@ -153,5 +138,4 @@ class Fetcher:
             except Unanswered as error:
                 log.debug("a blob was not fetched from %s: %s", holder, error)
                 replies[holder] = HolderReply.FAILED
-                raise
         return None
