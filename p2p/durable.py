@@ -148,8 +148,6 @@ def _link(draft: Path, path: Path) -> None:
     """
     try:
         os.link(draft, path)
-    except FileExistsError:
-        raise
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
