@@ -166,23 +166,19 @@ class Libp2pConnections:
         for address in addresses:
             with trio.move_on_after(DIAL_TIMEOUT_S):
                 for resolved in await _resolve(address):
-                    if await self._dial_one(peer, resolved):
+                    self._network.unblock_peer(peer)
+                    with contextlib.suppress(PeerStoreError):
+                        # A peer that is not in the store has no addresses to clear.
+                        self._stack.host.get_peerstore().clear_addrs(peer)
+                    try:
+                        await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(resolved)]))
+                    except Exception as error:
+                        # Nobody is there, or somebody else, or the library stumbles over the answer. The next
+                        # address is tried.
+                        log.debug("could not dial %s at %s: %r", peer, resolved, error)
+                    else:
                         return address
         return ""
-
-    async def _dial_one(self, peer: Any, address: str) -> bool:
-        self._network.unblock_peer(peer)
-        with contextlib.suppress(PeerStoreError):
-            # A peer that is not in the store has no addresses to clear.
-            self._stack.host.get_peerstore().clear_addrs(peer)
-        try:
-            await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(address)]))
-        except Exception as error:
-            # Nobody is there, or somebody else, or the library stumbles over the answer. The next address is
-            # tried.
-            log.debug("could not dial %s at %s: %r", peer, address, error)
-            return False
-        return True
 
     async def ping(self) -> None:
         """Ping silent connections until cancelled.
