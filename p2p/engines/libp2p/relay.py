@@ -151,28 +151,22 @@ class Relay:
         self._bytes = RateGate(limits.rate, float(limits.size))
 
     async def handle(self, stream: Any) -> None:
-        asker = end_of(stream, stream.muxed_conn.peer_id)
+        asker = _, machine, peer = end_of(stream, stream.muxed_conn.peer_id)
         try:
-            status = self._may_ask(stream, asker[1])
             message = await receive(stream, HopMessage)
-            if status is StatusCode.OK and message.type == HopMessage.RESERVE:
+            if circuit(stream) is not None or self._banned(PeerId(str(peer))):
+                # Nobody could say who asks if the asker itself came through a relay.
+                await _answer(stream, StatusCode.PERMISSION_DENIED)
+            elif self._asks.of(machine, self._clock()).wait(self._clock()):
+                await _answer(stream, StatusCode.RESOURCE_LIMIT_EXCEEDED)
+            elif message.type == HopMessage.RESERVE:
                 await self._reserve(stream, asker)
-            elif status is StatusCode.OK and message.type == HopMessage.CONNECT:
+            elif message.type == HopMessage.CONNECT:
                 await self._connect(stream, ID(message.peer.id), asker)
             else:
-                await _answer(stream, StatusCode.UNEXPECTED_MESSAGE if status is StatusCode.OK else status)
+                await _answer(stream, StatusCode.UNEXPECTED_MESSAGE)
         finally:
             await end(stream, well=True)
-
-    def _may_ask(self, stream: Any, machine: str) -> StatusCode:
-        """Refuse where the asker itself came through a relay: nobody could say then who asks."""
-        if circuit(stream) is not None or self._banned(PeerId(str(stream.muxed_conn.peer_id))):
-            return StatusCode.PERMISSION_DENIED
-        return (
-            StatusCode.RESOURCE_LIMIT_EXCEEDED
-            if self._asks.of(machine, self._clock()).wait(self._clock())
-            else StatusCode.OK
-        )
 
     async def _reserve(self, stream: Any, asker: End) -> None:
         """Reserve for the peer at the other end, whomever the message names."""
