@@ -16,6 +16,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -179,27 +180,21 @@ class Mdns:
         try:
             # Nobody else has this name, so the library need not ask for it first.
             there.register_service(service, cooperating_responders=True)
-            zeroconf.ServiceBrowser(there, SERVICE, handlers=[_listener(self._noticed, token)])
+            zeroconf.ServiceBrowser(there, SERVICE, handlers=[partial(self._changed, token)])
         except BaseException:
             there.close()
             raise
         return there
 
-    def _noticed(self, data: bytes) -> None:
-        found = read_text(data, self._tags, [*self._networks.values()])
-        if found is not None and found[0] != self._me:
-            self._heard(*found)
-
-
-def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) -> Callable[..., None]:
-    """Return the callback for zeroconf, which calls it in its own thread."""
-
-    def changed(
+    def _changed(
+        self,
+        token: trio.lowlevel.TrioToken,
         zeroconf: "zeroconf.Zeroconf",
         service_type: str,
         name: str,
         state_change: "zeroconf.ServiceStateChange",
     ) -> None:
+        # zeroconf calls this in its own thread.
         if state_change.name == "Removed":
             return
         try:
@@ -211,6 +206,9 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
         if info is not None and info.text:
             # The node may be ending.
             with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(noticed, info.text)
+                token.run_sync_soon(self._noticed, info.text)
 
-    return changed
+    def _noticed(self, data: bytes) -> None:
+        found = read_text(data, self._tags, [*self._networks.values()])
+        if found is not None and found[0] != self._me:
+            self._heard(*found)
