@@ -10,7 +10,7 @@ answers. `decode` returns a Reason for anything that `encode` would not have wri
 
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -39,16 +39,16 @@ class _Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
 
 class _Rollout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    specialty: str
-    n: int
-    completions: tuple[_Completion, ...]
+    specialty: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+    n: Annotated[int, msgspec.Meta(ge=0)]
+    completions: Annotated[tuple[_Completion, ...], msgspec.Meta(min_length=1, max_length=MAX_COMPLETIONS)]
 
 
 class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: Literal[1]
-    round: int
-    model: str
-    rollouts: tuple[_Rollout, ...]
+    round: Annotated[int, msgspec.Meta(ge=0)]
+    model: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+    rollouts: Annotated[tuple[_Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_ROLLOUTS)]
 
 
 class RolloutSet(msgspec.Struct, frozen=True):
@@ -89,18 +89,10 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return newer(body, VERSION)
-    if (
-        _encoder.encode(parsed) != body
-        or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS
-        or parsed.round < 0
-        or len(parsed.model) > MAX_NAME_CHARACTERS
-    ):
+    if _encoder.encode(parsed) != body:
         return Reason.UNDECODABLE
-    for r in parsed.rollouts:
-        if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME_CHARACTERS or r.n < 0:
-            return Reason.UNDECODABLE
-        if any(len(c.text) > MAX_TEXT_CHARACTERS for c in r.completions):
-            return Reason.TOO_LONG
+    if any(len(c.text) > MAX_TEXT_CHARACTERS for r in parsed.rollouts for c in r.completions):
+        return Reason.TOO_LONG
     return RolloutSet(
         parsed.round,
         parsed.model,
