@@ -198,12 +198,9 @@ class AddressBook:
         came: dict[str, list[PeerId]] = {}
         groups: dict[PeerId, str] = {}
         for peer, known in self._known.items():
-            if peer in without or known.due(now) > now or known.terrible(now):
-                continue
-            group = next(
-                (group for address in known.addresses if (group := group_of(address)) not in avoid), None
-            )
-            if group is None:
+            may_be = (group_of(address) for address in known.addresses)
+            group = next((group for group in may_be if group not in avoid), None)
+            if group is None or peer in without or known.due(now) > now or known.terrible(now):
                 continue
             groups[peer] = group
             if known.tried or known.pinned:
@@ -284,9 +281,12 @@ class AddressBook:
         """
         full = put(peer, known)
         if full:
-            held = [(one, self._known[one]) for one in full]
             gone = next(
-                (one for one, its in held if its.terrible(now) or (its.misses and its.group == known.group)),
+                (
+                    one
+                    for one in full
+                    if (its := self._known[one]).terrible(now) or (its.misses and its.group == known.group)
+                ),
                 None,
             )
             if gone is None:
@@ -315,8 +315,7 @@ def _checked(name: str, known: Known, latest: float) -> tuple[PeerId, Known]:
     Raises ValueError where the id is none.
     """
     public_key_of(name)
-    endpoints = map(parse_endpoint, known.addresses[:MAX_ADDRESSES])
-    known.addresses = [str(endpoint) for endpoint in endpoints if endpoint]
+    known.addresses = [str(one) for one in map(parse_endpoint, known.addresses[:MAX_ADDRESSES]) if one]
     known.pinned, known.failures, known.last_failure = [], 0, 0.0
     # Where the clock was far ahead, these would count as fresh for years.
     known.heard, known.missed = min(known.heard or latest, latest), min(known.missed, latest)

@@ -149,8 +149,7 @@ class Mdns:
 
     async def _announce(self, own: Sequence[str]) -> None:
         """Announce until our addresses change."""
-        token = trio.lowlevel.current_trio_token()
-        open_one = await trio.to_thread.run_sync(self._open, own, token)
+        open_one = await trio.to_thread.run_sync(self._open, own, trio.lowlevel.current_trio_token())
         try:
             while own == self._announced() and self._networks == own_networks():
                 await trio.sleep(CHECK_EVERY_S)

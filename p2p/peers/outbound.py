@@ -161,9 +161,8 @@ class RequestConnections:
             for peer, at in sorted(self._until.items(), key=lambda item: item[1])
             if peer in connected
         }
-        idle = [
+        return [
             peer
             for n, (peer, until) in enumerate(self._until.items())
-            if now > until or n < len(self._until) - MAX_VISITS
+            if (now > until or n < len(self._until) - MAX_VISITS) and peer not in self.asked
         ]
-        return [peer for peer in idle if peer not in self.asked]
