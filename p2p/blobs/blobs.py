@@ -6,15 +6,11 @@ given one, as a blob is of use for some minutes. An author could find two blobs 
 that would only make its own offer ambiguous.
 """
 
-import sys
 from collections import OrderedDict
 from hashlib import sha256
 from typing import Final
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from backports import zstd
 
 ID_BYTES = 12
 # The size of a blob as it travels.
