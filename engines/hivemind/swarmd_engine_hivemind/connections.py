@@ -6,7 +6,6 @@ p2pd answers questions and reports nothing by itself, so all of this is as of th
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 
 import trio
 from multiaddr import Multiaddr
@@ -55,7 +54,7 @@ class HivemindConnections:
     ) -> None:
         self._p2pd, self._me, self._topics = p2pd, me, topics
         self._banned, self._host_bans, self._clock = banned, host_bans, clock
-        self._dialled: AbstractSet[PeerId] = frozenset()
+        self._dialled: Collection[PeerId] = ()
         self._connected: dict[PeerId, Peer] = {}
         self._present: dict[Topic, int] = {}  # connected peers
         # Since when connected peers are in our topics, in trio's time.
@@ -67,7 +66,7 @@ class HivemindConnections:
         # Connected peers that have not said yet where they listen.
         self._unidentified: set[PeerId] = set()
 
-    async def refresh(self, dialled: AbstractSet[PeerId]) -> float:
+    async def refresh(self, dialled: Collection[PeerId]) -> float:
         self._dialled = dialled
         now, listed = self._clock(), await self._listed()
         members = await self._members()

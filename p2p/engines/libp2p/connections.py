@@ -4,8 +4,7 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -67,7 +66,7 @@ class Libp2pConnections:
         # Member -> its addresses, and when they were noted
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}
 
-    async def refresh(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
+    async def refresh(self, dialled: Collection[PeerId]) -> float:  # noqa: ARG002
         for peer, connections in list(self._network.get_connections_map().items()):
             kept = self._network.kept(connections, peer)
             for connection in _superfluous(connections, kept, self._clock()):
@@ -98,8 +97,11 @@ class Libp2pConnections:
         return len(self._in(topic))
 
     def _in(self, topic: Topic) -> set[PeerId]:
-        there = self._stack.pubsub.peer_topics.get(str(topic), ())
-        return {PeerId(str(peer)) for peer in there if self._network.get_connections(peer)}
+        return {
+            PeerId(str(peer))
+            for peer in self._stack.pubsub.peer_topics.get(str(topic), ())
+            if self._network.get_connections(peer)
+        }
 
     def _banned(self, peer: PeerId) -> bool:
         return self._stack.pubsub.rate_limit.banned(peer, self._clock())

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -56,7 +55,7 @@ class Dialled(NamedTuple):
 class Connections(Protocol):
     """Port: the library's connections, who is in which topic, and the DHT's provider records."""
 
-    async def refresh(self, dialled: AbstractSet[PeerId]) -> float:
+    async def refresh(self, dialled: Collection[PeerId]) -> float:
         """Note who is connected, and close what must not stay: banned peers, second connections.
 
         Returns the seconds until the next look. dialled: the peers that we dialled or are dialling; it
@@ -273,7 +272,8 @@ class Discovery:
                 with contextlib.suppress(Unanswered):
                     for record in await self.connections.providers(topic):
                         self._note_record(record)
-                        known = self._connected | self._dialling | {self._book.me}
-                        if record.relayed and record.peer not in known:
+                        if record.relayed and record.peer not in (
+                            self._connected | self._dialling | {self._book.me}
+                        ):
                             nursery.start_soon(self._dial, record.peer, ())
                     await self.connections.provide(topic)
