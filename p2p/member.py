@@ -260,8 +260,11 @@ class Member:
         now = self._clock()
         if want.at:
             self.engine.told_of(want.holders[0], want.at)
-        holders = [*want.holders, *(peer.id for peer in self.peers())]
-        good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
+        good = [
+            holder
+            for holder in (*want.holders, *(peer.id for peer in self.peers()))
+            if not self.reputation.shunned(holder, now)
+        ]
         return await self.fetcher.fetch(dataclasses.replace(want, holders=good), replies)
 
     def report(self, author: PeerId, reason: Reason) -> None:
@@ -310,8 +313,9 @@ class Member:
 
     async def _look_for_twins(self) -> None:
         while True:
-            peers = self._session.whom(self.engine.connected())
-            said = await ask_each(self._leave_card, peers, TWINS_EVERY_S)
+            said = await ask_each(
+                self._leave_card, self._session.whom(self.engine.connected()), TWINS_EVERY_S
+            )
             # A peer that does not know the question gives no answer.
             shown = [answer for answer in said.values() if answer]
             if shown and all(answer == NOTHING for answer in shown):
@@ -324,8 +328,7 @@ class Member:
     async def _leave_card(self, peer: PeerId) -> bytes:
         """Exchange cards with a peer, at most twice: one that is new to us is answered at once."""
         for _ in range(2):
-            card = self._session.question(self._clock())
-            answer = await self.engine.request(peer, card, MAX_CARD_BYTES)
+            answer = await self.engine.request(peer, self._session.question(self._clock()), MAX_CARD_BYTES)
             if not self._session.answered(answer, self._clock()):
                 break
         return answer

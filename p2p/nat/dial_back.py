@@ -170,8 +170,9 @@ def who_dials_back(peers: Iterable[Peer], ports: Mapping[str, int]) -> dict[Peer
     for peer in peers:
         endpoint = parse_endpoint(peer.address)
         if endpoint is not None and endpoint.kind in found:
-            near = group_of_host(endpoint.host) == LOCAL
-            found[endpoint.kind].append((near, peer.direction != "outbound", peer.id))
+            found[endpoint.kind].append(
+                (group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound", peer.id)
+            )
     turns = itertools.zip_longest(
         *([(peer, ports[kind]) for _, _, peer in sorted(those)] for kind, those in found.items())
     )
@@ -185,10 +186,9 @@ async def ask_members(ask: Ask, members: Mapping[PeerId, int]) -> dict[PeerId, D
     """
 
     async def until_tried(member: PeerId) -> DialBackReply | None:
-        asked = question(members[member])
-        while (reply := answered(await ask(member, asked, MAX_REPLY_BYTES))) is not None and (
-            reply.outcome is Outcome.TRYING
-        ):
+        while (
+            reply := answered(await ask(member, question(members[member]), MAX_REPLY_BYTES))
+        ) is not None and reply.outcome is Outcome.TRYING:
             await trio.sleep(ASK_AGAIN_S)
         return reply
 

@@ -69,8 +69,14 @@ class RolloutExchange:
         self._known: Latest[PeerId, Author] = Latest(MAX_AUTHORS)
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        specialties = self.curriculum.specialties
-        self.shared += share(self.transport, rollouts, round_number, self.model, specialties, self._whole)
+        self.shared += share(
+            self.transport,
+            rollouts,
+            round_number,
+            self.model,
+            self.curriculum.specialties,
+            self._whole,
+        )
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         """Return the rollouts received since the last call, oldest first, and refusals by reason.

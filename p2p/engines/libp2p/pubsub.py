@@ -174,9 +174,9 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             self.event_handle_dead_peer_queue_started.set()
             async for peer in self.dead_peer_receive_channel:
                 stream = self.peers.get(peer)
-                connections = self.host.get_network().get_connections(peer)
                 if stream is None or all(
-                    connection.muxed_conn is not stream.muxed_conn for connection in connections
+                    connection.muxed_conn is not stream.muxed_conn
+                    for connection in self.host.get_network().get_connections(peer)
                 ):
                     # This registers the peer again, if it is connected.
                     self._handle_dead_peer(peer)
@@ -273,10 +273,10 @@ class Router(GossipSub):  # type: ignore[misc]
         """
         peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
         if origin == self.pubsub.my_id:
-            everybody = (peer for topic in topic_ids for peer in self.pubsub.peer_topics.get(topic, ()))
             peers.update(
                 peer
-                for peer in everybody
+                for topic in topic_ids
+                for peer in self.pubsub.peer_topics.get(topic, ())
                 if peer != origin and self._score(PeerId(str(peer))) > GRAYLIST_THRESHOLD
             )
         return list(peers)
