@@ -133,7 +133,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         queue = self.peer_queues.get(stream.muxed_conn.peer_id)
         if rpc_msg.publish and not own_frame.get() and queue is not None:
             pace = queue._queue.pace
-            await trio.sleep(pace.wait(len(rpc_msg.publish), rpc_msg.ByteSize(), trio.current_time()))
+            await trio.sleep(pace(len(rpc_msg.publish), rpc_msg.ByteSize(), trio.current_time()))
         return bool(await super().write_msg(stream, rpc_msg))
 
     def _on_read(self, peer: Any) -> None:

@@ -186,7 +186,7 @@ class CheckQueue:
 
 
 class ForwardQueue:
-    """Takes the place of the library's `PriorityQueue`, whose methods it has.
+    """Takes the place of the library's `PriorityQueue`, whose methods it has. Limits others' frames.
 
     me: our own id, as messages name it.
     """
@@ -196,7 +196,11 @@ class ForwardQueue:
         self._own: deque[Any] = deque(maxlen=MAX_OWN_FRAMES)
         self._control: deque[Any] = deque()
         self._others = Turns()
-        self.pace = Pace()
+        self._paces = (
+            TokenBucket(PACE_PER_S, PACE_BURST, 0.0),
+            TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, 0.0),
+            TokenBucket(PACE_RPCS_PER_S, PACE_BURST_RPCS, 0.0),
+        )
 
     def push(self, rpc: Any, priority: bool = False) -> bool:  # noqa: ARG002
         """Add an RPC. Returns whether it waits now; what waited before may be dropped for it.
@@ -233,6 +237,15 @@ class ForwardQueue:
             rpc.publish.extend(self._others.pop()[0].publish)
         return rpc
 
+    def pace(self, frames: int, size: int, now: float) -> float:
+        """Charge for an RPC of others' frames. Returns the seconds after which it may go."""
+        seconds = 0.0
+        for bucket, amount in zip(self._paces, (frames, size, 1), strict=True):
+            bucket.refill(now)
+            bucket.spend(amount)
+            seconds = max(seconds, -bucket.left / bucket.rate)
+        return seconds
+
     def __len__(self) -> int:
         return len(self._own) + len(self._control) + self._others.frames
 
@@ -253,23 +266,3 @@ class Queues(dict[Any, Any]):
             # Two streams were opened at once. The first one's task would wait for this queue for ever.
             before.close()
         super().__setitem__(peer, queue)
-
-
-class Pace:
-    """Limits how fast others' frames go to one neighbour."""
-
-    def __init__(self) -> None:
-        self._buckets = (
-            TokenBucket(PACE_PER_S, PACE_BURST, 0.0),
-            TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, 0.0),
-            TokenBucket(PACE_RPCS_PER_S, PACE_BURST_RPCS, 0.0),
-        )
-
-    def wait(self, frames: int, size: int, now: float) -> float:
-        """Charge for an RPC of these. Returns the seconds after which it may go."""
-        seconds = 0.0
-        for bucket, amount in zip(self._buckets, (frames, size, 1), strict=True):
-            bucket.refill(now)
-            bucket.spend(amount)
-            seconds = max(seconds, -bucket.left / bucket.rate)
-        return seconds

@@ -18,7 +18,6 @@ from p2p.engines.libp2p.rpcs import (
     PACE_PER_S,
     PACE_RPCS_PER_S,
     ForwardQueue,
-    Pace,
     ingress,
 )
 
@@ -95,17 +94,17 @@ def test_what_waits_goes_together_but_not_all_at_once() -> None:
 
 
 def test_the_pace_stays_below_the_next_nodes_limit() -> None:
-    pace, limit, now = Pace(), message_limits(), 0.0
+    queue, limit, now = ForwardQueue(b"me"), message_limits(), 0.0
     for n in range(100):
-        now += pace.wait(20, 20_000, now)
+        now += queue.pace(20, 20_000, now)
         assert limit.pay("us", now, MESSAGES, 20), n
     assert now >= (2000 - PACE_BURST) / PACE_PER_S - 1
 
 
 def test_frames_that_come_one_by_one_go_in_few_rpcs() -> None:
-    pace, now = Pace(), 0.0
+    queue, now = ForwardQueue(b"me"), 0.0
     for _ in range(100):
-        now += pace.wait(1, 100, now)
+        now += queue.pace(1, 100, now)
     assert now >= (100 - PACE_BURST_RPCS) / PACE_RPCS_PER_S - 1
 
 
