@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 from p2p.latest import Latest
 
 FIRST_BAN_S, LONGEST_BAN_S = 60.0, 16 * 60.0
-_DAY_S = 24 * 3600.0
 _MAX_PEERS = 1024
 # Tokens of one claim on a shared rate.
 MAX_PIECE = 16 * 1024
@@ -185,7 +184,7 @@ class Bans:
     def ban_again(self, peer: str, now: float, longest: float = LONGEST_BAN_S) -> float:
         """Ban the peer for FIRST_BAN_S, or twice as long as the last time. Returns the seconds."""
         times, until = self._again.get(peer, (0, now))
-        times = times if now - until < _DAY_S else 0
+        times = times if now - until < 24 * 3600 else 0
         seconds = min(longest, FIRST_BAN_S * float(1 << times))
         self.ban(peer, now, seconds)
         self._again[peer] = (min(times + 1, 16), now + seconds)
