@@ -42,10 +42,12 @@ _NOBODYS = frozenset(
 
 
 class Identity:
-    """A node's key. Hold one per node, and never copy it to two running nodes."""
+    """A node's key. Hold one per node, and never copy it to two running nodes.
+
+    Raises ValueError unless the seed has 32 bytes.
+    """
 
     def __init__(self, seed: bytes) -> None:
-        """Make the identity of a seed. Raises ValueError unless the seed has 32 bytes."""
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public_key: bytes = self._key.public_key().public_bytes_raw()
         self.peer_id: PeerId = peer_id_of(self.public_key)

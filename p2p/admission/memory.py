@@ -20,10 +20,10 @@ class AdmissionMemory:
     folder: None keeps nothing. not_before: seconds since the epoch; frames sent earlier are old, as the last
     run may have admitted them. The file holds a time after which no admitted frame was sent. It is at most
     PROMISE_S later than the moment it was written, by our clock, as no frame is admitted from further ahead.
+    One that cannot be read is set aside.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
-        """Read the file. One that cannot be read is set aside."""
         self._clock, self._newest, self._promised = clock, 0, 0
         self._seen = NumberFile(folder / SEEN) if folder is not None else None
         self.not_before = max(int(clock() * 1000), self._seen.value + 1 if self._seen else 0) / 1000

@@ -83,13 +83,12 @@ class _Author:
 
 
 class Replays:
-    """Remembers the frames of at most `limit` authors."""
+    """Remembers the frames of at most `limit` authors.
+
+    not_before: seconds since the epoch; what was sent earlier is old.
+    """
 
     def __init__(self, limit: int, not_before: float = 0.0) -> None:
-        """Remember nobody yet.
-
-        not_before: seconds since the epoch; what was sent earlier is old.
-        """
         self._limit = limit
         self._start = round(not_before * 1000)
         # By slot. Only pages that are written take memory.

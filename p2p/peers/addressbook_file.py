@@ -17,10 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class AddressBookFile:
-    """The file of one book. path: None keeps it nowhere. clock: seconds since the epoch."""
+    """The file of one book, which is read into it. A damaged one is set aside: peers can be found again.
+
+    path: None keeps it nowhere. clock: seconds since the epoch.
+    """
 
     def __init__(self, book: AddressBook, path: Path | None, clock: Callable[[], float]) -> None:
-        """Read the file into the book. A damaged one is set aside: peers can be found again."""
         # Whether it was told that the file cannot be written.
         self._book, self._path, self._told = book, path, False
         if path is not None:
