@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Annotated
 
@@ -192,10 +193,7 @@ class AddressBook:
         quarter by the group of the peer that named them, and a quarter by their own group, as a liar can name
         all groups.
         """
-        tried: dict[str, list[PeerId]] = {}
-        new: dict[str, list[PeerId]] = {}
-        told: dict[str, list[PeerId]] = {}
-        came: dict[str, list[PeerId]] = {}
+        tried, new, told, came = (defaultdict[str, list[PeerId]](list) for _ in range(4))
         groups: dict[PeerId, str] = {}
         for peer, known in self._known.items():
             may_be = (group_of(address) for address in known.addresses)
@@ -204,12 +202,12 @@ class AddressBook:
                 continue
             groups[peer] = group
             if known.tried or known.pinned:
-                tried.setdefault(group, []).append(peer)
+                tried[group].append(peer)
             else:
-                new.setdefault(group, []).append(peer)
-                told.setdefault(known.source, []).append(peer)
+                new[group].append(peer)
+                told[known.source].append(peer)
                 if known.itself:
-                    came.setdefault(group, []).append(peer)
+                    came[group].append(peer)
         found: dict[PeerId, None] = {}
         reached, heard, tellers, visitors = (_turns(lists, rng) for lists in (tried, new, told, came))
         wanted = len(self._known) if count is None else count
