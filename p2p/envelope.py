@@ -24,7 +24,6 @@ MAX_FRAME_BYTES = 256 * 1024
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 256
 DOMAIN = b"swarmd frame v1"
 
-_TAG = "swarmd"
 _TAG_BYTES = b"\xa6swarmd"
 _SIGNATURE_TAIL = 2 + SIGNATURE_BYTES  # msgpack: bin 8, length, the bytes
 
@@ -53,7 +52,7 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
     now: seconds since the epoch. Raises ValueError where no receiver would admit the frame.
     """
     fields = (
-        _TAG,
+        "swarmd",
         VERSION,
         swarm_id,
         identity.public_key,

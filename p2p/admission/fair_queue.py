@@ -90,8 +90,11 @@ class FairQueue(Generic[W]):
 
     def put(self, item: W) -> None:
         self._number += 1
-        by = (item.group or item.author, item.author)
-        self._waiting.put(by, (self._number, item), max(len(item.body), self._least))
+        self._waiting.put(
+            (item.group or item.author, item.author),
+            (self._number, item),
+            max(len(item.body), self._least),
+        )
         while self._waiting.bytes > self._limit:
             self._waiting.drop()
 

@@ -166,8 +166,12 @@ class Circuits:
 
     async def _connect(self, peer: PeerId, relay: PeerId) -> bool:
         target = ID.from_string(peer)
-        ask = HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes()))
-        found = await hail(self._host, ID.from_string(relay), HOP, ask)
+        found = await hail(
+            self._host,
+            ID.from_string(relay),
+            HOP,
+            HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes())),
+        )
         if found is None:
             return False
         (stream, _), connected = found, False

@@ -210,7 +210,6 @@ class Libp2pConnections:
         with contextlib.suppress(Unanswered):
             # What was told until then is news, too.
             await _in_time(self._look_up(lookup, key))
-        told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
         records = [
             AddressRecord(
                 PeerId(str(info.peer_id)),
@@ -218,7 +217,10 @@ class Libp2pConnections:
                 PeerId(str(teller)),
                 self._group_of(teller),
             )
-            for teller, info in told
+            for teller, info in (
+                *lookup.told,
+                *((host.get_id(), info) for info in dht.provider_store.get_providers(key)),
+            )
         ]
         for record in records:
             self._note(record.peer, record.addresses)

@@ -202,8 +202,7 @@ async def open_stack(
     prepare(host)
     router = Router(score)
     pubsub = TopicPubsub(host, router, on_frame=on_frame, clock=clock, topics=topics, rate_limit=rate_limit)
-    meter = pubsub.meter
-    host.set_stream_handler(PING_PROTOCOL, meter.serve_ping)
+    host.set_stream_handler(PING_PROTOCOL, pubsub.meter.serve_ping)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
     try:
         async with host.run(listen_addrs=wanted):
@@ -211,7 +210,7 @@ async def open_stack(
                 raise CannotListen(
                     f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen"
                 )
-            dht = Dht(host, meter.charge)
+            dht = Dht(host, pubsub.meter.charge)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
                 for topic in topics:
