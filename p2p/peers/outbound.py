@@ -89,20 +89,19 @@ class Outbound:
         return found
 
     def reached(self, peer: PeerId, address: str, group: str, now: float) -> None:
-        """Note a dial that succeeded at this address of the book, in this network group."""
+        """Note a dial that succeeded at this address of the book, in this network group.
+
+        address: "" where the peer dialled us while we dialled it: the connection proves no address.
+        """
         self.dialling.pop(peer, None)
-        self._book.succeeded(peer, address, now)
-        self.links[peer] = Link(group, now, feeler=peer in self._feelers)
+        if address:
+            self._book.succeeded(peer, address, now)
+            self.links[peer] = Link(group, now, feeler=peer in self._feelers)
         self._feelers.discard(peer)
 
     def missed(self, peer: PeerId, now: float) -> None:
         """Note a dial that failed."""
         self._book.failed(peer, now, self.dialling.pop(peer, []))
-        self._feelers.discard(peer)
-
-    def crossed(self, peer: PeerId) -> None:
-        """Note that the peer dialled us while we dialled it: the connection proves no address."""
-        self.dialling.pop(peer, None)
         self._feelers.discard(peer)
 
     def prune(self, connected: Collection[PeerId], members: Collection[PeerId], now: float) -> list[PeerId]:

@@ -229,10 +229,8 @@ class Discovery:
         found = None if self._banned(peer) else await self._connect(peer, addresses)
         if found is None:
             self._outbound.missed(peer, self._clock())
-        elif found.address:
-            self._outbound.reached(peer, found.address, found.group, self._clock())
         else:
-            self._outbound.crossed(peer)
+            self._outbound.reached(peer, found.address, found.group, self._clock())
 
     async def _dial_to_ask(self, peer: PeerId) -> bool:
         """Dial the peer at the addresses that we and the library know."""

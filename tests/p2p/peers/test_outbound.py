@@ -88,7 +88,7 @@ def test_peers_being_dialled_count() -> None:
     found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
     assert len(found) == DIALS_AT_ONCE and len(dict(found)) == DIALS_AT_ONCE
     for who, _ in found:
-        play.outbound.crossed(who)
+        play.outbound.reached(who, "", "", NOW)
     assert not play.outbound.links and not play.outbound.dialling
 
 
