@@ -256,7 +256,11 @@ class Board:
             self.offered[item.key] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.key] = None
             if len(self.offered) > self._in_all:
-                self._make_room()
+                # A quarter of the places at once, as this goes through all of them.
+                held = [(key, its.group, its.author) for key, its in self.offered.items()]
+                kept = fair_share(held, self._in_all * 3 // 4)
+                for key in self.offered.keys() - kept:
+                    self._drop(key)
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice) -> Sequence[Offered]:
@@ -304,14 +308,6 @@ class Board:
     def too_old(self, item: Offered) -> bool:
         """Return whether a chosen rollout is too old to train on."""
         return too_old(item.round, self.round, self._kept_rounds)
-
-    def _make_room(self) -> None:
-        """Drop a quarter of the places at once, as this goes through all of them."""
-        offered = [(key, item.group, item.author) for key, item in self.offered.items()]
-        kept = fair_share(offered, self._in_all * 3 // 4)
-        for key, *_ in offered:
-            if key not in kept:
-                self._drop(key)
 
     def _drop(self, key: Key) -> None:
         author = self.offered.pop(key).author
