@@ -183,18 +183,15 @@ class Muxer(Yamux):  # type: ignore[misc]
         await super().handle_incoming()
 
     async def _write_frame(self, data: bytes) -> None:
-        if trio.lowlevel.current_task() is self._reader:
-            await self._owe(data)
+        """Write a frame. A reply is only queued; raises MuxedConnUnavailable where they are too many."""
+        if trio.lowlevel.current_task() is not self._reader:
+            # Replies go first: the ACK of a stream before what is written on it.
+            owed, self._owed = self._owed, bytearray()
+            await self._write(bytes(owed + data))
             return
-        # Replies go first: the ACK of a stream before what is written on it.
-        owed, self._owed = self._owed, bytearray()
-        await self._write(bytes(owed + data))
-
-    async def _owe(self, frame: bytes) -> None:
-        """Queue a reply. Raises MuxedConnUnavailable where the peer makes us owe ever more."""
         if len(self._owed) > MAX_OWED_BYTES:
             await self._give_up("the peer takes nothing")
-        self._owed += frame
+        self._owed += data
         if not self._paying and self._nursery is not None:
             self._paying = True
             self._nursery.start_soon(self._pay)
