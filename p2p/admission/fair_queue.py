@@ -54,11 +54,11 @@ class Turns:
         return item, size
 
 
-Item = tuple[K, str, PeerId]  # with its network group, "" where that is not known, and its author
+def fair_share(items: Iterable[tuple[K, str, PeerId]], count: int) -> set[K]:
+    """Choose `count` of these to keep, the newest of each author.
 
-
-def fair_share(items: Iterable[Item[K]], count: int) -> set[K]:
-    """Choose `count` of these to keep, the newest of each author. items: the oldest first."""
+    items: each with its network group, "" where that is not known, and its author, the oldest first.
+    """
     by_author = in_turn([*items][::-1], lambda item: item[2])
     by_group = in_turn(by_author, lambda item: item[1] or item[2])
     return {item for item, *_ in by_group[:count]}

@@ -45,7 +45,6 @@ ANSWER_TIMEOUT_MS = 3000
 _MAX_TEXT_BYTES = 255
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Heard = Callable[[PeerId, Sequence[str]], None]
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +109,11 @@ class Mdns:
     """Announces this node and hears others. heard: called with each announced member and its addresses."""
 
     def __init__(
-        self, topics: Sequence[Topic], me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard
+        self,
+        topics: Sequence[Topic],
+        me: PeerId,
+        addresses: Callable[[], Sequence[str]],
+        heard: Callable[[PeerId, Sequence[str]], None],
     ) -> None:
         self._tags, self._me, self._addresses, self._heard = [*map(swarm_tag, topics)], me, addresses, heard
         self._networks: dict[str, Network] = {}
