@@ -127,7 +127,7 @@ def test_newcomers_take_turns_with_those_that_wait(size: float) -> None:
     for n in range(1000):
         shared.serve(10 + n * size / RATE)
     assert got.total() >= 1000 and got["honest"] >= got.total() / 5
-    assert len(shared._all._parts[HONEST[0]]._parts) <= 8 * MAX_PIECE / size
+    assert len(shared._parts[HONEST[0]]._parts) <= 8 * MAX_PIECE / size
 
 
 def test_a_large_claim_need_not_find_the_bucket_full() -> None:
@@ -147,7 +147,7 @@ def test_a_claim_that_was_given_up_costs_nothing_and_a_short_path_goes_first() -
     claims[0].size = 0
     assert shared.serve(0.0) == pytest.approx(0.3) and got == ["d", "c"]
     shared.serve(9.0)
-    assert got == ["d", "c", "a", "b"] and shared._all.waiting == 0
+    assert got == ["d", "c", "a", "b"] and shared.waiting == 0
 
 
 def test_a_rate_limit_passes_a_busy_swarm_and_bans_flooders() -> None:
