@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,10 +37,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's table cuts long words off at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class CannotWrite(OperatorError):
-    """The file cannot be written."""
 
 
 class NothingToVerify(OperatorError):
@@ -265,23 +260,6 @@ def _say_checks(settings: JudgeSettings) -> None:
 
 
 @app.command()
-def backup(
-    to: Annotated[str, typer.Argument(help="A new SQLite file, or an empty postgresql:// database.")],
-    database: Database = None,
-    curriculum: Curriculum = None,
-    config: Config = None,
-) -> None:
-    """Copy the database, while the judge goes on. To restore: serve the copy, or copy it back."""
-    settings = _settings(locals())
-    with _its_packages():
-        from judge.store import archive
-    rows = archive.backup(settings.database, to)
-    print(
-        f"{rows:,} rows copied. Keep {settings.key_file} too: the key that signs receipts is not among them."
-    )
-
-
-@app.command()
 def moderate(
     act: Annotated[
         Literal["hide", "ban", "undo", "log"],
@@ -318,43 +296,6 @@ def moderate(
         raise typer.BadParameter("name the peer by its id, and the reason with --why")
     moderation.act(kept, act, peer, why, time.time())
     tell(f"{act}: {peer}. A running judge heeds it within seconds.", sys.stdout)
-
-
-@app.command()
-def export(
-    to: Annotated[Path, typer.Argument(help="A CSV file; - is standard output.")],
-    database: Database = None,
-    curriculum: Curriculum = None,
-    config: Config = None,
-) -> None:
-    """Write every question and answer as CSV.
-
-    Names and answers are strangers' text: mind what your spreadsheet makes of it.
-    """
-    kept = _settings(locals()).database
-    with _its_packages():
-        from judge.store import archive
-    if str(to) == "-":
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # whatever the locale
-        archive.export(kept, sys.stdout)
-        return
-    with _whole_or_none(to) as file, TextIOWrapper(file, encoding="utf-8", newline="") as text:
-        rows = archive.export(kept, text)
-    print(f"{rows:,} questions written.")
-
-
-@contextmanager
-def _whole_or_none(to: Path) -> Iterator[BinaryIO]:
-    """Open a new file, which is removed where it cannot be written whole. Raises CannotWrite."""
-    try:
-        with to.open("xb") as file:
-            try:
-                yield file
-            except BaseException:
-                to.unlink()
-                raise
-    except OSError as error:
-        raise CannotWrite(f"cannot write {to}: {error.strerror}; name another file") from None
 
 
 @app.command()

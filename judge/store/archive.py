@@ -1,84 +1,25 @@
-"""Copies, exports and checks a judge's database. Each reads one moment of it, while the judge may go on."""
+"""Checks a judge's database. It reads one moment of it, while the judge may go on."""
 
-import csv
-import itertools
 import json
-import shutil
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
-from judge.store.tables import about, evaluations, metadata, peers
-from p2p import durable
+from judge.store.tables import about, evaluations, peers
 from swarmd.tasks.answers import added
 from swarmd.tasks.sandbox.client import Completion, Mark, TaskRef
 
 # Rows that are read at a time.
 ROWS = 500
-_ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
-SCORED = (peers.c.recent_n, peers.c.recent_right)
 _COUNTED = (peers.c.answered + peers.c.unanswered).label("counted")
-
-
-def backup(database: Path | str, to: Path | str) -> int:
-    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is.
-
-    A file appears when it is whole. Returns the number of rows.
-    """
-    if "://" in str(to):
-        return _copied(database, to)
-    copy = Path(to)
-    if copy.exists():
-        raise DatabaseUnusable(f"{to} exists already and was left as it is; name another file")
-    # A folder, as SQLite and its lock have files beside it.
-    draft = durable.draft_beside(copy)
-    try:
-        draft.mkdir(parents=True)
-        rows = _copied(database, draft / copy.name)
-        if (draft / f"{copy.name}-wal").exists():
-            # SQLite says nothing where it cannot put its log into the file as it closes it.
-            raise DatabaseUnusable(f"{to}: the copy could not be completed; free some space, and begin again")
-        (draft / copy.name).rename(copy)
-        durable.sync(copy.parent)
-    except OSError as error:
-        raise DatabaseUnusable(f"{to}: cannot be written: {error.strerror}; name another file") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return rows
-
-
-def _copied(database: Path | str, to: Path | str) -> int:
-    """Copy everything into an empty database; returns the number of rows."""
-    with reading(database) as source, closing(Database(to)) as target, target.begin() as copy:
-        rows = 0
-        for table in metadata.sorted_tables:
-            if copy.execute(select(table).limit(1)).first() is not None:
-                raise DatabaseUnusable(f"{target.name} is not empty and was left as it is; name another one")
-            for part in _parts(source.execute(select(table)).mappings()):
-                copy.execute(insert(table), [dict(row) for row in part])
-                rows += len(part)
-    return rows
-
-
-def export(database: Path | str, to: TextIO) -> int:
-    """Write every question with its answer as CSV, as peers' pages have them, also those that do not count.
-
-    Returns the number of rows.
-    """
-    writer, rows = csv.writer(to), 0
-    with reading(database) as db:
-        writer.writerow(evaluations.columns.keys())
-        for rows, row in enumerate(db.execute(_ORDERED), 1):  # noqa: B007
-            writer.writerow(row)
-    return rows
 
 
 def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[str]]:
@@ -95,7 +36,7 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
         answers = 0
         found: list[str] = []
         graded = select(evaluations).where(evaluations.c.state == "graded").order_by(evaluations.c.id)
-        for part in _parts(db.execute(graded).mappings()):
+        for part in db.execute(graded).mappings().partitions(ROWS):
             answers += len(part)
             found += _scored_otherwise(part, mark)
         return answers, [*found, *_counted_otherwise(db)]
@@ -149,7 +90,9 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
         stored, again = (row.number, row.total), (number, reward)
         if stored != again:
             yield f"question {row.number} of {row.peer}: stored {stored}, found {again}"
-    totals = select(peers.c.peer, _COUNTED, peers.c.answered, peers.c.reward, *SCORED)
+    totals = select(
+        peers.c.peer, _COUNTED, peers.c.answered, peers.c.reward, peers.c.recent_n, peers.c.recent_right
+    )
     for peer, *kept in db.execute(totals):
         number, answered, reward = sums.get(peer, (0, 0, 0.0))
         # Of those that are pruned nobody knows any more how many were answered.
@@ -170,8 +113,3 @@ def reading(database: Path | str) -> Iterator[Connection]:
             raise DatabaseUnusable(
                 f"{opened.name}: {getattr(error, 'orig', None) or error}; free some space, or look at its log"
             ) from None
-
-
-def _parts(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
-    while part := list(itertools.islice(rows, ROWS)):
-        yield part
