@@ -5,9 +5,9 @@
 A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its
 pace and how often it is evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to
 the next, so its evaluations depend on each other. Nodes begin at different times and leave for good at
-different rounds. Somebody looks at the corrected tests after every fifth round of the clock, and at the
-anytime verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py, comparison.py
-and intervals.py.
+different rounds. Somebody looks at a test of all answers after every fifth round of the clock, and
+at the judge's verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py and
+intervals.py.
 """
 
 import argparse
@@ -17,9 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import NormalDist, median
+from statistics import NormalDist
 
-from judge.figures.comparison import BinSums, Columns, stays_from, tested
 from judge.figures.intervals import LEVEL, paired_test
 from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
@@ -69,7 +68,6 @@ class Looking:
 
     def __init__(self) -> None:
         self._progress: dict[tuple[str, int], PeerProgress] = {}
-        self.bins: dict[str, dict[int, BinSums]] = {arm: {} for arm in ARMS}
         self.finishers: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
         # The sums of answers and rewards, as if answers were independent.
         self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}
@@ -78,13 +76,11 @@ class Looking:
     def add(self, answer: Answer) -> None:
         self.plain[answer.sharing][0] += 1
         self.plain[answer.sharing][1] += answer.reward
-        key, bins = (answer.sharing, answer.node), self.bins[answer.sharing]
+        key = answer.sharing, answer.node
         self._progress[key], closed = advance(
             self._progress.get(key), answer.sharing, answer.round, answer.reward
         )
         for bin in closed:
-            had = bins.get(bin.bin, BinSums(0, 0.0, 0.0))
-            bins[bin.bin] = BinSums(had.peers + 1, had.total + bin.value, had.squares + bin.value**2)
             if bin.bin in HORIZONS:
                 self.finishers[answer.sharing][bin.bin].append(bin.value)
                 self.verdict = (
@@ -104,24 +100,16 @@ def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
     return 1 - NormalDist().cdf((right / n - right_solo / n_solo) / error) if error else 1.0
 
 
-def stays(tests: Columns) -> bool:
-    return stays_from(tests) is not None and tests["difference"][-1] > 0
-
-
-RULES: Mapping[str, Callable[[Looking, Columns], bool]] = {
-    "anytime verdict": lambda looking, _: looking.verdict,
-    "Holm": lambda _, tests: stays(tests),
-    "some round, not corrected": lambda _, tests: any(
-        p < LEVEL and difference > 0 for p, difference in zip(tests["p"], tests["difference"], strict=True)
-    ),
-    "all answers, nodes ignored": lambda looking, _: (
+RULES: Mapping[str, Callable[[Looking], bool]] = {
+    "anytime verdict": lambda looking: looking.verdict,
+    "all answers, nodes ignored": lambda looking: (
         pooled_p(looking.plain["swarm"], looking.plain["solo"]) < LEVEL / 2
     ),
 }
 
 
-def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str], int | None]:
-    """Return the rules that called the swarm better at the end and at some look, and Holm's round."""
+def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str]]:
+    """Return the rules that called the swarm better at the end, and at some look."""
     looking, ever, looks = Looking(), set[str](), 0
     for answer in answers(swarm, solo, gain, rng):
         if answer.at // LOOK != looks:
@@ -129,28 +117,25 @@ def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[
         looks = answer.at // LOOK
         looking.add(answer)
     at_the_end = called(looking)
-    tests = tested(looking.bins["swarm"], looking.bins["solo"])
-    return at_the_end, ever | at_the_end, stays_from(tests)
+    return at_the_end, ever | at_the_end
 
 
 def called(looking: Looking) -> set[str]:
     if not all(n for n, _ in looking.plain.values()):
         return set()
-    tests = tested(looking.bins["swarm"], looking.bins["solo"])
-    return {name for name, rule in RULES.items() if rule(looking, tests)}
+    return {name for name, rule in RULES.items() if rule(looking)}
 
 
 def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -> Iterator[dict[str, object]]:
     """Yield, in percent of the runs, how often the swarm was called better at the end, and at some look."""
     for swarm, solo in sizes:
-        end, ever, firsts = Counter[str](), Counter[str](), []
+        end, ever = Counter[str](), Counter[str]()
         for run in range(runs):
-            at_the_end, at_some, first = played(
+            at_the_end, at_some = played(
                 swarm, solo, gain, random.Random(f"{seed} {swarm} {solo} {gain} {run}")
             )
             end.update(at_the_end)
             ever.update(at_some)
-            firsts += [first] if first is not None and "Holm" in at_the_end else []
         shares = {
             name: {"end": round(100 * end[name] / runs, 1), "ever": round(100 * ever[name] / runs, 1)}
             for name in RULES
@@ -161,7 +146,6 @@ def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -
             "gain": gain,
             "runs": runs,
             "better_%": shares,
-            "holm_from": median(firsts) if firsts else None,
         }
 
 
@@ -171,8 +155,8 @@ def printed(title: str, rows: Iterator[dict[str, object]], as_json: bool) -> Non
         print(
             "| swarm | solo | "
             + " | ".join(f"{name}: end, ever" for name in RULES)
-            + " | Holm from round |\n|"
-            + "---|" * (len(RULES) + 3)
+            + " |\n|"
+            + "---|" * (len(RULES) + 2)
         )
     for row in rows:
         if as_json:
@@ -182,7 +166,7 @@ def printed(title: str, rows: Iterator[dict[str, object]], as_json: bool) -> Non
         assert isinstance(shares, dict)
         cells = [f"{share['end']}, {share['ever']}" for share in shares.values()]
         print(
-            f"| {row['swarm']} | {row['solo']} | " + " | ".join(cells) + f" | {row['holm_from'] or '–'} |",
+            f"| {row['swarm']} | {row['solo']} | " + " | ".join(cells) + " |",
             flush=True,
         )
 

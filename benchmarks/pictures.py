@@ -30,11 +30,11 @@ from swarmd.lab.results import TABLE
 from tests.swarmd.daemon.page.chromium import Tab, chromium
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
+# Verdict and p are of docs/experiments.md.
 AWAY = (
-    ("nobody", "nobody away", "better", 0.029, 160),
-    ("a fifth", "a fifth away", "not known", 0.19, None),
-    # Of docs/experiments.md: verdict, p, and from which round it stays significant
-    ("half", "half away", "not known", 1.0, None),
+    ("nobody", "nobody away", "better", 0.029),
+    ("a fifth", "a fifth away", "not known", 0.19),
+    ("half", "half away", "not known", 1.0),
 )
 NODES = 16  # of each kind in it
 # Height of a line's name in the picture `long`, as a share of right answers.
@@ -155,11 +155,10 @@ def figure_3(to: Path, _scratch: Path) -> None:
     """Draw swarm above solo, with nobody, a fifth and half of the nodes away."""
     rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
     shown = []
-    for away, title, verdict, p, begins in AWAY:
+    for away, title, verdict, p in AWAY:
         found: dict[str, object] = {
             "model": title,
             "fewest_peers": 6,
-            "significant_from": begins,
             "anytime": {"verdict": verdict, "p": p},
         }
         for arm in ("swarm", "solo"):

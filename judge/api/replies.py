@@ -167,11 +167,6 @@ COMPARISON = Reply(
     {
         "schema": 1, "model": "tiny", "models": [{"model": "tiny", "swarm": 24, "solo": 21}],
         "level": 0.05, "fewest_peers": 6, "swarm": _ARM, "solo": _ARM,
-        "tests": {
-            "round": [20, 25], "difference": [0.6, 1.9], "low": [-0.2, 0.4], "high": [1.4, 3.4],
-            "p": [0.13, 0.01], "holm": [0.13, 0.02],
-        },
-        "significant_from": 25,
         "anytime": {
             "verdict": "better", "p": 0.012,
             "horizons": [{"round": 160, "pairs": 18, "difference": 2.4, "evidence": 31.0}],

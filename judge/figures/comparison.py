@@ -2,16 +2,8 @@
 
 The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other,
 and a thousand of them are still one node. So each peer gives one value at each normalised round, its
-cumulative reward so far (rounds.py), and the means of peers are compared by Welch's t, which wants neither
-equal variances nor equal numbers: solo peers are few. A permutation test would need every peer's value at
-every look; Welch needs three sums, and among 6 peers or more its level was within a percent of it in
-simulations (docs/judge-protocol.md).
-
-The values at successive rounds contain each other, so their tests depend on each other. Holm's correction
-holds under any dependence, and bounds the chance of one false round among all.
-
-All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is
-`intervals.paired_test`.
+cumulative reward so far (rounds.py). The verdict is that of `intervals.paired_test`, which holds at every
+moment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,23 +12,15 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
 from judge.figures.intervals import LEVEL, AnytimeTest, paired_test
 from judge.figures.rounds import bin_end
 
-# The first round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is
-# small.
-FIRST = 20
-# A round is tested if each side has so many peers, and SHARE of those it had at first: a handful that stayed
-# longest says little of all.
+# A mean of fewer peers is not shown: a handful that stayed longest says little of all.
 FEWEST_PEERS = 6
-SHARE = 0.1
 # A spread below this share of the sum of squares is none.
 ROUNDING = 1e-12
-
-Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,90 +56,27 @@ class ArmsView:
 Columns = Mapping[str, Sequence[Any]]
 
 
-def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> Columns:
-    """Test the difference in cumulative reward at each bin where both arms have enough peers.
-
-    Returns the difference, swarm less solo, with its 95 % interval, not corrected; two-sided p, plain and
-    adjusted.
-    """
-    both = sorted(_enough(swarm) & _enough(solo))
-    gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
-    return {**_over_rounds(both, "difference", gains, halves), "p": p.tolist(), "holm": holm(p)}
-
-
-def _enough(arm: Mapping[int, BinSums]) -> set[int]:
-    """Return the bins at which an arm has enough peers for a test."""
-    fewest = max(FEWEST_PEERS, SHARE * max((sums.peers for sums in arm.values()), default=0))
-    return {bin for bin, sums in arm.items() if sums.peers >= fewest and bin_end(bin) >= FIRST}
-
-
-def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
-    """Test each pair: difference of means, half its 95 % interval, and the two-sided p of Welch's t.
-
-    Welch, Biometrika 34, 1947.
-
-    Where neither arm varies nothing is known of chance: the interval is unbounded and p is 1.
-    """
-    (n, mean, error), (n_other, mean_other, error_other) = _columns(ones), _columns(others)
-    gain, variance = mean - mean_other, error + error_other
-    with np.errstate(divide="ignore", invalid="ignore"):
-        freedom = variance**2 / (error**2 / (n - 1) + error_other**2 / (n_other - 1))
-        half = stdtrit(freedom, 1 - LEVEL / 2) * np.sqrt(variance)
-        p = 2 * stdtr(freedom, -np.abs(gain) / np.sqrt(variance))
-    varies = variance > 0
-    return gain, np.where(varies, half, np.inf), np.where(varies, p, 1.0)
-
-
-def _columns(arms: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
-    """Return the number of peers, their mean, and the mean's variance."""
-    n, total, squares = (
-        np.array([(arm.peers, arm.total, arm.squares) for arm in arms], dtype=float).reshape(-1, 3).T
-    )
-    mean = total / n
-    spread = squares - total * mean
-    return n, mean, np.where(spread > ROUNDING * squares, spread, 0.0) / (n - 1) / n
-
-
-def holm(p: Sequence[float] | Reals) -> list[float]:
-    """Adjust p-values by Holm (Scandinavian Journal of Statistics 6, 1979)."""
-    order = np.argsort(p, kind="stable")
-    scaled = np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1)
-    found = np.empty(len(order))
-    found[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
-    return [float(value) for value in found]
-
-
-def stays_from(tests: Columns) -> int | None:
-    """Find the first round from which all differences are significant and have the last one's sign.
-
-    None: there is no such round.
-    """
-    first = None
-    rows = [*zip(tests["round"], tests["difference"], tests["holm"], strict=True)]
-    for round_number, difference, chance in reversed(rows):
-        if chance >= LEVEL or difference * rows[-1][1] <= 0:
-            break
-        first = round_number
-    return first
-
-
 def curve(arm: Mapping[int, BinSums]) -> Columns:
     """Return the cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t).
 
     One peer alone has no interval.
     """
     bins = sorted(arm)
+    sums = [(arm[bin].peers, arm[bin].total, arm[bin].squares) for bin in bins]
+    n, total, squares = np.array(sums, dtype=float).reshape(-1, 3).T
+    mean = total / n
+    spread = squares - total * mean
     with np.errstate(divide="ignore", invalid="ignore"):
-        n, mean, error = _columns([arm[bin] for bin in bins])
-        half = stdtrit(n - 1, 1 - LEVEL / 2) * np.sqrt(error)
-    return {**_over_rounds(bins, "reward", mean, half), "peers": [arm[bin].peers for bin in bins]}
-
-
-def _over_rounds(bins: Sequence[int], name: str, middle: Reals, half: Reals) -> Columns:
-    """Return what is of one round, and its interval, times the rounds at the end of each bin."""
-    ends = [bin_end(bin) for bin in bins]
-    figures = {name: middle, "low": middle - half, "high": middle + half}
-    return {"round": ends, **{of: (np.array(ends) * values).tolist() for of, values in figures.items()}}
+        variance = np.where(spread > ROUNDING * squares, spread, 0.0) / (n - 1) / n
+        half = stdtrit(n - 1, 1 - LEVEL / 2) * np.sqrt(variance)
+    ends = np.array([bin_end(bin) for bin in bins])
+    # What is of one round is multiplied by the rounds at the end of each bin.
+    figures = {"reward": mean, "low": mean - half, "high": mean + half}
+    return {
+        "round": ends.tolist(),
+        **{of: (ends * values).tolist() for of, values in figures.items()},
+        "peers": [arm[bin].peers for bin in bins],
+    }
 
 
 SCHEMA = 1
@@ -164,7 +85,6 @@ DIGITS = 6  # significant digits
 
 def comparison_document(view: ArmsView) -> dict[str, Any]:
     """Make the document of GET /v1/comparison; docs/judge-protocol.md describes the fields."""
-    tests = tested(view.swarm.bins, view.solo.bins)
     return {
         "schema": SCHEMA,
         "model": view.model,
@@ -173,8 +93,6 @@ def comparison_document(view: ArmsView) -> dict[str, Any]:
         "fewest_peers": FEWEST_PEERS,
         "swarm": _shown(curve(view.swarm.bins)),
         "solo": _shown(curve(view.solo.bins)),
-        "tests": _shown(tests),
-        "significant_from": stays_from(tests),
         "anytime": _anytime(paired_test(view.swarm.finishers, view.solo.finishers)),
     }
 

@@ -78,18 +78,12 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
     return _framed("Share of right answers over this node's questions", scale + drawn, width, height)
 
 
-def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, height: int = 260) -> Markup:
-    """Draw means with their bands, each in a colour of its own, and a line at `mark`."""
+def compare_chart(arms: Sequence[Arm], width: int = 720, height: int = 260) -> Markup:
+    """Draw means with their bands, each in another colour."""
     inner = width - LEFT - 8, height - FOOT - TOP
     top_x = max(1.0, *(x for _, points in arms for x, *_ in points))
     top_y = max(1.0, *(high for _, points in arms for *_, high in points))
     drawn = "".join(_banded(points, colour, top_x, top_y, *inner) for colour, (_, points) in enumerate(arms))
-    if mark is not None:
-        x = f"{inner[0] * mark / top_x:.1f}"
-        drawn += (
-            f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{inner[1]}"><title>significant from here'
-            " on</title></line>"
-        )
     levels, marks = ([(value / top, figure(value)) for value in ticks(top)] for top in (top_y, top_x))
     label = (
         f"Right answers added up over training rounds, means of {' and '.join(name for name, _ in arms)},"

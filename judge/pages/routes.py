@@ -213,7 +213,6 @@ async def compare(request: Request, model: ModelName = None) -> tuple[str, Mappi
         "found": found,
         "arms": views.arms(found),
         "rows": views.comparison_rows(found),
-        "from_round": found["significant_from"],
     }
 
 

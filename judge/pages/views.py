@@ -68,28 +68,22 @@ def _band(curve: Mapping[str, Sequence[Any]], fewest: int) -> list[tuple[float, 
 
 
 def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[str, ...]]:
-    """Choose tests of a comparison evenly, the last one included."""
-    tests, peers = (
-        document["tests"],
-        [dict(zip(document[arm]["round"], document[arm]["peers"], strict=True)) for arm in ("swarm", "solo")],
+    """Choose evenly among the rounds at which both arms have enough peers, the last one included."""
+    swarm, solo = (
+        {
+            at: (mean, peers)
+            for at, mean, peers in zip(arm["round"], arm["reward"], arm["peers"], strict=True)
+            if peers >= document["fewest_peers"]
+        }
+        for arm in (document["swarm"], document["solo"])
     )
-    means = [
-        dict(zip(document[arm]["round"], document[arm]["reward"], strict=True)) for arm in ("swarm", "solo")
-    ]
-    step = max(1, -(-len(tests["round"]) // most))
-    rows = []
-    for place in range((len(tests["round"]) - 1) % step, len(tests["round"]), step):
-        at = tests["round"][place]
-        both = [f"{mean[at]:,.1f} ({count[at]} nodes)" for mean, count in zip(means, peers, strict=True)]
-        low, high, p = (tests[name][place] for name in ("low", "high", "holm"))
-        interval = "–" if low is None or high is None else f"{low:+,.1f} to {high:+,.1f}"
-        rows.append(
-            (
-                f"{at:,}",
-                *both,
-                f"{tests['difference'][place]:+,.1f}",
-                interval,
-                "–" if p is None else f"{p:.3g}",
-            )
+    rounds = [at for at in swarm if at in solo]
+    step = max(1, -(-len(rounds) // most))
+    return [
+        (
+            f"{at:,}",
+            *(f"{mean:,.1f} ({peers} nodes)" for mean, peers in (swarm[at], solo[at])),
+            f"{swarm[at][0] - solo[at][0]:+,.1f}",
         )
-    return rows
+        for at in rounds[(len(rounds) - 1) % step :: step]
+    ]

@@ -150,8 +150,7 @@ ARMS = (("swarm", "nodes that share", TOGETHER), ("solo", "nodes alone", ALONE))
 def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a panel for each comparison: cumulative rewards over rounds with 95 % bands, and the verdict.
 
-    All panels have one scale, with room above the curves for the words at the dashed line: the round from
-    which the difference stays significant (Holm).
+    All panels have one scale.
     """
     figure = canvas(4.2 * len(comparisons) + 0.6, 4.4)
     panels = figure.subplots(1, len(comparisons), sharex=True, sharey=True, squeeze=False).flatten()
@@ -167,7 +166,6 @@ def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
         ncols=min(3, 1 + len(panels)),
     )
     panels[0].set_ylabel("right answers, added up over rounds")
-    panels[0].set_ylim(0, 1.15 * panels[0].get_ylim()[1])
     return figure
 
 
@@ -184,18 +182,6 @@ def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
         band = [(x, low, high) for x, _, low, high in points if low is not None]
         if band:
             panel.fill_between(*zip(*band, strict=True), color=colour, alpha=0.15, linewidth=0)
-    if (begins := found["significant_from"]) is not None:
-        panel.axvline(begins, color="0.3", linewidth=1, linestyle="--", zorder=3)
-        panel.annotate(
-            f"significant\nfrom round {begins}",
-            (begins, 1),
-            (-6, 0),
-            xycoords=panel.get_xaxis_transform(),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=9,
-        )
     verdict = found["anytime"]
     words = {"better": "sharing is better", "worse": "sharing is worse"}.get(
         verdict["verdict"], "not decided yet"

@@ -449,7 +449,7 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
     drawn = [(drawing.sparkline(found), 120, 28), (drawing.chart([("a", found), ("b", found[:1])]), 720, 220)]
     drawn.append((drawing.pass_chart([(1, 10, 0.0, wilson(0, 10)), (11, 20, 1.0, wilson(10, 10))]), 720, 220))
     drawn.append(
-        (drawing.compare_chart([("a", [(5.0, 1.0, -3.0, 2.0), (10.0, last, 0.0, last + 1)])], 7.0), 720, 260)
+        (drawing.compare_chart([("a", [(5.0, 1.0, -3.0, 2.0), (10.0, last, 0.0, last + 1)])]), 720, 260)
     )
     for picture, width, height in drawn:
         for points in re.findall(r'points="([^"]+)"', picture):
@@ -494,3 +494,12 @@ def test_figures_beside_a_chart_are_short() -> None:
         "10k",
         "250k",
     ]
+
+
+def test_a_comparison_lists_rounds_at_which_both_sides_have_enough_nodes() -> None:
+    rounds = list(range(5, 505, 5))
+    swarm = {"round": rounds, "reward": [x / 10 for x in rounds], "peers": [6] * 100}
+    solo = {"round": rounds, "reward": [x / 20 for x in rounds], "peers": [7] * 90 + [5] * 10}
+    rows = views.comparison_rows({"fewest_peers": 6, "swarm": swarm, "solo": solo})
+    assert rows[-1] == ("450", "45.0 (6 nodes)", "22.5 (7 nodes)", "+22.5") and 20 < len(rows) <= 24
+    assert views.comparison_rows({"fewest_peers": 8, "swarm": swarm, "solo": solo}) == []
