@@ -44,8 +44,9 @@ async def ask(request: Request) -> Response:
     signed, body = await _signed(request, config.MAX_ASK_BYTES)
     wish = _parse(QuestionsBody, body).wish
     service = service_of(request)
-    evaluations = await service.ask(signed, host_of(request), wish)
-    return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
+    return JSONResponse(
+        {"judge": service.key, "evaluations": await service.ask(signed, host_of(request), wish)}, 201
+    )
 
 
 @router.post(
@@ -62,9 +63,14 @@ async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> R
     given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
     service = service_of(request)
     grade, graded = await service.answer(signed, id, given)
-    scores = graded.scores
-    found = {"rewards": [s.reward for s in scores], "reasons": [s.reason.value for s in scores]}
-    return JSONResponse({**asdict(grade), **found, **service.receipt(graded)})
+    return JSONResponse(
+        {
+            **asdict(grade),
+            "rewards": [score.reward for score in graded.scores],
+            "reasons": [score.reason.value for score in graded.scores],
+            **service.receipt(graded),
+        }
+    )
 
 
 async def _refused(request: Request, error: Refused) -> Response:

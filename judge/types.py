@@ -81,15 +81,17 @@ class QuestionWindow:
 
     def document(self) -> dict[str, Any]:
         """Return the window as everyone may see it: with its seed only when that is revealed."""
-        terms = {
+        return {
             "number": self.number,
             "opens": self.terms.opens,
             "closes": self.terms.closes,
             "questions": self.terms.questions,
+            "commitment": self.commitment,
+            "published": self.published,
+            "opened": self.opened,
+            "revealed": self.revealed,
+            "seed": None if self.revealed is None else self.seed.hex(),
         }
-        seed = None if self.revealed is None else self.seed.hex()
-        times = {"published": self.published, "opened": self.opened, "revealed": self.revealed}
-        return {**terms, "commitment": self.commitment, **times, "seed": seed}
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,13 +83,16 @@ async def openapi(request: Request) -> Response:
 async def judge(request: Request) -> Response:
     """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
     service = service_of(request)
-    lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-    limits = {
-        "questions": config.MAX_QUESTIONS,
-        "answers": config.MAX_ANSWERS,
-        "seconds": service.settings.deadline,
-    }
-    return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": lessons, **limits})
+    return JSONResponse(
+        {
+            "schema": SCHEMA,
+            "judge": service.key,
+            "curriculum": {"name": service.curriculum.name, "digest": service.curriculum.digest},
+            "questions": config.MAX_QUESTIONS,
+            "answers": config.MAX_ANSWERS,
+            "seconds": service.settings.deadline,
+        }
+    )
 
 
 @readable(router, "/v1/leaderboard", reply=replies.LEADERBOARD)
@@ -100,13 +103,12 @@ async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -
     """
     service = service_of(request)
     board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
-    lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
     rows = [_standing(standing) for standing in board.standings]
     count = fitting((len(JSONResponse(row).body) for row in rows), PAGE_BYTES)
     return JSONResponse(
         {
             "schema": SCHEMA,
-            "curriculum": lessons,
+            "curriculum": {"name": service.curriculum.name, "digest": service.curriculum.digest},
             "window": WINDOW_QUESTIONS,
             "listed_answers": LISTED_ANSWERS,
             "new_texts": new_texts(service.curriculum.questions) or None,
@@ -145,10 +147,14 @@ async def windows(request: Request, before: Before = None) -> Response:
     """
     service = service_of(request)
     found = await service.read(service.reader.windows, before or NEWEST)
-    more = found[-1].number if found and found[-1].number > 1 else None
-    document = {"windows": [window.document() for window in found], "more_before": more}
     return JSONResponse(
-        {"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **document}
+        {
+            "schema": SCHEMA,
+            "judge": service.key,
+            "curriculum": service.curriculum.digest,
+            "windows": [window.document() for window in found],
+            "more_before": found[-1].number if found and found[-1].number > 1 else None,
+        }
     )
 
 
@@ -161,19 +167,29 @@ async def evaluation(request: Request, id: PathName) -> Response:
         raise Refused(NO_SUCH_ANSWER)
     if not all_shown(graded, found[0]):
         raise Refused(RECEIPT_HIDDEN)
-    answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
-    known = {"answers": answers, "window": graded.window.document()}
-    return JSONResponse({"schema": SCHEMA, **service.receipt(graded), **known})
+    return JSONResponse(
+        {
+            "schema": SCHEMA,
+            **service.receipt(graded),
+            "answers": [{"text": answer.text, "ended": answer.ended} for answer in graded.answers],
+            "window": graded.window.document(),
+        }
+    )
 
 
 @readable(router, "/healthz", reply=replies.HEALTH)
 async def healthz(request: Request) -> Response:
     """Say whether the judge works: 503 where it cannot write its database."""
     service = service_of(request)
-    curriculum = service.curriculum
-    scoring = {"curriculum": curriculum.digest, "scorer": curriculum.name}
-    found = {"status": "ok", **scoring, **await service.health()}
-    return JSONResponse(found, headers={"cache-control": "no-store"})
+    return JSONResponse(
+        {
+            "status": "ok",
+            "curriculum": service.curriculum.digest,
+            "scorer": service.curriculum.name,
+            **await service.health(),
+        },
+        headers={"cache-control": "no-store"},
+    )
 
 
 def service_of(request: Request) -> JudgeService:

@@ -35,16 +35,19 @@ async def models(request: Request) -> Response:
     404 where it evaluates none.
     """
     service = service_of(request)
-    tier = _tier(service)
-    known = {
-        name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()
-    }
-    limits = {
-        "bytes": service.settings.verified_bytes,
-        "header": MAX_HEADER_BYTES,
-        "questions": service.settings.verified_questions,
-    }
-    return JSONResponse({"schema": 1, "judge": service.key, "models": known, **limits})
+    return JSONResponse(
+        {
+            "schema": 1,
+            "judge": service.key,
+            "models": {
+                name: {"base": model.fingerprint, "tensors": len(model.whole)}
+                for name, model in _tier(service).models.items()
+            },
+            "bytes": service.settings.verified_bytes,
+            "header": MAX_HEADER_BYTES,
+            "questions": service.settings.verified_questions,
+        }
+    )
 
 
 @router.post(
@@ -96,16 +99,16 @@ async def verification(
         "place": service.verified.place(id) if service.verified else None,
     }
     if one.state == "done":
-        figures = {
-            name: value
-            for name, value in found(one.upload, answers).items()
-            if name in ("specialties", "pass_at")
-        }
-        document |= {**figures, "receipt": one.receipt, "signature": one.signature}
-        rest = answers[after:]
+        figures, rest = found(one.upload, answers), answers[after:]
         count = fitting((len(answer.text.encode()) + 200 for answer in rest), PAGE_BYTES)
-        page = [answer._asdict() for answer in rest[:count]]
-        document |= {"questions": page, "more_after": after + count if count < len(rest) else None}
+        document |= {
+            "specialties": figures["specialties"],
+            "pass_at": figures["pass_at"],
+            "receipt": one.receipt,
+            "signature": one.signature,
+            "questions": [answer._asdict() for answer in rest[:count]],
+            "more_after": after + count if count < len(rest) else None,
+        }
     return JSONResponse(document)
 
 

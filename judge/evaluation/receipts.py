@@ -18,20 +18,23 @@ SCHEMA = 1
 
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
     """Return the fields of this evaluation's receipt."""
-    found = {
-        "rewards": [score.reward for score in graded.scores],
-        "reasons": [score.reason.value for score in graded.scores],
-    }
-    asked = {"evaluation": graded.id, "peer": graded.peer, "number": graded.number, "at": graded.at}
-    task = {"curriculum": curriculum, "specialty": graded.ref.specialty, "n": graded.ref.n}
-    drawn = {
+    return {
+        **graded.attributes.said(),
+        "evaluation": graded.id,
+        "peer": graded.peer,
+        "number": graded.number,
+        "at": graded.at,
+        "curriculum": curriculum,
+        "specialty": graded.ref.specialty,
+        "n": graded.ref.n,
         "window": graded.window.number,
         "place": graded.place,
         "commitment": graded.window.commitment,
+        # Of the answers themselves a receipt has the SHA-256 of each text.
+        "answers": [sha256(answer.text.encode()).hexdigest() for answer in graded.answers],
+        "rewards": [score.reward for score in graded.scores],
+        "reasons": [score.reason.value for score in graded.scores],
     }
-    # Of the answers themselves a receipt has the SHA-256 of each text.
-    answers = [sha256(answer.text.encode()).hexdigest() for answer in graded.answers]
-    return {**graded.attributes.said(), **asked, **task, **drawn, "answers": answers, **found}
 
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:

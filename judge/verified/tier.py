@@ -293,8 +293,18 @@ class VerifiedTier:
         for task, row in zip(tasks, rows, strict=True):
             scores = await self._judge.score(task.ref, row)
             right = sum(score.reward >= 1 for score in scores)
-            first = (scores[0].reward, right, scores[0].reason.value, row[0].text, row[0].ended)
-            answers.append(VerifiedAnswer(task.ref.specialty, task.ref.n, *first))
+            # All but `right` is of the first answer.
+            answers.append(
+                VerifiedAnswer(
+                    task.ref.specialty,
+                    task.ref.n,
+                    scores[0].reward,
+                    right,
+                    scores[0].reason.value,
+                    row[0].text,
+                    row[0].ended,
+                )
+            )
         return answers
 
     def _drawn(self) -> Sequence[Task]:
@@ -310,22 +320,13 @@ class VerifiedTier:
 
     def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
         said = Verification(upload, "done", at).document()
-        fields = {
-            name: said[name]
-            for name in (
-                "tier",
-                "verification",
-                "peer",
-                "at",
-                "model",
-                "lora_rank",
-                "weights",
-                "bytes",
-                "answers",
-            )
-        }
+        kept = ("tier", "verification", "peer", "at", "model", "lora_rank", "weights", "bytes", "answers")
         return self._judge.sign(
-            {**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)}
+            {
+                **{name: said[name] for name in kept},
+                "curriculum": self._judge.curriculum.digest,
+                **found(upload, answers),
+            }
         )
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:
