@@ -88,27 +88,17 @@ def _close(db: Connection, model: str, sharing: str, closed: ClosedBin) -> None:
 def view(db: Connection, model: str | None) -> ArmsView:
     """Return swarm and solo of a model; None: of the one with most peers on its smaller side.
 
-    A model whose peers are all hidden counts as none.
+    A model whose peers are all hidden counts as none. The sizes are those of the largest arms.
     """
-    largest = _sizes(db)
+    c = arm_bins.c
+    sizes = select(c.model, c.sharing, c.peers).where(c.bin == 0, c.model.in_(_SHOWN))
+    largest = db.execute(sizes.order_by(c.peers.desc(), c.model).limit(2 * MAX_MODELS)).all()
     chosen = (
         _most_compared(largest)
         if model is None
         else db.scalar(_SHOWN.where(progress.c.model == model).limit(1))
     )
     return ArmsView(largest, chosen, *(_read(db, chosen or "", sharing) for sharing in SHARINGS))
-
-
-def _sizes(db: Connection) -> Sequence[tuple[str, str, int]]:
-    """Return model, swarm or solo, and number of peers of the largest arms."""
-    c = arm_bins.c
-    largest = (
-        select(c.model, c.sharing, c.peers)
-        .where(c.bin == 0, c.model.in_(_SHOWN))
-        .order_by(c.peers.desc(), c.model)
-        .limit(2 * MAX_MODELS)
-    )
-    return db.execute(largest).all()
 
 
 def _most_compared(found: Sequence[tuple[str, str, int]]) -> str | None:

@@ -108,8 +108,11 @@ _SHOWN = [
     _e.reward,
     _e.reason,
     _e.total,
+    _e.answers,
+    _e.correct,
+    _e.further,
+    *(_e[name] for name in SAID),
 ]
-_SHOWN += [_e.answers, _e.correct, _e.further, *(_e[name] for name in SAID)]
 _COUNTS = select(_e.id.label("evaluation"), *_SHOWN)
 # One row after another: a row may have 16 long answers, and a page has few of these.
 _HISTORY = (
@@ -254,15 +257,15 @@ class Reader:
     def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
         """Return the questions in each hour of the last day. Those of a past hour are counted once."""
         this = int(now // HOUR) * HOUR
-        self._hours = {begin: many for begin, many in self._hours.items() if this - DAY < begin < this}
-        hours = range(this - DAY + HOUR, this + HOUR, HOUR)
-        counts = [(begin, self._hours.get(begin, -1)) for begin in hours]
-        counts = [
-            (b, db.execute(_ASKED, {"at": b, "end": b + HOUR}).scalar_one() if many < 0 else many)
-            for b, many in counts
-        ]
-        self._hours = {begin: many for begin, many in counts if begin < this}
-        return counts
+        counts = {
+            begin: self._hours[begin]
+            if begin in self._hours and begin < this
+            else db.execute(_ASKED, {"at": begin, "end": begin + HOUR}).scalar_one()
+            for begin in range(this - DAY + HOUR, this + HOUR, HOUR)
+        }
+        # The count of this hour is not complete yet.
+        self._hours = {begin: many for begin, many in counts.items() if begin < this}
+        return list(counts.items())
 
 
 def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
@@ -303,14 +306,15 @@ def _brief(
     said = {
         name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out
     }
-    seen, counts = (row.first_seen, row.last_seen), (row.answered, row.unanswered, row.reward)
-    score = ScoreTally(row.recent_right, row.recent_n)
     return Record(
         row.peer,
         moderation.HIDDEN if left_out else row.model,
-        *seen,
-        *counts,
-        score,
+        row.first_seen,
+        row.last_seen,
+        row.answered,
+        row.unanswered,
+        row.reward,
+        ScoreTally(row.recent_right, row.recent_n),
         curve=_curve(db, row, points) if points else (),
         said=said,
         verified=verified[row.peer].document() if row.peer in verified else None,
@@ -339,9 +343,18 @@ def _graded(row: RowMapping, window: QuestionWindow) -> GradedEvaluation:
     ]
     scores = [ScoredAnswer(GradeReason(of["reason"]), of["reward"]) for of in (row, *further)]
     attributes = Attributes(row["round"], row["model"], **{name: row[name] for name in SAID})
-    ref = TaskRef(row["specialty"], row["n"])
-    asked = (row["evaluation"], row["peer"], attributes, ref, window, row["place"], row["number"])
-    return GradedEvaluation(*asked, row["answered_at"], answers, scores)
+    return GradedEvaluation(
+        row["evaluation"],
+        row["peer"],
+        attributes,
+        TaskRef(row["specialty"], row["n"]),
+        window,
+        row["place"],
+        row["number"],
+        row["answered_at"],
+        answers,
+        scores,
+    )
 
 
 def _entry(row: RowMapping, hidden: bool) -> dict[str, Any]:

@@ -53,7 +53,6 @@ _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("eva
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
 _KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
 _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
-_CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(
     low=0.0, recent_right=0.0, recent_n=0, answered=0, unanswered=0, reward=0.0
 )
@@ -63,7 +62,6 @@ _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
 _GRADED = update(evaluations).where(
     _ID, (evaluations.c.state == "open") | ((evaluations.c.state == "void") & windows.SECRET)
 )
-_ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _NOT_ANSWERED = update(peers).where(_PEER)
 RECENT = (
     select(evaluations.c.specialty, evaluations.c.reward, evaluations.c.answers, evaluations.c.correct)
@@ -236,13 +234,32 @@ class Store:
                 ).rowcount
                 == 0
             ):
-                new = {"peer": question.peer, "nickname": nickname(question.peer), "sequence": sequence}
-                seen = {"first_seen": at, "last_seen": at}
-                db.execute(_SEEN_FIRST, {**now, **new, **seen})
-            ref = question.task.ref
-            row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
-            row |= {"window_number": window, "place": question.place}
-            db.execute(_ASKED, {**said, **row, "specialty": ref.specialty, "n": ref.n, "asked_at": at})
+                db.execute(
+                    _SEEN_FIRST,
+                    {
+                        **now,
+                        "peer": question.peer,
+                        "nickname": nickname(question.peer),
+                        "sequence": sequence,
+                        "first_seen": at,
+                        "last_seen": at,
+                    },
+                )
+            db.execute(
+                _ASKED,
+                {
+                    **said,
+                    "id": question.id,
+                    "peer": question.peer,
+                    "round": of_round,
+                    "answers": question.answers,
+                    "window_number": window,
+                    "place": question.place,
+                    "specialty": question.task.ref.specialty,
+                    "n": question.task.ref.n,
+                    "asked_at": at,
+                },
+            )
 
     def graded(
         self,
@@ -265,24 +282,30 @@ class Store:
                 "reason": score.reason.value,
                 "seconds": seconds,
                 "answered_at": at,
-            }
-            outcome |= {
                 "answer": answer.text,
                 "ended": int(answer.ended),
                 "correct": sum(each.reward >= 1 for each in scores),
+                "further": _further(answers[1:], scores[1:]),
             }
-            outcome["further"] = _further(answers[1:], scores[1:])
             counted = self._count(db, question, outcome, _GRADED)
             if counted is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
             before, recent = counted
             answered, total = before.answered + 1, added(before.reward, score.reward)
-            seen = {"of": question.peer, "at": at, "claimed": sequence}
-            db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
-        ref, number = question.task.ref, answered + before.unanswered
-        counts, interval = (answered, total, recent.share, recent.answers, number), recent.interval
+            counts = {"answered": answered, "reward": total, **_recent(recent)}
+            db.execute(_SEEN_AGAIN, {"of": question.peer, "at": at, "claimed": sequence, **counts})
         return Grade(
-            question.id, score.reward, score.reason.value, ref.specialty, *counts, interval.low, interval.high
+            question.id,
+            score.reward,
+            score.reason.value,
+            question.task.ref.specialty,
+            answered,
+            total,
+            recent.share,
+            recent.answers,
+            answered + before.unanswered,
+            recent.interval.low,
+            recent.interval.high,
         )
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:

@@ -45,8 +45,6 @@ def due(
 
     newest: of those that exist.
     """
-    added: list[QuestionWindow] = []
-    last = newest.terms if newest else None
     if newest is not None and dated_ahead(newest, now, seconds):
         opens = int(now) + seconds
         return [
@@ -54,6 +52,8 @@ def due(
                 held_out.Terms(curriculum, newest.number + 1, opens, opens + seconds, QUESTIONS), seeds(), now
             )
         ]
+    added: list[QuestionWindow] = []
+    last = newest.terms if newest else None
     while last is None or last.opens <= now:
         opens = int(now) if last is None or last.closes <= now else last.closes
         last = held_out.Terms(curriculum, last.number + 1 if last else 1, opens, opens + seconds, QUESTIONS)
@@ -101,10 +101,12 @@ def _window(row: Row[Any]) -> QuestionWindow:
 
 def _row(window: QuestionWindow) -> dict[str, Any]:
     terms = window.terms
-    row = {
+    return {
         "number": terms.number,
         "curriculum": terms.curriculum,
         "opens": terms.opens,
         "closes": terms.closes,
+        "questions": terms.questions,
+        "seed": window.seed.hex(),
+        "published": window.published,
     }
-    return {**row, "questions": terms.questions, "seed": window.seed.hex(), "published": window.published}
