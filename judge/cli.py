@@ -218,8 +218,14 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
 
     def announce(url: str) -> None:
         if as_json:
-            line = {"schema": SCHEMA_VERSION, "url": url, "curriculum": found.name, "digest": found.digest}
-            print(json.dumps({**line, "database": name}), flush=True)
+            ready = {
+                "schema": SCHEMA_VERSION,
+                "url": url,
+                "curriculum": found.name,
+                "digest": found.digest,
+                "database": name,
+            }
+            print(json.dumps(ready), flush=True)
         else:
             tell(
                 f"Judging {found.name} at {url} (answers kept in {name}). {reach(settings.host)}"

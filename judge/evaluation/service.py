@@ -260,8 +260,7 @@ class JudgeService:
             try:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
-                at = self.now()
-                await self.write(self._store.asked, outcome.question, signed.sequence, at)
+                await self.write(self._store.asked, outcome.question, signed.sequence, self.now())
                 names = config.MODEL_NAMES * len(wish.attributes.model.encode())
                 self._written.spend(asker, config.QUESTION_BYTES + names, self._monotonic())
             except Refused:
@@ -302,9 +301,11 @@ class JudgeService:
         return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
 
     def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
-        seconds = int(self.settings.window)
         return self._store.turn_windows(
-            now, seconds, self.curriculum.digest, lambda: self._rng.randbytes(SEED_BYTES)
+            now,
+            int(self.settings.window),
+            self.curriculum.digest,
+            lambda: self._rng.randbytes(SEED_BYTES),
         )
 
     async def _turn_windows(self) -> None:
@@ -451,7 +452,8 @@ class JudgeService:
             # each cause; the node gets a refusal.
             now, cause = self._monotonic(), str(getattr(error, "orig", None) or error)
             if cause != self._cause or now - self._failed >= config.FAILED_S:
-                unforeseen = not isinstance(error, FORESEEN)
-                log.exception("the database cannot be used: %s", cause, exc_info=unforeseen)
+                log.exception(
+                    "the database cannot be used: %s", cause, exc_info=not isinstance(error, FORESEEN)
+                )
             self._failed, self._cause = now, cause
             raise Refused(FAULT) from None

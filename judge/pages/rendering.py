@@ -91,13 +91,21 @@ def _environment() -> Environment:
         "iso": iso,
         "ago": lambda at, now: ago(now - at),
         "nickname": nickname,
+        "words": lambda name: name.replace("_", " "),
     }
-    environment.filters["words"] = lambda name: name.replace("_", " ")
-    environment.globals |= {"static": static, "pages": NAVIGATION, "here": "", "tiers": TIERS}
-    drawings = (
-        "sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars",
-    )  # fmt: skip
-    environment.globals |= {name: getattr(drawing, name) for name in drawings}
+    environment.globals |= {
+        "static": static,
+        "pages": NAVIGATION,
+        "here": "",
+        "tiers": TIERS,
+        "sparkline": drawing.sparkline,
+        "whisker": drawing.whisker,
+        "whisker_scale": drawing.whisker_scale,
+        "chart": drawing.chart,
+        "pass_chart": drawing.pass_chart,
+        "compare_chart": drawing.compare_chart,
+        "bars": drawing.bars,
+    }
     return environment
 
 

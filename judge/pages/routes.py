@@ -106,8 +106,9 @@ def _rendered(request: Request, template: str, context: Mapping[str, Any], statu
         "here": request.url.path,
         "now": service.now(),
         "base": base_of(request),
+        "listed_answers": LISTED_ANSWERS,
+        "window": WINDOW_QUESTIONS,
     }
-    given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW_QUESTIONS}
     return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
 
 
@@ -225,8 +226,7 @@ async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
 
 @page("/join")
 async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
-    service = service_of(request)
-    return "join.html", {**_invited(service), "repository": repository()}
+    return "join.html", {**_invited(service_of(request)), "repository": repository()}
 
 
 @page("/about")
@@ -256,33 +256,26 @@ async def robots(_request: Request) -> Response:
 @readable(router, "/metrics", kind=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Return figures for Prometheus."""
-    return Response(
-        await _metrics(request),
-        headers={"cache-control": "no-store"},
-        media_type="text/plain; version=0.0.4",
-    )
-
-
-async def _metrics(request: Request) -> str:
     service = service_of(request)
     health, load = await service.healths.get(None), await service.health()
     free = await service.free.get(None)
     figures = (
-        ("nodes_listed", "gauge", "nodes on the leaderboard", health.listed),
-        ("nodes_unlisted", "gauge", "nodes with too few answers for it", health.unlisted),
-        ("nodes_seen_hour", "gauge", "nodes seen within an hour", health.seen_hour),
-        ("nodes_seen_day", "gauge", "nodes seen within a day", health.seen_day),
-        ("answers", "gauge", "answers graded, of the nodes that are kept", health.answers),
-        ("questions_open", "gauge", "questions that wait for an answer", load["open"]),
-        ("answers_scoring", "gauge", "answers that wait for the verifier", load["scoring"]),
-        ("disk_free_bytes", "gauge", "space for the database", free),
+        ("nodes_listed", "nodes on the leaderboard", health.listed),
+        ("nodes_unlisted", "nodes with too few answers for it", health.unlisted),
+        ("nodes_seen_hour", "nodes seen within an hour", health.seen_hour),
+        ("nodes_seen_day", "nodes seen within a day", health.seen_day),
+        ("answers", "answers graded, of the nodes that are kept", health.answers),
+        ("questions_open", "questions that wait for an answer", load["open"]),
+        ("answers_scoring", "answers that wait for the verifier", load["scoring"]),
+        ("disk_free_bytes", "space for the database", free),
     )
-    lines = (
-        (f"# HELP swarmd_judge_{n} {what}", f"# TYPE swarmd_judge_{n} {kind}", f"swarmd_judge_{n} {v:.15g}")
-        for n, kind, what, v in figures
-        if v < math.inf  # PostgreSQL does not say
+    text = "".join(
+        f"# HELP swarmd_judge_{name} {what}\n# TYPE swarmd_judge_{name} gauge\n"
+        f"swarmd_judge_{name} {value:.15g}\n"
+        for name, what, value in figures
+        if value < math.inf  # PostgreSQL does not say
     )
-    return "".join(line + "\n" for three in lines for line in three)
+    return Response(text, headers={"cache-control": "no-store"}, media_type="text/plain; version=0.0.4")
 
 
 def _link(path: str, asked: BoardQuery, **other: Any) -> str:
@@ -290,12 +283,7 @@ def _link(path: str, asked: BoardQuery, **other: Any) -> str:
     said = {
         name: int(value) if value is True else value
         for name, value in wanted.items()
-        if value not in ("", 0, None, False)
-    }
-    said = {
-        name: value
-        for name, value in said.items()
-        if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE_PEERS))
+        if value and (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE_PEERS))
     }
     return f"{path}?{urlencode(said)}" if said else path
 
