@@ -313,8 +313,7 @@ def _write_table(results: Results, finished: Sequence[Run], to: Path) -> int:
 def _rows(results: Results, run: Run) -> Iterator[Mapping[str, Any]]:
     setting = results.experiment.setting(run.setting)
     for line in results.lines(run):
-        evaluation = line.get("evaluation") or {}
-        figures = {**line, **evaluation, "setting": setting.name, "seed": run.seed}
+        figures = {**line, **(line.get("evaluation") or {}), "setting": setting.name, "seed": run.seed}
         for node in range(len(setting.nodes)):
             yield {"node": node} | {
                 name: value[node] if isinstance(value, list) else value for name, value in figures.items()

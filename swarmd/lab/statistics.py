@@ -269,8 +269,12 @@ def document(results: Results) -> list[dict[str, Any]]:
     for column in found:
         other = baseline(results, column, found)
         over = gain(column, other) if other is not None and other is not column else None
-        intervals = {"over_baseline": over, "pass@1": column.pass_at(1), "pass@8": column.pass_at(8)}
-        intervals |= {of: column.over_seeds(of) for of in FIGURES}
+        intervals = {
+            "over_baseline": over,
+            "pass@1": column.pass_at(1),
+            "pass@8": column.pass_at(8),
+            **{of: column.over_seeds(of) for of in FIGURES},
+        }
         each = {
             name: {"mean": i.mean, "half": i.half, "n": i.n} if i and i.n else None
             for name, i in intervals.items()

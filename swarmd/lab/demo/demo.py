@@ -113,7 +113,7 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
             for story in stories:
                 story.node.start()
             _watch(stories, rounds, talk)
-        evaluations = _evaluations(judge_url)
+        board = httpx2.get(f"{judge_url}/v1/leaderboard", timeout=60, trust_env=False).json()
     figure = folder / "rewards.png"
     title = f"{nodes} nodes that share, and one alone that answers as many questions"
     figures: list[str] = []
@@ -124,17 +124,18 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     except (NoMatplotlib, OSError) as error:
         talk.print(f"No picture was drawn. {error}")
     if json_output:
-        nodes_said = [story.summary() for story in stories]
-        judged = {"url": judge_url, "evaluations": evaluations}
-        print(
-            json.dumps(
-                {"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": figures}
-            )
-        )
+        document = {
+            "schema": 1,
+            "nodes": [story.summary() for story in stories],
+            "gain": gain(stories),
+            "judge": {"url": judge_url, "evaluations": board["answers"]},
+            "figures": figures,
+        }
+        print(json.dumps(document))
     else:
         Console().print(_table(stories))
         Console().print(_verdict(stories))
-        Console().print(f"The judge asked {evaluations} questions.")
+        Console().print(f"The judge asked {board['answers']} questions.")
         for path in figures:
             Console().print(f"Picture: {path}", soft_wrap=True)
     return 0
@@ -257,8 +258,3 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
             "" if story.lost_at is None else f"{story.lost_at}" if story.rejoined else f"{story.lost_at} …",
         )
     return table
-
-
-def _evaluations(judge_url: str) -> int:
-    board = httpx2.get(f"{judge_url}/v1/leaderboard", timeout=60, trust_env=False).json()
-    return int(board["answers"])
