@@ -26,8 +26,7 @@ from swarmd.terminal import explained, printable, run_program, tell
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
-DIFFERS = 1
-NOT_WELL = 1
+WRONG = 1  # `check` or `verify` found something
 EXTRA = ("fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(
@@ -262,7 +261,7 @@ def _say_checks(settings: JudgeSettings) -> None:
         line = f"{'ok   ' if finding.well else 'WRONG'}  {finding.what:<10}  {finding.said}"
         tell(line, sys.stdout, indent=" " * 19)
     if wrong:
-        raise typer.Exit(NOT_WELL)
+        raise typer.Exit(WRONG)
 
 
 @app.command()
@@ -339,7 +338,7 @@ def verify(
         )
     print(f"{answers:,} answers scored again, {len(differences)} differences: {settings.database}")
     if differences:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(WRONG)
 
 
 def _verify_receipts(file: Path) -> None:
@@ -365,7 +364,7 @@ def _verify_receipts(file: Path) -> None:
     for judge, many in judges.items():
         print(f"{many:,} receipts, signed by the judge {judge}")
     if forged:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(WRONG)
 
 
 @contextmanager

@@ -114,8 +114,12 @@ def judged_beside(experiment: Experiment, setting: Setting) -> str:
 def main(url: str, folder: str, name: str, seed: str) -> None:
     results = Results.open(Path(folder))
     beside = judged_beside(results.experiment, results.experiment.setting(name))
-    made = partial(JudgedSwarm, url=url, compared=f"over {beside}")
-    play(results, Run(name, int(seed)), tell_round, made)
+    play(
+        results,
+        Run(name, int(seed)),
+        tell_round,
+        partial(JudgedSwarm, url=url, compared=f"over {beside}"),
+    )
 
 
 if __name__ == "__main__":

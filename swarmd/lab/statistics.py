@@ -94,13 +94,12 @@ def figures(
     turned_away = sum(sum(line["gated"]) for line in rounds)
     cumulative = sum(map(sum, rewards))
     # A node that does not train counts as one that trains once, as it does in `predicted`.
-    made = [
+    updates = sum(
         max(1, count)
         for line in rounds
         for count, reward in zip(line["updates"], line["reward"], strict=True)
         if reward is not None
-    ]
-    updates = max(1, sum(made))
+    )
     late = max(1, len(rewards) // LATE_PARTS)
     looks = [line["evaluation"] for line in lines if "evaluation" in line]
     return RunFigures(
@@ -109,9 +108,9 @@ def figures(
         late=fmean(map(fmean, rewards[-late:])),
         per_thousand=1000 * cumulative / max(1, written),
         mixed=informative / max(1, generated),
-        useful=sum(sum(line["useful"]) for line in rounds) / updates,
+        useful=sum(sum(line["useful"]) for line in rounds) / max(1, updates),
         predicted=_predicted(rounds, local, external),
-        external=theirs / updates,
+        external=theirs / max(1, updates),
         gated=turned_away / max(1, theirs + turned_away),
         roughness=roughness(rewards, local),
         cpu_seconds=rounds[-1].get("cpu", math.nan),

@@ -121,10 +121,10 @@ def local_swarm(
     for number, (path, identity, address) in enumerate(
         zip(folders, identities, addresses, strict=True), start=1
     ):
-        command = [*_leashed(), "swarmd", "join", "--swarm", name, "--listen", address]
-        command += ["--seed", str(number), "--state-dir", str(path), *options]
-        command += [
-            word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)
+        command = [
+            *(*_leashed(), "swarmd", "join", "--swarm", name, "--listen", address),
+            *("--seed", str(number), "--state-dir", str(path), *options),
+            *(word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)),
         ]
         swarm.append(LocalNode(number, path, command, identity.peer_id, variables or {}))
     try:
@@ -143,17 +143,10 @@ def local_swarm(
 def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
     """Run a judge on loopback until the block ends; yield its URL."""
     command = [
-        *_leashed(),
-        "judge.cli",
-        "serve",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--curriculum",
-        curriculum,
+        *(*_leashed(), "judge.cli", "serve", "--json"),
+        *("--host", "127.0.0.1", "--port", "0"),
+        *("--curriculum", curriculum, "--database", str(folder / "judge.sqlite")),
     ]
-    command += ["--database", str(folder / "judge.sqlite"), "--json"]
     with (folder / "judge.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
     try:

@@ -16,7 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self, TypeVar
@@ -190,15 +191,13 @@ class Verifier:
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
                 items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
-            scores = self._judged(VerifierRequest(self._curriculum.name, tuple(items)))
+            request = VerifierRequest(self._curriculum.name, tuple(items))
+            replied = self._ask(partial(_Child.judge, request=request, patience=self._curriculum.patience))
+            for item, fault in zip(items, replied.faults, strict=False):
+                if fault and self._curriculum.patience:
+                    self._note(TaskRef(item.specialty, item.n), fault)
+            scores = chain.from_iterable(replied.scores)
             yield from ((p.item, p.completion, score) for p, score in zip(part, scores, strict=True))
-
-    def _judged(self, request: VerifierRequest) -> list[ScoredAnswer]:
-        replied = self._ask(lambda child: child.judge(request, self._curriculum.patience))
-        for item, fault in zip(request.items, replied.faults, strict=False):
-            if fault and self._curriculum.patience:
-                self._note(TaskRef(item.specialty, item.n), fault)
-        return [score for row in replied.scores for score in row]
 
     def _ask(self, ask: "Callable[[_Child], _Reply]") -> _Reply:
         cause = ""
