@@ -21,23 +21,19 @@ async def dial_all(addresses: Sequence[str]) -> Mapping[str, str]:
     """Dial these addresses at once (trio), see `dial`."""
     import trio
 
+    from p2p.nat.noise_probe import NoPeer, knock
+
     found = dict.fromkeys(addresses, "")
 
     async def note(address: str) -> None:
-        found[address] = await _why_not(address)
+        peer, endpoint = parse_bootstrap(address)
+        try:
+            if await knock(endpoint.host, endpoint.port) != peer:
+                found[address] = "another peer listens there"
+        except NoPeer as error:
+            found[address] = str(error)
 
     async with trio.open_nursery() as nursery:
         for address in addresses:
             nursery.start_soon(note, address)
     return found
-
-
-async def _why_not(address: str) -> str:
-    from p2p.nat.noise_probe import NoPeer, knock
-
-    peer, endpoint = parse_bootstrap(address)
-    try:
-        there = await knock(endpoint.host, endpoint.port)
-    except NoPeer as error:
-        return str(error)
-    return "" if there == peer else "another peer listens there"

@@ -93,13 +93,13 @@ def _varied(
     owners = [
         (author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates
     ]
-    before = Counter((author.id, kind_of(each)) for each in had if (author := author_of(each)) is not None)
+    before = Counter[tuple[str, Hashable] | None](
+        (author.id, kind_of(each)) for each in had if (author := author_of(each)) is not None
+    )
     even = math.ceil(n / max(1, len({owner[0] for owner in [*owners, *before] if owner is not None})))
     kept = []
     for candidate, owner in zip(candidates, owners, strict=True):
-        if owner is None:
-            kept.append(candidate)
-        elif before[owner] < even:
+        if owner is None or before[owner] < even:
             kept.append(candidate)
             before[owner] += 1
     return kept

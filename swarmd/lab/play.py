@@ -155,16 +155,12 @@ class PlayedSwarm:
         reports: list[RoundReport] = [NOTHING] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
-                reports[place] = self._turn(number, place)
+                if self._fetching:
+                    # A node's daemon is told of its round before.
+                    self._fetching[place].begin_round(number, self.nodes[place].sharing.lead)
+                reports[place] = run_round(number, self.nodes[place])
         self._loudness = sum(report.informative for report in reports) / len(reports)
         return line_of(number, reports, {peer.me for peer in self.hostile})
-
-    def _turn(self, number: int, place: int) -> RoundReport:
-        """Play one node's round, of which its daemon is told before."""
-        node = self.nodes[place]
-        if self._fetching:
-            self._fetching[place].begin_round(number, node.sharing.lead)
-        return run_round(number, node)
 
     def _begin(self, number: int) -> Collection[int]:
         """Advance time, absences and hostile peers; return the places of the nodes that are away."""

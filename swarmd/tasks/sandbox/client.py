@@ -164,7 +164,8 @@ class Verifier:
         request = VerifierRequest(
             self._curriculum.name, (ScoreItem(ref.specialty, ref.n, ()),), question=True
         )
-        made = self._ask(lambda child: child.make(request, self._curriculum.patience))
+        patience = 2 * pipe.STARVED_FACTOR * self._curriculum.patience
+        made = self._ask(lambda child: child.exchange(request, Made, patience))
         if made.fault:
             self._note(ref, made.fault)
         return made
@@ -293,21 +294,15 @@ class _Child:
         patience: seconds that an answer may take. Raises _Failed.
         """
         answers = [len(item.answers) for item in request.items]
-        judged = self._exchange(
+        judged = self.exchange(
             request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED_FACTOR * len(answers))
         )
         if [len(row) for row in judged.scores] != answers or len(judged.faults) not in (0, len(answers)):
             raise _Failed(f"it sent {sum(map(len, judged.scores))} answers to {sum(answers)} questions")
         return judged
 
-    def make(self, request: VerifierRequest, patience: float) -> Made:
-        """Return the question of the request's one item.
-
-        Raises _Failed.
-        """
-        return self._exchange(request, Made, 2 * pipe.STARVED_FACTOR * patience)
-
-    def _exchange(self, request: VerifierRequest, kind: type[_Reply], patience: float) -> _Reply:
+    def exchange(self, request: VerifierRequest, kind: type[_Reply], patience: float) -> _Reply:
+        """Send a request, and return the reply. Raises _Failed."""
         if self.seccomp is None:
             self.ready()
         deadline = time.monotonic() + self._slack * (ITEM_TIMEOUT_S * (1 + len(request.items)) + patience)

@@ -137,7 +137,7 @@ class Worker:
         self.seccomp = started.seccomp
 
     def hand(self, request: VerifierRequest) -> None:
-        """Send answers to score, and call `result` once for each; or ask for a question, and call `made`."""
+        """Send answers to score, or ask for a question. Call `receive` once for each."""
         try:
             pipe.send(self._jobs, request, self._latest())
         except OSError as error:
@@ -145,20 +145,6 @@ class Worker:
             raise WorkerLost(
                 GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
             ) from error
-
-    def result(self) -> tuple[ScoredAnswer, str]:
-        """Return the score of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
-        self.answered += 1
-        found = self._receive(Marked)
-        return ScoredAnswer(found.reason, found.reward), found.fault
-
-    def made(self) -> Made:
-        """Return the question that was asked for.
-
-        Raises WorkerLost.
-        """
-        self.answered += 1
-        return self._receive(Made)
 
     def _await(self) -> float:
         """Wait for a word of the worker. Returns by when all of it must be here. Raises WorkerLost."""
@@ -185,7 +171,9 @@ class Worker:
     def _latest(self) -> float:
         return time.monotonic() + pipe.STARVED_FACTOR * self._seconds
 
-    def _receive(self, kind: type[_Word]) -> _Word:
+    def receive(self, kind: type[_Word]) -> _Word:
+        """Return the score of the next answer, or the question that was asked for. Raises WorkerLost."""
+        self.answered += 1
         latest = self._await()
         try:
             return msgspec.msgpack.decode(pipe.receive(self._results, latest), type=kind)
@@ -234,9 +222,9 @@ class Marker:
                     )
                 )
                 while len(scores) < len(item.answers):
-                    score, said = self.worker.result()
-                    scores.append(score)
-                    fault = fault or said
+                    word = self.worker.receive(Marked)
+                    scores.append(ScoredAnswer(word.reason, word.reward))
+                    fault = fault or word.fault
             except WorkerLost as loss:
                 self._replace()
                 lost += 1
@@ -252,7 +240,7 @@ class Marker:
         for last in (False, True):
             try:
                 self.worker.hand(VerifierRequest(curriculum, (ScoreItem(specialty, n, ()),), question=True))
-                return self.worker.made()
+                return self.worker.receive(Made)
             except WorkerLost as loss:
                 self._replace()
                 if last or loss.reason is GradeReason.TIMEOUT:
