@@ -21,7 +21,6 @@ from judge.types import Attributes
 MAX_MODELS = 50
 # Models that a peer is compared in: a name is free, and each has rows that stay.
 PEER_MODELS = 8
-SHARINGS = ("swarm", "solo")
 
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))
 _PROGRESS = select(
@@ -98,7 +97,7 @@ def view(db: Connection, model: str | None) -> ArmsView:
         if model is None
         else db.scalar(_SHOWN.where(progress.c.model == model).limit(1))
     )
-    return ArmsView(largest, chosen, *(_read(db, chosen or "", sharing) for sharing in SHARINGS))
+    return ArmsView(largest, chosen, _read(db, chosen or "", "swarm"), _read(db, chosen or "", "solo"))
 
 
 def _most_compared(found: Sequence[tuple[str, str, int]]) -> str | None:

@@ -17,7 +17,6 @@ from judge.store.database import Database
 from judge.store.tables import moderation as table
 from p2p.identity import public_key_of
 
-ModerationAct = Literal["hide", "ban", "undo"]
 HIDDEN = "hidden"  # shown in place of a model's name
 HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, which is left out
 
@@ -34,7 +33,7 @@ class NothingToModerate(JudgeError):
     """There is nothing to be done to this peer."""
 
 
-def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: float) -> None:
+def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, why: str, now: float) -> None:
     """Record the act. Raises NothingToModerate, DatabaseUnusable.
 
     The judge may run meanwhile, and follows it within seconds.

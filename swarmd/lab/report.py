@@ -74,9 +74,6 @@ def table(results: Results) -> Sequence[Sequence[str]]:
     return [HEADS, *rows]
 
 
-GROUP_HEADS = ("setting", "nodes", "what they are", "last tenth", "pass@1")
-
-
 def groups(results: Results) -> Sequence[Sequence[str]]:
     """Return heads and a row for each kind of node, for settings whose nodes differ; [] without such."""
     rows = []
@@ -95,10 +92,7 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
                 ]
             )
             rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(ends, 3)))
-    return [GROUP_HEADS, *rows] if rows else []
-
-
-HOSTILE_HEADS = ("setting", "hostile peers", "of external, hostile, %", "answers with the poison, %")
+    return [("setting", "nodes", "what they are", "last tenth", "pass@1"), *rows] if rows else []
 
 
 def hostile(results: Results) -> Sequence[Sequence[str]]:
@@ -111,7 +105,8 @@ def hostile(results: Results) -> Sequence[Sequence[str]]:
             marked = interval([100 * run.marked for run in column.runs.values() if run.marked is not None])
             said = f"{peers.poisoners} poisoners, {peers.liars} liars, {len(setting.nodes)} honest"
             rows.append((column.name, said, shown(taken, 1), shown(marked, 2)))
-    return [HOSTILE_HEADS, *rows] if rows else []
+    heads = ("setting", "hostile peers", "of external, hostile, %", "answers with the poison, %")
+    return [heads, *rows] if rows else []
 
 
 def _kind(node: NodeConfig) -> str:

@@ -26,8 +26,10 @@ _NUMBER = re.compile(r"[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.")
 # A word, but for the name of a LaTeX command: math-verify takes it for a product of its letters.
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 # What is compared at the start, so that a contained process has nothing left to import or compile.
-_WARM = [("x+1", "1+x"), ("(1,2]", "[1,2)"), (r"\{1,2\}", "1,2"), (r"\sqrt{8}", "x=2"), ("x<1", r"10\%")]
-_WARM += [(r"\frac{1}{2}", r"\pi"), ("2^{10}", "abcde"), (r"\begin{pmatrix}1&2\end{pmatrix}", "x^2+y^2")]
+_WARM = (
+    ("x+1", "1+x"), ("(1,2]", "[1,2)"), (r"\{1,2\}", "1,2"), (r"\sqrt{8}", "x=2"), ("x<1", r"10\%"),
+    (r"\frac{1}{2}", r"\pi"), ("2^{10}", "abcde"), (r"\begin{pmatrix}1&2\end{pmatrix}", "x^2+y^2"),
+)  # fmt: skip
 
 
 def fetched(name: str) -> Path:
