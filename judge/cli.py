@@ -323,10 +323,10 @@ def verify(
         return
     settings = _settings(locals())
     with _its_packages():
-        from judge.store import archive
+        from judge.store import audit
     lessons = find_curriculum(settings.curriculum)
     with Verifier(lessons) as verifier:
-        answers, differences = archive.verify(
+        answers, differences = audit.verify(
             settings.database, f"{lessons.name} {lessons.digest}", verifier.judge
         )
     for difference in differences:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, curve_numbers, curve_step
-from judge.store import archive, arms
+from judge.store import arms, audit
 from judge.store.pruning import KEPT_POINTS, STEP_PEERS
 from judge.store.reader import Reader
 from judge.store.store import Store
@@ -81,7 +81,7 @@ def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) ->
     assert standing is not None
     assert [number for number, _ in standing.record.curve] == list(curve_numbers(2 * MANY))
     assert len(rows(store, ALICE)) <= WINDOW_QUESTIONS + 2 * KEPT_POINTS
-    _, differences = archive.verify(store.database.name, CURRICULUM, as_stored(store))
+    _, differences = audit.verify(store.database.name, CURRICULUM, as_stored(store))
     assert differences == []
 
 
@@ -108,7 +108,7 @@ def test_verify_finds_what_does_not_follow_from_pruning(tmp_path: Path) -> None:
         def differences(change: str = "SELECT 1") -> list[str]:
             with store.database.begin() as db:
                 db.exec_driver_sql(change)
-            return archive.verify(store.database.name, CURRICULUM, as_stored(store))[1]
+            return audit.verify(store.database.name, CURRICULUM, as_stored(store))[1]
 
         for change in changes:
             assert differences(change.replace("{}", "+")) != [], change

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from judge import cli
 from judge.errors import DatabaseUnusable
-from judge.store import archive
+from judge.store import audit
 from judge.store.database import Database
 from judge.store.store import Store
 from p2p.types import PeerId
@@ -51,12 +51,12 @@ def change(database: str, statement: str) -> None:
 
 def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
-    assert archive.verify(database, CURRICULUM, verifier.judge) == (8, [])
+    assert audit.verify(database, CURRICULUM, verifier.judge) == (8, [])
     with pytest.raises(DatabaseUnusable, match="--curriculum"):
-        archive.verify(database, "sapo-9 0", verifier.judge)
+        audit.verify(database, "sapo-9 0", verifier.judge)
     right = "(SELECT min(id) FROM evaluations WHERE reward = 1)"
     change(database, f"UPDATE evaluations SET reward = 0, reason = 'wrong' WHERE id = {right}")
-    answers, differences = archive.verify(database, CURRICULUM, verifier.judge)
+    answers, differences = audit.verify(database, CURRICULUM, verifier.judge)
     assert answers == 8
     assert "stored (1, (0.0, 'wrong')), found (1, (1.0, 'correct'))" in differences[0]
     # The totals no longer add up
@@ -66,7 +66,7 @@ def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -
 def test_a_peer_with_more_than_it_earned_is_found(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     change(database, "UPDATE peers SET reward = reward + 1 WHERE peer = 'alice'")
-    _, (difference,) = archive.verify(database, CURRICULUM, verifier.judge)
+    _, (difference,) = audit.verify(database, CURRICULUM, verifier.judge)
     assert difference.startswith("peer alice: ")
 
 
@@ -75,7 +75,7 @@ def test_a_copy_by_sqlite_serves_as_the_same_judge(tmp_path: Path, verifier: Ver
     fill(database, verifier)
     with closing(Store(database, CURRICULUM)), closing(sqlite3.connect(database)) as other:
         other.execute("VACUUM INTO ?", (copy,))
-    assert archive.verify(copy, CURRICULUM, verifier.judge) == (8, [])
+    assert audit.verify(copy, CURRICULUM, verifier.judge) == (8, [])
     with closing(Store(copy, CURRICULUM)) as store:
         evaluate(store, 11, 1.0, PeerId("carol"))
 
