@@ -19,9 +19,6 @@ COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442
 class NoMatplotlib(SwarmdError):
     """Figures need matplotlib, which is not installed."""
 
-    def __init__(self) -> None:
-        super().__init__(f"Figures need matplotlib. Run `{command_for('research')}`.")
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -43,7 +40,7 @@ def canvas(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise NoMatplotlib from None
+        raise NoMatplotlib(f"Figures need matplotlib. Run `{command_for('research')}`.") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
