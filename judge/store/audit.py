@@ -2,12 +2,11 @@
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, RowMapping, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
@@ -42,7 +41,7 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
         return answers, [*found, *_counted_otherwise(db)]
 
 
-def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator[str]:
+def _scored_otherwise(rows: Sequence[RowMapping], mark: Mark) -> Iterator[str]:
     further = [json.loads(row["further"] or "[]") for row in rows]
     items = []
     for row, others in zip(rows, further, strict=True):
