@@ -10,9 +10,10 @@ Nothing here imports torch.
 """
 
 import json
+import math
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -46,6 +47,7 @@ MAX_HEADER_BYTES: Final = 2**25
 MAX_LAYERS: Final = 512
 # A width, a number of heads, a vocabulary.
 MAX_SIZE: Final = 2**22
+_SIZES: Final = re.compile(r"size|dim|width|heads|n_head|n_embd|experts|depth|cycles")
 # Keys whose names contain one of these are ours to set. A language model has no labels, and transformers
 # names each.
 OURS: Final = (
@@ -255,58 +257,39 @@ def read_config_json(folder: Path, source: str) -> dict[str, Any]:
 
     Raises NoModel where it is no such file, or describes a model too large to be built.
     """
-    document = _read_object(folder / "config.json", source)
-    for section in _sections(document):
+
+    def checked(section: dict[str, Any]) -> dict[str, Any]:
         if section.get("quantization_config"):
             raise NoModel(
                 f"the weights of {source} are quantised, and cannot be trained. Choose the model that they"
                 " were made from."
             )
-        for key in [key for key in section if any(part in key for part in OURS)]:
-            del section[key]
-        for key, value in section.items():
-            limit = _limit(key)
-            if limit is not None and isinstance(value, int | float) and value > limit:
-                asked = f"{key_name(key)} = {shown(value)}"
+        kept = {key: value for key, value in section.items() if not any(part in key for part in OURS)}
+        for key, value in kept.items():
+            limit = MAX_LAYERS if "layer" in key else MAX_SIZE if _SIZES.search(key) else math.inf
+            if isinstance(value, int | float) and value > limit:
                 raise NoModel(
-                    f"the config.json of {source} has {asked}; more than {limit:,} is not built. Choose"
-                    " another model."
+                    f"the config.json of {source} has {key_name(key)} = {shown(value)}; more than {limit:,}"
+                    " is not built. Choose another model."
                 )
-    return document
+        return kept
+
+    return _read_object(folder / "config.json", source, checked)
 
 
-def _read_object(path: Path, source: str) -> dict[str, Any]:
-    """Read a JSON object of a model's folder. Raises NoModel."""
+def _read_object(
+    path: Path, source: str, checked: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Read a JSON object of a model's folder. Raises NoModel.
+
+    checked: returns an object as it is to be kept; called for each object of the file, inner ones first.
+    """
     place = plain_file(path, source, MAX_JSON_BYTES)
     try:
-        document = json.loads(place.read_bytes())
+        document = json.loads(place.read_bytes(), object_hook=checked)
     except (ValueError, RecursionError):
         # It is not UTF-8 or not JSON, or has numbers of thousands of digits or lists nested thousands deep.
         document = None
     if not isinstance(document, dict):
         raise NoModel(f"the {path.name} of {source} is not a JSON object. Download the model again.")
     return document
-
-
-def _sections(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the document and every object inside it."""
-    waiting: list[Any] = [document]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            yield one
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-
-
-def _limit(key: str) -> int | None:
-    """Return the largest value that a number of this name may have, or None for no limit."""
-    if "layer" in key:
-        return MAX_LAYERS
-    return (
-        MAX_SIZE
-        if any(
-            part in key
-            for part in ("size", "dim", "width", "heads", "n_head", "n_embd", "experts", "depth", "cycles")
-        )
-        else None
-    )
