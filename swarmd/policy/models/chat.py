@@ -178,18 +178,15 @@ def render_contained(
 
     Raises TemplateFails.
     """
-    request = json.dumps([template, dict(special_tokens), system, thinking])
-    # This time zone needs no file: a template may ask for the date.
-    environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "swarmd.policy.models.chat"]
     try:
         done = subprocess.run(
-            command,
-            input=request,
+            [sys.executable, "-P", "-m", "swarmd.policy.models.chat"],
+            input=json.dumps([template, dict(special_tokens), system, thinking]),
             capture_output=True,
             text=True,
             timeout=RENDER_TIMEOUT_S,
-            env=environment,
+            # This time zone needs no file: a template may ask for the date.
+            env={**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"},
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -236,10 +233,14 @@ class Chat:
         self.ends, self.notes = ends | {tokenizer.eos_token_id} - {None}, list[str]()
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
         ways = [(system_prompt, ""), ("", system_prompt + "\n\n")] if system_prompt else [("", "")]
+        tokens = tokenizer.special_tokens_map.items()
+        special = tuple(sorted((name, text) for name, text in tokens if isinstance(text, str)))
         for system, self._preamble in ways:
             try:
-                self._frame = self._framed(system, ours)
-            except TemplateFails as error:
+                template = tokenizer.get_chat_template()
+                self._frame = frame(template, special, system, ours=ours, thinking=thinking)
+            except (TemplateFails, ValueError) as error:
+                # ValueError: there are several templates, and none of them is the default.
                 why = printable(str(error))
             else:
                 self._find_end()
@@ -262,8 +263,7 @@ class Chat:
                 " token of its tokenizer. Correct eos_token_id in a local copy"
             )
         self.ends = frozenset(end for end in self.ends if 0 <= end < len(tokenizer))
-        between = tokenizer(frame.after, add_special_tokens=False)["input_ids"]
-        closing = tokenizer(frame.end, add_special_tokens=False)["input_ids"]
+        between, closing = ids_of(tokenizer, frame.after), ids_of(tokenizer, frame.end)
         first = next((i for i in closing if tokenizer.decode([i]).strip()), None)
         self.notes += frame.notes
         if first is not None and first not in self.ends and frame.straight:
@@ -286,19 +286,6 @@ class Chat:
         # Gemma ends a turn with <end_of_turn>, and its tokenizer names another end.
         usual = tokenizer.eos_token_id if tokenizer.eos_token_id in self.ends else min(self.ends)
         self._end: int = next((i for i in (*closing, *between) if i in self.ends), usual)
-
-    def _framed(self, system_prompt: str, ours: bool) -> ChatFrame:
-        try:
-            template = self.tokenizer.get_chat_template()
-        except ValueError as error:
-            # There are several templates, and none of them is the default.
-            raise TemplateFails(str(error)) from None
-        tokens = {
-            name: text for name, text in self.tokenizer.special_tokens_map.items() if isinstance(text, str)
-        }
-        return frame(
-            template, tuple(sorted(tokens.items())), system_prompt, ours=ours, thinking=self._thinking
-        )
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation up to where the next answer begins, in this process.
@@ -340,10 +327,7 @@ class Chat:
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids up to where the answer begins."""
-        ids: list[int] = self.tokenizer(
-            self._frame.around(self._preamble + question), add_special_tokens=False
-        )["input_ids"]
-        return ids
+        return ids_of(self.tokenizer, self._frame.around(self._preamble + question))
 
     def read(self, ids: Sequence[int], ended: bool) -> Completion:
         """Decode sampled ids to text, without the end-of-sequence token."""
@@ -371,10 +355,14 @@ class Chat:
         The end of a turn is added only where the answer ended by itself and fits. Control tokens that are
         spelled out in the text stay text, so that nobody but us ends an answer or opens a new turn.
         """
-        ids: list[int] = self.tokenizer(completion.text, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
+        ids = ids_of(self.tokenizer, completion.text, split_special_tokens=True)
         return [*ids, *([self._end] if completion.ended else [])][:limit]
+
+
+def ids_of(tokenizer: Any, text: str, **more: bool) -> list[int]:
+    """Return the ids of a text, with nothing put before or behind it. more: for the tokenizer."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, **more)["input_ids"]
+    return ids
 
 
 def ends_of(generation_config: Any) -> frozenset[int]:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarmd.config.messages import shown
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
-from swarmd.policy.models.chat import SYSTEM_PROMPT
+from swarmd.policy.models.chat import SYSTEM_PROMPT, ids_of
 from swarmd.policy.models.files.model_folder import checked_folder
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
         # tokenizers raises nothing narrower for a file that it cannot read. transformers could read it, so
         # use that one.
         return tokenizer
-    if all(_ids(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
+    if all(ids_of(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
         return tokenizer
     exact = PreTrainedTokenizerFast.from_pretrained(folder)
     log.warning(
@@ -128,14 +128,9 @@ def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
     return exact
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
 def _check_round_trip(tokenizer: Any, text: str, source: str) -> None:
     """Raise NoModel if a text does not survive encoding as `Chat` does it and decoding."""
-    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    ids = ids_of(tokenizer, text, split_special_tokens=True)
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if back.lstrip() == text.lstrip():
         # Some tokenizers put a space in front.
