@@ -150,12 +150,10 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
     most: modules that are built before it is refused. Raises NoModel for a model that swarmd cannot train.
     """
     try:
-        with torch.device("meta"), _at_most(most):
+        with torch.device("meta"), _at_most(most, source):
             network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
-    except _TooMany:
-        raise NoModel(
-            f"{source} has more than {most:,} parts: it is not built. Choose another model."
-        ) from None
+    except NoModel:
+        raise
     except Exception as error:  # a stranger's file: transformers may raise anything for it
         if isinstance(error, ValueError):
             if getattr(architecture, "auto_map", None):
@@ -174,18 +172,14 @@ def cache_argument(network: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
 
 
-class _TooMany(Exception):
-    pass
-
-
 @contextmanager
-def _at_most(limit: int) -> Iterator[None]:
-    """Raise _TooMany if more than `limit` modules are built within the block, by any thread."""
+def _at_most(limit: int, source: str) -> Iterator[None]:
+    """Raise NoModel if more than `limit` modules are built within the block, by any thread."""
     made = itertools.count(1)
 
     def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
         if next(made) > limit:
-            raise _TooMany
+            raise NoModel(f"{source} has more than {limit:,} parts: it is not built. Choose another model.")
 
     hook = register_module_module_registration_hook(count)
     try:
