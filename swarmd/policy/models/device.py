@@ -213,14 +213,11 @@ def free_memory(device: torch.device, processes: int = 1) -> int:
             # CUDA takes the page cache of memory that it shares with the CPU for used: a download fills it.
             free = _main_memory()
         return min(free // processes, int(allowed) - torch.cuda.memory_reserved(device))
-    return _free(device) // processes
-
-
-def _free(device: torch.device) -> int:
+    free = _main_memory()
     if device.type == "mps":
         # Metal's own limit is a share of the machine's memory, whatever other programs have of it.
-        return min(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), _main_memory())
-    return _main_memory()
+        free = min(free, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return free // processes
 
 
 def _main_memory() -> int:

@@ -66,7 +66,7 @@ def document(fit: FittedModel, seconds: float) -> dict[str, Any]:
 def explain(fit: FittedModel, seconds: float) -> list[str]:
     """Return the same for people: what will be used, then the arithmetic."""
     plan = fit.plan
-    program = "" if _apart(fit) else f", with {gigabytes(PROGRAM_BYTES)} for the program's processes"
+    program = f", with {gigabytes(PROGRAM_BYTES)} for the program's processes" * (fit.device.type != "cuda")
     rows = [
         ("dtype", _dtype(fit)),
         ("a round", f"about {_two_digits(seconds):g} s, with answers of full length"),
@@ -141,14 +141,10 @@ def _trained(fit: Fit) -> str:
     )
 
 
-def _apart(fit: Fit) -> bool:
-    """Return whether the device has memory apart from that of the program's processes."""
-    return fit.device.type == "cuda"
-
-
 def expected_memory(fit: Fit) -> int:
     """Return the bytes of the device that a node takes in a round, of main memory with its processes."""
-    return fit.plan.expected + PROGRAM_BYTES * (not _apart(fit))
+    # CUDA's memory is apart from that of the processes.
+    return fit.plan.expected + PROGRAM_BYTES * (fit.device.type != "cuda")
 
 
 def _kl(fit: Fit) -> str:

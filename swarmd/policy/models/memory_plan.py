@@ -76,11 +76,6 @@ class Shape:
     # Weights of these layers; 0: not counted, so that nothing is gained by keeping them in 4 bits.
     adapted_weights: int = 0
 
-    @property
-    def key_value_numbers(self) -> int:
-        """The count of numbers in keys and values of one token, in all layers."""
-        return 2 * self.layers * self.key_width
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -189,7 +184,8 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         checkpointing |= dtype == "nf4"
         tokens = max(work.row, min(MAX_TOKENS, _power_of_two(most if checkpointing else most_plain)))
 
-    key_value, one = shape.key_value_numbers * size, work.completions * work.row
+    # Of one token, in all layers; and the tokens of one question's answers.
+    key_value, one = 2 * shape.layers * shape.key_width * size, work.completions * work.row
     logits = work.completions * shape.vocabulary * LOGIT_BYTES  # of one question's answers
     cache_tokens = CACHE_BYTES // key_value
 
