@@ -42,14 +42,10 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
 
 def kind_of(field: FieldInfo) -> Any:
     """Return what a value of this key is, None aside: int, float, str, tuple or Literal."""
-    annotation = _bare(field.annotation)
-    return get_origin(annotation) or annotation
-
-
-def _bare(annotation: Any) -> Any:
+    annotation: Any = field.annotation
     while get_origin(annotation) in (Union, UnionType, Annotated):
         annotation = get_args(annotation)[0]
-    return annotation
+    return get_origin(annotation) or annotation
 
 
 def _bounds(field: FieldInfo) -> Iterator[Any]:

@@ -101,10 +101,6 @@ class Schema(Generic[Tree]):
             origins[value.key] = value.origin
         return self.tree(**document), origins
 
-    def is_valid(self, key: str, value: object) -> bool:
-        """Return whether a key may have this value, which may come from a damaged state folder."""
-        return self.accepts(Given(key, value, ""), [])
-
     def _from_file(self, path: Path, mistakes: list[str]) -> Iterator[Given]:
         text = self._text_of(path)
         try:

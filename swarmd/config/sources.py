@@ -99,10 +99,6 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
             f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there"
             " is nothing to do"
         )
-    yield from _of_limits(config, origins)
-
-
-def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     limits, generate = config.limits, config.generate
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
         if value and config.swarm.engine not in ("libp2p", "none"):

@@ -14,7 +14,7 @@ import msgspec
 
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.messages import shown
-from swarmd.config.schema import INVITED
+from swarmd.config.schema import INVITED, Given
 from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
 from swarmd.daemon.guest.limits import LIVE
 from swarmd.errors import CannotRecord, ConfigError
@@ -115,7 +115,7 @@ def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             " and give --swarm, --bootstrap, --judge and --model again."
         ) from None
     found = {flag: document[flag] for flag in _KEYS if flag in document}
-    usable = {flag: value for flag, value in found.items() if NODE.is_valid(_KEYS[flag], value)}
+    usable = {flag: value for flag, value in found.items() if NODE.accepts(Given(_KEYS[flag], value, ""), [])}
     return usable, {flag: value for flag, value in found.items() if flag not in usable}
 
 
