@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
@@ -54,7 +53,12 @@ RATE_LARGE = 1e-6
 
 
 class LanguagePolicy:
-    """Implements `swarmd.protocols.Policy`, `LogprobPolicy` and `SelectivePolicy`. Build one with `open`."""
+    """Implements `swarmd.protocols.Policy`, `LogprobPolicy` and `SelectivePolicy`. Build one with `open`.
+
+    network: the model being trained; parameters: their number, fingerprint: what tells its base from others
+        (`fingerprint_of`), notes: what an operator should know of its files.
+    trained: the network's weights that updates change: all, or the adapter's.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,6 @@ class LanguagePolicy:
         sampling: Sampling,
         generator: torch.Generator,
         driver: Driver,
-        step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step,
         *,
         versions: bool = False,
     ) -> None:
@@ -78,15 +81,11 @@ class LanguagePolicy:
             driver: of the engine that answers; closed with the policy.
             versions: whether each token tells the version of the weights that drew it.
         """
-        self._loaded, self._chat, self._learner, self._sampling, self._generator = (
-            loaded,
-            chat,
-            learner,
-            sampling,
-            generator,
-        )
-        self._loss, self._rows, self._driver, self._step = loss, rows, driver, step
-        self._versions = versions
+        self._loaded, self._chat, self._sampling, self._generator = loaded, chat, sampling, generator
+        self._loss, self._rows, self._driver, self._step = loss, rows, driver, Learner.step
+        self._versions, self.learner, self.trained = versions, learner, learner.weights
+        self.network, self.device, self.parameters = loaded.network, loaded.device, loaded.shape.parameters
+        self.fingerprint, self.notes = loaded.fingerprint, loaded.notes
 
     @classmethod
     def open(
@@ -163,11 +162,6 @@ class LanguagePolicy:
         )
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What an operator should know of the model's files."""
-        return self._loaded.notes
-
-    @property
     def description(self) -> Mapping[str, Any]:
         """The model being trained: model, revision, device, dtype, parameters, lora (rank or None).
 
@@ -185,7 +179,7 @@ class LanguagePolicy:
                 "lora": loaded.plan.lora_rank,
                 "new_tokens": self._sampling.limit,
                 "context": self._sampling.context,
-                "keeps_first": self._learner.reference is not None and not self._driver.foreign,
+                "keeps_first": self.learner.reference is not None and not self._driver.foreign,
             }
         )
 
@@ -225,7 +219,7 @@ class LanguagePolicy:
 
     def first_answer(self, question: str) -> Completion:
         """Return one greedy answer of the weights that training began with."""
-        reference = self._learner.reference
+        reference = self.learner.reference
         assert reference is not None and not self._driver.foreign
         with reference.in_place():
             return self.answer(question)
@@ -246,8 +240,8 @@ class LanguagePolicy:
         if not rows:
             return UpdateReport()
         self._driver.sleep()
-        self._learner.rest()
-        report = self._step(self._learner, rows)
+        self.learner.rest()
+        report = self._step(self.learner, rows)
         # A step that was left out taught nothing.
         return replace(report, useful=sum(map(any, given)) if report.tokens else 0)
 
@@ -261,7 +255,7 @@ class LanguagePolicy:
             encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch
         ]
         rows = [[Row(prompt, cut, 0.0, None, 0.0) for cut in ids] for prompt, ids in prompts_and_ids]
-        found = self._learner.logprobs([row for rollout in rows for row in rollout if row.completion])
+        found = self.learner.logprobs([row for rollout in rows for row in rollout if row.completion])
         return [
             Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout))
             for rollout in rows
@@ -292,35 +286,14 @@ class LanguagePolicy:
 
     def watch(self, done: Done) -> None:
         """Have `done` told how many answers are generated, and how many of a batch are trained on."""
-        self._learner.done = done
+        self.learner.done = done
         if isinstance(self._driver.engine, OwnEngine):
             self._driver.engine.done = done
 
     @property
-    def network(self) -> nn.Module:
-        return self._loaded.network
-
-    @property
-    def trained(self) -> Mapping[str, nn.Parameter]:
-        """The network's weights that updates change: all, or the adapter's."""
-        return {name: p for name, p in self._loaded.network.named_parameters() if p.requires_grad}
-
-    @property
-    def parameters(self) -> int:
-        return self._loaded.shape.parameters
-
-    @property
-    def device(self) -> torch.device:
-        return self._loaded.device
-
-    @property
-    def learner(self) -> Learner:
-        return self._learner
-
-    @property
     def version(self) -> int:
         """The number of updates behind these weights."""
-        return self._learner.updates
+        return self.learner.updates
 
     def save(self, folder: Path) -> None:
         """Save everything that a later process needs to go on exactly from here, into an existing folder.
@@ -332,7 +305,7 @@ class LanguagePolicy:
 
     def files(self) -> Iterator[tuple[str, bytes | memoryview]]:
         """Yield what `save` writes, one file at a time: its name and its content as of now."""
-        return policy_files.contents(self._identity(), self._learner, self._generator)
+        return policy_files.contents(self._identity(), self.learner, self._generator)
 
     def close(self) -> None:
         """End what the engine has started. The policy cannot be used afterwards."""
@@ -343,7 +316,7 @@ class LanguagePolicy:
 
         Raises CheckpointUnfit where it is of another base model; see `policy_files.read`.
         """
-        for note in policy_files.read(folder, self._identity(), self._learner, self._generator):
+        for note in policy_files.read(folder, self._identity(), self.learner, self._generator):
             log.warning("%s", note)
         self._driver.forget()
 
@@ -354,11 +327,6 @@ class LanguagePolicy:
         """
         policy_files.put_weights(self.trained, weights)
         self._driver.forget()
-
-    @property
-    def fingerprint(self) -> str:
-        """What tells base models apart (`fingerprint_of`)."""
-        return self._loaded.fingerprint
 
     def _identity(self) -> policy_files.ModelIdentity:
         x = self._loaded

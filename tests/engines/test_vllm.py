@@ -110,7 +110,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
             report = policy.update(batch)
             assert report.tokens > 0
         assert len({str(s) for s in seen}) == 3  # each update changed what is answered
-        assert policy._learner._learning.train.importance_cap == 2.0
+        assert policy.learner._learning.train.importance_cap == 2.0
         kept = [p for p in engine._scratch.iterdir() if p.is_dir()]
         assert kept == [engine._last]  # older weights do not pile up
 

@@ -235,7 +235,7 @@ def test_gradient_is_the_naive_one(
 def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-2})
     assert policy.description["lora"] == 4
-    weights = policy._learner.weights
+    weights = policy.learner.weights
     assert weights and not any("lm_head" in name or "embed" in name for name in weights)
     assert all("lora_" in name and p.dtype == torch.float32 for name, p in weights.items())
     frozen = {n: p.clone() for n, p in policy._loaded.network.named_parameters() if not p.requires_grad}
@@ -255,12 +255,12 @@ def test_rewarded_answers_become_likelier(folders: dict[str, Path]) -> None:
 
 def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"])
-    before = {n: p.clone() for n, p in policy._learner.weights.items()}
+    before = {n: p.clone() for n, p in policy.learner.weights.items()}
     policy._loaded.network.base_model.register_forward_pre_hook(lambda *_: pytest.fail("computed"))
     equal = external("?", [("a", True), ("b", True)], (1.0, 1.0))
     empty = external("?", [("", False), ("", False)], (1.0, 0.0))
     assert [policy.update(batch) for batch in ([equal], [empty], [])] == [UpdateReport()] * 3
-    assert all(torch.equal(p, before[n]) for n, p in policy._learner.weights.items())
+    assert all(torch.equal(p, before[n]) for n, p in policy.learner.weights.items())
 
 
 def test_rows_hold_completions_with_an_advantage(folders: dict[str, Path]) -> None:
