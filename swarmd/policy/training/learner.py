@@ -193,7 +193,13 @@ class Learner:
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
             return self._skip(sums.loss, norm)
         rate = self._learning.train.learning_rate
-        self._apply(rate)
+        with within_memory(
+            NoModel(
+                f"not enough memory on {self._device} for the optimizer. "
+                "Close other programs, set model.lora to 'on', or choose a smaller model."
+            )
+        ):
+            self.optimizer.step(rate)
         self.updates, self.skipped = self.updates + 1, 0
         if self._head.weight.dtype == torch.float16 and self.updates % STEPS_TO_DOUBLE == 0:
             self._scale *= 2
@@ -356,9 +362,8 @@ class Learner:
         drift, kl = k3(current, old), none
         if reference is not None:
             kl = torch.where(drawn, k3(reference, current), 0.0)
-        cut = none if clipped is None else clipped
         # All of one type, for MPS stacks no others; a count of tokens is exact in float32.
-        figures = (loss.detach(), entropy, cut, drift, drawn, kl)
+        figures = (loss.detach(), entropy, none if clipped is None else clipped, drift, drawn, kl)
         return torch.stack([figure.float().sum() for figure in figures])
 
     def _padded_logits(self, batch: Padded) -> Tensor:
@@ -392,15 +397,6 @@ class Learner:
         )
         nn.utils.clip_grads_with_norm_(self.weights.values(), self._learning.train.max_grad_norm, norm)
         return float(norm)
-
-    def _apply(self, rate: float) -> None:
-        with within_memory(
-            NoModel(
-                f"not enough memory on {self._device} for the optimizer. "
-                "Close other programs, set model.lora to 'on', or choose a smaller model."
-            )
-        ):
-            self.optimizer.step(rate)
 
     def _skip(self, loss: float, norm: float) -> UpdateReport:
         self.optimizer.clear()

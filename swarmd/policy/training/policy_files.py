@@ -111,7 +111,8 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
         raise ValueError(f"the policy in {folder} cannot be read ({error})") from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
         raise CheckpointUnfit(
-            f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}"
+            f"the weights in {folder} have other names or shapes than those of {identity.source}. Join with"
+            " the model it was made with, or give another folder with --state-dir."
         )
     random, notes = training.pop(_RANDOM), list[str]()
     if document.optimizer != learner.optimizer.kind:
@@ -132,9 +133,6 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
     return notes
 
 
-_REMEDY = "Join with the model it was made with, or give another folder with --state-dir."
-
-
 def _check(then: ModelIdentity, now: ModelIdentity) -> None:
     if then.lora_rank != now.lora_rank:
         raise CheckpointUnfit(
@@ -143,8 +141,7 @@ def _check(then: ModelIdentity, now: ModelIdentity) -> None:
         )
     # All weights are in the checkpoint: the name is enough. An adapter is worth something only on the very
     # weights it was trained on.
-    same = then.fingerprint == now.fingerprint or (now.lora_rank is None and then.source == now.source)
-    if not same:
+    if then.fingerprint != now.fingerprint and (now.lora_rank is not None or then.source != now.source):
         at = f" at {then.revision}" if then.revision else ""
         again = f"model.name = {then.source!r}" + (
             f", model.revision = {then.revision!r}" if then.revision else ""
