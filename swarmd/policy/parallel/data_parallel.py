@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -41,13 +40,6 @@ JOIN_TIMEOUT: Final = timedelta(minutes=2)
 # Between the first rank that has its gradients and the last.
 UPDATE_TIMEOUT: Final = timedelta(minutes=30)
 _LOOPBACK: Final = ("lo", "lo0")
-
-_rows = msgspec.msgpack.Decoder(list[Row])
-
-
-def rows_from(share: bytes) -> list[Row]:
-    """Decode `Share.rows`."""
-    return _rows.decode(share)
 
 
 def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
@@ -209,8 +201,8 @@ class Trainers:
         own, *others = deal(rows, self._size)
         check = self._checks and (learner.updates + 1) % self._check_every == 0
         for child, share in zip(self._children, others, strict=True):
-            child.send(Share(msgspec.msgpack.encode(share), check))
-        report = learner.step(own, partial(combine, alive=self._all_alive))
+            child.send(Share(share, check))
+        report = learner.step(own, partial(combine, alive=lambda: self.alive == self._size))
         self._expected = Stepped(learner.updates, digest(learner) if check else None)
         return report
 
@@ -244,9 +236,6 @@ class Trainers:
         finally:
             shutil.rmtree(state, ignore_errors=True)
         self._met = True
-
-    def _all_alive(self) -> bool:
-        return all(child.alive for child in self._children)
 
 
 def _raise_failure(message: Message | None) -> None:

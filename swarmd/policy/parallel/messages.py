@@ -12,6 +12,7 @@ import threading
 
 import msgspec
 
+from swarmd.policy.training.packing import Row
 from swarmd.types import Generation
 
 _HEADER = struct.Struct(">I")
@@ -58,7 +59,7 @@ class Join(_Message, frozen=True):
 class Share(_Message, frozen=True):
     """One step of all trainers, and this worker's share of it."""
 
-    rows: bytes  # policy/parallel/data_parallel.py reads it
+    rows: list[Row]
     check: bool  # whether to return a digest of the weights
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
+from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join
 from swarmd.policy.parallel.messages import Begin, Join, Share, Stepped, WorkerReady
 from swarmd.policy.parallel.worker import WorkerLink, run
 
@@ -29,7 +29,7 @@ def train(begin: Begin, inside: WorkerLink) -> None:
                 join(meeting, rank, size, policy.device)
                 inside.send(WorkerReady())
             case Share(rows, check):
-                learner.step(rows_from(rows), combine)
+                learner.step(rows, combine)
                 inside.send(Stepped(learner.updates, digest(learner) if check else None))
 
 
