@@ -6,6 +6,7 @@ being read stays as it was for its reader, so weights are never torn, even if ei
 the number of updates behind the weights.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -41,13 +42,11 @@ def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
     folder = memory / f"swarmd-{os.getuid()}-{name}"
     # First, as what is left takes the room. A symbolic link, or somebody else's, stays: then mkdir fails.
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    # This system may have no such place, or we may not use it.
+    with contextlib.suppress(OSError):
         if shutil.disk_usage(memory).free >= _COPIES * size:
             folder.mkdir(mode=0o700)
             return folder
-    except OSError:
-        # This system has no such place, or we may not use it.
-        pass
     return Path(tempfile.mkdtemp(prefix="swarmd-"))
 
 
@@ -96,15 +95,13 @@ class WeightReader:
 
     def __call__(self) -> int:
         """Read newer weights, if there are any. Returns the version of those in place."""
-        try:
+        # The first weights may not be there yet, or the run is over.
+        with contextlib.suppress(FileNotFoundError):
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns)
             if seen != self._seen:
                 self._load()
                 self._seen = seen
-        except FileNotFoundError:
-            # The first weights are not there yet, or the run is over.
-            pass
         return self.version
 
     def _load(self) -> None:
