@@ -13,8 +13,7 @@ table):
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
@@ -149,8 +148,15 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
 
     most: modules that are built before it is refused. Raises NoModel for a model that swarmd cannot train.
     """
+    made = itertools.count(1)
+
+    def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
+        # Called by any thread.
+        if next(made) > most:
+            raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.")
+
     try:
-        with torch.device("meta"), _at_most(most, source):
+        with torch.device("meta"), register_module_module_registration_hook(count):
             network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     except NoModel:
         raise
@@ -170,22 +176,6 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
 def cache_argument(network: nn.Module) -> str:
     """Return by which name a network takes its cache: transformers 5.24 gave it another."""
     return "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
-
-
-@contextmanager
-def _at_most(limit: int, source: str) -> Iterator[None]:
-    """Raise NoModel if more than `limit` modules are built within the block, by any thread."""
-    made = itertools.count(1)
-
-    def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
-        if next(made) > limit:
-            raise NoModel(f"{source} has more than {limit:,} parts: it is not built. Choose another model.")
-
-    hook = register_module_module_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _not_built(source: str, error: Exception) -> NoModel:
