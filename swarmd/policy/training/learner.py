@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -376,12 +376,8 @@ class Learner:
         def pick(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
             return (inputs[0][batch.predicts][None],)
 
-        hook = self._head.register_forward_pre_hook(pick)
-        try:
-            out: Any = self._network(input_ids=batch.ids, use_cache=False)
-        finally:
-            hook.remove()
-        logits: Tensor = out.logits[0]
+        with self._head.register_forward_pre_hook(pick):
+            logits: Tensor = self._network(input_ids=batch.ids, use_cache=False).logits[0]
         return logits
 
     def _clip(self) -> float:

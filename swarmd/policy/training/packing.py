@@ -1,7 +1,7 @@
 """Packing: makes tensors of rollouts, each completion behind its shared prompt, in micro-batches that fit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
@@ -91,21 +91,17 @@ def rows_of(
     loss.
     """
     rows: list[Row] = []
-    lengths: list[int] = []
-    places: list[int] = []  # places of rows in `lengths`
     for scored, of_rollout in zip(batch, advantages, strict=True):
         prompt, ids = encoded(scored, chat, limit, context)
         old: Sequence[tuple[float, ...] | None] = [None] * len(ids)
         if scored.tokens is not None:
             old = [p[: len(cut)] for p, cut in zip(scored.tokens.logprobs, ids, strict=True)]
-        for cut, drawn_with, advantage in zip(ids, old, of_rollout, strict=True):
-            if cut and advantage:
-                places.append(len(lengths))
-                rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))
-            lengths.append(len(cut))
-    weights = mean(lengths)
+        rows += [Row(prompt, *each, 0.0) for each in zip(ids, of_rollout, old, strict=True)]
+    weights = mean([len(row.completion) for row in rows])
     return [
-        Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)
+        replace(row, weight=weight)
+        for row, weight in zip(rows, weights, strict=True)
+        if row.completion and row.advantage
     ]
 
 
