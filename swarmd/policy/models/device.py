@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -161,12 +162,7 @@ def _cpu_gains_from_bf16() -> bool:
 
     def seconds(dtype: torch.dtype) -> float:
         a, b = torch.ones(128, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-        best = float("inf")
-        for _ in range(4):
-            start = time.thread_time()
-            a @ b
-            best = min(best, time.thread_time() - start)
-        return best
+        return min(timeit.repeat(lambda: a @ b, number=1, repeat=4, timer=time.thread_time))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

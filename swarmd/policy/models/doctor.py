@@ -4,8 +4,10 @@ It shows the memory plan, disk and seconds a round, as text and as documents. No
 """
 
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -293,13 +295,8 @@ def _seconds(work: Callable[[], torch.Tensor]) -> float:
 
     In the first one libraries make what they need, for which cuBLAS alone may take longer.
     """
-
-    def once() -> float:
-        start = time.perf_counter()
-        # This waits for the device.
-        work().reshape(-1)[0].item()
-        return time.perf_counter() - start
-
+    # To read a number waits for the device.
+    once = partial(timeit.timeit, lambda: work().reshape(-1)[0].item(), timer=time.perf_counter, number=1)
     best, begun = once(), time.perf_counter()
     while time.perf_counter() - begun < MEASURE_S:
         best = min(best, once())
