@@ -36,14 +36,10 @@ def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> 
             f"--ollama: the model's chat template cannot be written as ollama's ({error}). Leave --ollama"
             " out; llama.cpp and others read the template that the folder has."
         ) from None
-    return "\n".join([*_lines(chat, template, temperature, new_tokens, context), ""])
-
-
-def _lines(chat: Chat, template: str, temperature: float, new_tokens: int, context: int) -> Sequence[str]:
     # From all tokens, as in training.
     drawing = {"temperature": f"{temperature:g}", "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
     limits = {"num_predict": new_tokens, "num_ctx": min(context, MAX_CONTEXT_TOKENS)}
-    return [
+    lines = [
         "# In this folder, with https://github.com/ggml-org/llama.cpp beside it:",
         *(f"#     {command}" for command in COMMANDS),
         "FROM ./model.gguf",
@@ -52,6 +48,7 @@ def _lines(chat: Chat, template: str, temperature: float, new_tokens: int, conte
         *(f"PARAMETER {name} {value}" for name, value in (drawing | limits).items()),
         *(f'PARAMETER stop "{chat.tokenizer.decode([end])}"' for end in sorted(chat.ends)),
     ]
+    return "\n".join(lines) + "\n"
 
 
 def _template(chat: Chat) -> str:

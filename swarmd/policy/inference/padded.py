@@ -60,15 +60,14 @@ class PaddedRows:
         self._cache.reorder_cache(places)
 
     def _forward(self, ids: Tensor, positions: Tensor, **more: Any) -> Tensor:
-        out = self._network(
+        logits: Tensor = self._network(
             input_ids=ids,
             attention_mask=self._mask,
             position_ids=positions,
             use_cache=True,
             **{self._takes: self._cache},
             **more,
-        )
-        logits: Tensor = out.logits[:, -1]
+        ).logits[:, -1]
         return logits
 
 

@@ -57,8 +57,11 @@ def importance_cap(config: NodeConfig) -> float:
     """
     if config.train.importance_cap is not None:
         return config.train.importance_cap
-    foreign = config.generate.engine != OWN
-    if not foreign or config.replay.mode == "on" or not LOSSES[config.train.loss].uses_ratio:
+    if (
+        config.generate.engine == OWN
+        or config.replay.mode == "on"
+        or not LOSSES[config.train.loss].uses_ratio
+    ):
         return 0.0
     log.info(
         "answers come from another implementation than the trainer's (%s): importance weights of at most %g"
