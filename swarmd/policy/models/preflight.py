@@ -64,11 +64,9 @@ def driver_there(
     if any(map(exists, DRIVERS)):
         return True
     for library in LIBRARIES:
-        try:
+        with contextlib.suppress(OSError):
             load(library)
-        except OSError:
-            continue
-        return True
+            return True
     return False
 
 
