@@ -9,8 +9,18 @@ from swarmd.config.messages import nearest
 BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
 FILES = (".py", ".jsonl", ".parquet", ".yaml")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
-_HUB_FILE = re.compile(r"hf:[\w.-]+/[\w.-]+@[0-9a-f]{40}/(?!.*\.\.)[\w./-]+\.(parquet|jsonl)")
-_TASKSET = re.compile(r"verifiers:[A-Za-z0-9][\w.-]*@[\w.+!-]+")
+# What a name that begins so looks like, in full and in words.
+_FORMS = {
+    "hf:": (
+        r"hf:[\w.-]+/[\w.-]+@[0-9a-f]{40}/(?!.*\.\.)[\w./-]+\.(parquet|jsonl)",
+        "a data set of the hub has a commit and a file, as its page shows them under Files:"
+        " hf:OWNER/NAME@COMMIT/FILE, 40 hexadecimal digits, a .parquet or .jsonl file",
+    ),
+    "verifiers:": (
+        r"verifiers:[A-Za-z0-9][\w.-]*@[\w.+!-]+",
+        "a taskset of verifiers has a name and a version: verifiers:NAME@VERSION",
+    ),
+}
 EXPECTED = (
     f"{', '.join(BUILT_IN)}, a .py, .jsonl, .parquet or .yaml file, hf:OWNER/NAME@COMMIT/FILE,"
     " verifiers:NAME@VERSION, or the name of tasks that an installed package offers"
@@ -42,17 +52,11 @@ def curriculum_name(text: str) -> str:
     """
     if text in BUILT_IN:
         return text
-    if text.startswith("hf:"):
-        if not _HUB_FILE.fullmatch(text):
-            raise ValueError(
-                "a data set of the hub has a commit and a file, as its page shows them under Files:"
-                " hf:OWNER/NAME@COMMIT/FILE, 40 hexadecimal digits, a .parquet or .jsonl file"
-            )
-        return text
-    if text.startswith("verifiers:"):
-        if not _TASKSET.fullmatch(text):
-            raise ValueError("a taskset of verifiers has a name and a version: verifiers:NAME@VERSION")
-        return text
+    for prefix, (form, words) in _FORMS.items():
+        if text.startswith(prefix):
+            if not re.fullmatch(form, text):
+                raise ValueError(words)
+            return text
     if text.endswith(FILES):
         return absolute(text)
     offered = sorted(point.name for point in entry_points(group=GROUP))
