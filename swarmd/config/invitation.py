@@ -68,15 +68,14 @@ class Invitation:
 
 def write_invitation(invitation: Invitation) -> str:
     """Write an invitation as text, with its checksum. A name that is looked up is read back as /dns."""
-    of = invitation
-    fields = [("curriculum", of.curriculum), ("digest", of.digest), ("model", of.model)]
+    fields = [(key, getattr(invitation, key)) for key in ("curriculum", "digest", "model")]
     places: dict[PeerId, list[str]] = {}
-    for peer, endpoint in map(parse_bootstrap, of.bootstrap):
+    for peer, endpoint in map(parse_bootstrap, invitation.bootstrap):
         places.setdefault(peer, []).append(f"{endpoint.host}:{endpoint.port}")
     fields += [("at", f"{'+'.join(there)}/{peer}") for peer, there in places.items()]
-    fields += [("judge", of.judge)]
+    fields += [("judge", invitation.judge)]
     text = SCHEME + ",".join(
-        [of.name, *(f"{key}={quote(value, safe=_PLAIN)}" for key, value in fields if value)]
+        [invitation.name, *(f"{key}={quote(value, safe=_PLAIN)}" for key, value in fields if value)]
     )
     return f"{text},check={_check(text)}"
 
