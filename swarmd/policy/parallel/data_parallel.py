@@ -149,8 +149,8 @@ class Trainers:
         self._checks, self._check_every = devices_alike(size), check_every
         self._children: list[WorkerProcess] = []
         # The ranks' file stays until the end: NCCL's find each other there at their first sum only.
-        self._met, self._meeting = False, folder / "meeting"
-        # What every other rank must answer for the last step.
+        self._meeting = folder / "meeting"
+        # What every other rank must answer for the last step; None before the first.
         self._expected: Stepped | None = None
 
     def __enter__(self) -> Self:
@@ -186,9 +186,10 @@ class Trainers:
         if not rows:
             return UpdateReport()
         try:
-            if not self._met:
+            if self._expected is None:
                 self._meet()
-            self._check_last_step()
+            else:
+                self._check_last_step()
             return self._shared(learner, rows)
         except RankLost:
             for child in self._children:
@@ -208,7 +209,7 @@ class Trainers:
 
     def _check_last_step(self) -> None:
         """Check that each of the others finished the last step with the same result as ours."""
-        for child in self._children if self._expected else ():
+        for child in self._children:
             message = child.receive()
             _raise_failure(message)
             if message != self._expected:
@@ -235,7 +236,6 @@ class Trainers:
                 _raise_failure(child.receive())
         finally:
             shutil.rmtree(state, ignore_errors=True)
-        self._met = True
 
 
 def _raise_failure(message: Message | None) -> None:
