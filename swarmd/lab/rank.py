@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
@@ -27,7 +28,7 @@ from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST_EXIT_CODE
 from swarmd.lab.results import Results, Run
-from swarmd.policy.parallel.data_parallel import RankLost, Ranks
+from swarmd.policy.parallel.data_parallel import RankLost, all_gather, join, leave
 from swarmd.protocols import Reward
 from swarmd.tasks.source import Task
 from swarmd.trainer.round import run_round
@@ -70,20 +71,20 @@ class RankedSwarm(PlayedSwarm):
     What it returns is of all nodes, the same on every rank.
     """
 
-    def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
-        self._ranks, self._network, self._cpu = ranks, RankNetwork(), 0.0
+    def __init__(self, setting: Setting, seed: int, reward: Reward, rank: int) -> None:
+        self._rank, self._network, self._cpu = rank, RankNetwork(), 0.0
         super().__init__(
             setting.model_copy(update={"whole": True}), seed, reward, self._network,
-            partial(RankExchange, gather=self._gather_frames), [ranks.rank],
+            partial(RankExchange, gather=self._gather_frames), [rank],
         )  # fmt: skip
         self._began = time.process_time()
 
     def round(self, number: int) -> dict[str, Any]:
         gone = self._begin(number)
-        if self._ranks.rank in gone:
+        if self._rank in gone:
             self._gather_frames()
-        report = NOTHING if self._ranks.rank in gone else run_round(number, self.nodes[0])
-        told = self._ranks.all_gather(msgspec.msgpack.encode((report, time.process_time() - self._began)))
+        report = NOTHING if self._rank in gone else run_round(number, self.nodes[0])
+        told = all_gather(msgspec.msgpack.encode((report, time.process_time() - self._began)))
         reports, seconds = zip(*map(_report.decode, told), strict=True)
         self._loudness = sum(each.informative for each in reports) / len(reports)
         self._cpu = sum(seconds)
@@ -93,7 +94,7 @@ class RankedSwarm(PlayedSwarm):
         self, questions: Sequence[Task], answers: int, seed: int, scored: Reward | None = None
     ) -> dict[str, Any]:
         own = super().evaluate(questions, answers, seed, scored)
-        told = [msgspec.json.decode(each) for each in self._ranks.all_gather(msgspec.json.encode(own))]
+        told = [msgspec.json.decode(each) for each in all_gather(msgspec.json.encode(own))]
         return {
             key: [each[key][0] for each in told] if isinstance(value, list) else value
             for key, value in own.items()
@@ -106,18 +107,18 @@ class RankedSwarm(PlayedSwarm):
     def _gather_frames(self) -> None:
         sent, self._network.sent = self._network.sent, []
         own = [frame for sender, frame in sent if sender == self.nodes[0].me]
-        told = self._ranks.all_gather(msgspec.msgpack.encode(own))
+        told = all_gather(msgspec.msgpack.encode(own))
         for place, data in enumerate(told):
-            for frame in _frames.decode(data) if place != self._ranks.rank else ():
+            for frame in _frames.decode(data) if place != self._rank else ():
                 self._network.inject(frame, self.ids[place])
 
 
-def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
+def play_rank(results: Results, run: Run, rank: int) -> None:
     experiment = results.experiment
     with ExitStack() as stack:
-        append = stack.enter_context(results.writing(run)) if ranks.rank == 0 else None
+        append = stack.enter_context(results.writing(run)) if rank == 0 else None
         for line in lines_of(
-            experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, ranks=ranks)
+            experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, rank=rank)
         ):
             if append:
                 append(line)
@@ -129,11 +130,13 @@ def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
     results.resume(results.experiment, "torch")
     nodes = results.experiment.setting(setting).nodes
     try:
-        with Ranks(meeting, int(rank), len(nodes)) as ranks:
-            play_rank(results, Run(setting, int(seed)), ranks)
+        join(meeting, int(rank), len(nodes), torch.device("cpu"))
+        play_rank(results, Run(setting, int(seed)), int(rank))
     except RankLost as error:
         print(f"another node's process is lost: {error}", file=sys.stderr)
         sys.exit(LOST_EXIT_CODE)
+    finally:
+        leave()
 
 
 if __name__ == "__main__":

@@ -243,46 +243,23 @@ def _raise_failure(message: Message | None) -> None:
         raise WorkerFailed(message.message, message.exit_code)
 
 
-class Ranks:
-    """The ranks of one run.
+def all_gather(data: bytes) -> list[bytes]:
+    """Return the bytes of each rank that has joined, by rank; wait for all. Raises RankLost where one is gone.
 
-    Use it as a context manager: entering it waits for all of them. Raises RankLost where one is gone.
-
-    It gathers what `all_gather_object` does, but in tensors: that one pickles, and nothing is unpickled here.
+    Sizes are exchanged first, then the bytes, padded to the longest. torch's `all_gather_object` pickles, and
+    nothing is unpickled here.
     """
+    sizes = [int(size) for size in _all(torch.tensor([len(data)]))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
+    return [bytes(each[:size].numpy()) for each, size in zip(_all(padded), sizes, strict=True)]
 
-    def __init__(self, meeting: str, rank: int, size: int) -> None:
-        """Prepare to meet the other ranks.
 
-        meeting: a file that does not exist yet, the same for all.
-        """
-        self.rank, self.size, self._meeting = rank, size, meeting
-
-    def __enter__(self) -> Self:
-        join(self._meeting, self.rank, self.size, torch.device("cpu"))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        leave()
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        """Return every rank's bytes, by rank; wait for all.
-
-        Sizes are exchanged first, then the bytes, padded to the longest.
-        """
-        sizes = [int(size) for size in self._all(torch.tensor([len(data)]))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
-        found = self._all(padded)
-        return [bytes(each[:size].numpy()) for each, size in zip(found, sizes, strict=True)]
-
-    def _all(self, mine: Tensor) -> list[Tensor]:
-        everybody = [torch.empty_like(mine) for _ in range(self.size)]
-        try:
-            dist.all_gather(everybody, mine)
-        except RuntimeError as error:
-            # gloo raises this for a broken connection.
-            raise RankLost(str(error).splitlines()[0]) from error
-        return everybody
+def _all(mine: Tensor) -> list[Tensor]:
+    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    try:
+        dist.all_gather(everybody, mine)
+    except RuntimeError as error:
+        # gloo raises this for a broken connection.
+        raise RankLost(str(error).splitlines()[0]) from error
+    return everybody
