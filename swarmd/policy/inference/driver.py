@@ -57,12 +57,11 @@ class NetworkWeights:
         Adapted layers are written in float32: W + s B A in 16 bits would lose part of the adapter.
         """
         network: Any = self.network
-        tensors: dict[str, Tensor] = {}
-        there: set[int] = set()
-        for name, weight in network.named_parameters(remove_duplicate=True):
-            if "lora_" not in name and weight.data_ptr() not in there:
-                there.add(weight.data_ptr())
-                tensors[name.replace(".base_layer.", ".")] = weight.detach().contiguous()
+        tensors: dict[str, Tensor] = {
+            name.replace(".base_layer.", "."): weight.detach().contiguous()
+            for name, weight in network.named_parameters()
+            if "lora_" not in name
+        }
         tensors |= {f"{name}.weight": folded(layer) for name, layer in lora_layers(network)}
         tensors |= {
             name: b.contiguous() for name, b in network.named_buffers() if name in network.state_dict()
