@@ -332,12 +332,14 @@ def _alternatives(fit: Fit) -> Iterator[str]:
     for dtype, length, (rank, kind), copy in product(dtypes, lengths, ways, copies):
         changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind, start_copy=copy)
         if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
-            changes = [f"train.optimizer = '{kind}'"] * (kind != work.optimizer)
-            changes += [f"model.lora = 'on' (rank {rank})"] * (rank != plan.lora_rank)
-            changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
-            changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
-            changes += ["train.kl_every = 0"] * (copy != work.start_copy)
-            yield f"this model with {' and '.join(changes)}"
+            changes = {
+                f"train.optimizer = '{kind}'": kind != work.optimizer,
+                f"model.lora = 'on' (rank {rank})": rank != plan.lora_rank,
+                f"generate.max_new_tokens = {length}": length != work.new_tokens,
+                f"model.dtype = '{dtype}'": dtype != plan.dtype,
+                "train.kl_every = 0": copy != work.start_copy,
+            }
+            yield f"this model with {' and '.join(words for words, needed in changes.items() if needed)}"
     for name, shape in NAMED.items():
         its_work = replace(
             work, micro_batch_tokens=0, new_tokens=NEW_TOKENS_TINY if name in TINY else work.new_tokens
