@@ -344,23 +344,21 @@ def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.M
     """
     transformers_logging.disable_progress_bar()
     network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
-    if identity.dtype == NF4:
-        require_nf4(torch.device("cpu"), adapter=True)
     if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
         raise policy_files.CheckpointUnfit(
             f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
             " model back as it was: an adapter is worth nothing on another."
         )
     if identity.dtype == NF4:
+        require_nf4(torch.device("cpu"), adapter=True)
         round_to_four_bits(network)
     return network
 
 
 def put_trained(network: nn.Module, weights: bytes, source: str) -> None:
     """Give the network's trained parameters a checkpoint's values. Raises CheckpointUnfit."""
-    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     try:
-        policy_files.put_weights(trained, weights)
+        policy_files.put_weights({n: p for n, p in network.named_parameters() if p.requires_grad}, weights)
     except ValueError as error:
         raise policy_files.CheckpointUnfit(
             f"the checkpoint does not fit {source}: {hub.first_line(error)}. Let the node save another."
