@@ -206,7 +206,12 @@ def weight_map(folder: Path, source: str) -> dict[str, Stored]:
     if not index and not (folder / WEIGHTS).exists():
         raise no_model(folder, source, WEIGHTS)
     for name in weight_names(folder, source):
-        for tensor, shape in _tensors(folder / name, source).items():
+        try:
+            with safe_open(plain_file(folder / name, source), framework="np") as file:
+                shapes = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise _not_whole(folder / name, source, str(error)) from None
+        for tensor, shape in shapes.items():
             if tensor in found:
                 raise _bad_index(source, f"{shown(tensor)} is in both {found[tensor].file} and {name}")
             found[tensor] = Stored(name, shape)
@@ -233,16 +238,6 @@ def _bad_index(source: str, why: str) -> NoModel:
     return NoModel(
         f"the {INDEX} of {source} is wrong: {why}. Download the model again, or choose another one."
     )
-
-
-def _tensors(path: Path, source: str) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a safetensors file's tensors. Raises NoModel where it is damaged."""
-    place = plain_file(path, source)
-    try:
-        with safe_open(place, framework="np") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise _not_whole(path, source, str(error)) from None
 
 
 def _not_whole(path: Path, source: str, why: str) -> NoModel:
