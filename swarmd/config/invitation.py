@@ -37,7 +37,6 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 _MODEL: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-_CHECK_CHARACTERS: Final = 8
 _FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
 
 
@@ -173,7 +172,7 @@ def _decoded(key: str, value: str) -> str:
 
 
 def _check(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_CHECK_CHARACTERS]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def _wrong(what: str) -> ConfigError:

@@ -146,18 +146,15 @@ class LanguagePolicy:
             context=sampling.context,
             mean=MEANS[config.train.loss_mean],
         )
-        learner = Learner(loaded.network, learning, loaded.device, rest)
-        generator = seeded(loaded.device, seed)
-        engine = open_engine(config, loaded, sampling, rest=rest, between=between)
         return cls(
             loaded,
             chat,
-            learner,
+            Learner(loaded.network, learning, loaded.device, rest),
             lambda scored: loss.advantages(scored, config.train),
             rows,
             sampling,
-            generator,
-            Driver(engine, loaded, rest, between),
+            seeded(loaded.device, seed),
+            Driver(open_engine(config, loaded, sampling, rest, between), loaded, rest, between),
             versions=between is not None,
         )
 

@@ -96,9 +96,8 @@ def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
 @torch.no_grad()
 def folded(layer: "LoraLinear") -> Tensor:
     """Return W + s B A of an adapted layer, in float32."""
-    delta: Tensor = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
-    whole: Tensor = layer.get_base_layer().weight.float() + delta
-    return whole
+    delta = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
+    return torch.add(layer.get_base_layer().weight.float(), delta)
 
 
 @torch.no_grad()

@@ -39,7 +39,6 @@ CHECK_EVERY_UPDATES: Final = 100
 JOIN_TIMEOUT: Final = timedelta(minutes=2)
 # Between the first rank that has its gradients and the last.
 UPDATE_TIMEOUT: Final = timedelta(minutes=30)
-_LOOPBACK: Final = ("lo", "lo0")
 
 
 def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
@@ -66,7 +65,7 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
 
     Raises RankLost where one does not come.
     """
-    interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
+    interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -244,7 +243,7 @@ def _raise_failure(message: Message | None) -> None:
 
 
 def all_gather(data: bytes) -> list[bytes]:
-    """Return the bytes of each rank that has joined, by rank; wait for all. Raises RankLost where one is gone.
+    """Return the bytes of each rank that has joined, by rank; wait for all. Raises RankLost.
 
     Sizes are exchanged first, then the bytes, padded to the longest. torch's `all_gather_object` pickles, and
     nothing is unpickled here.

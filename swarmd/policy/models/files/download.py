@@ -42,8 +42,7 @@ from swarmd.policy.models.files.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
 # What `http_get` hands on at once, and what is lost with the process. Its default is ten times as much.
-CHUNK_BYTES: Final = 2**20
-constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
+constants.DOWNLOAD_CHUNK_SIZE = 2**20
 # Small files would come by hf_xet, which stalls for ever on some connections (huggingface/xet-core#869), and
 # whose errors are none of the hub's, of HTTP or of the disk.
 constants.HF_HUB_DISABLE_XET = True

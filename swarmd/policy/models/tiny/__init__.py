@@ -7,5 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-_FOLDER = Path(__file__).parent / "weights"
-WEIGHTS: Mapping[str, Path] = MappingProxyType({name: _FOLDER / name for name in ("tiny", "tiny-latent")})
+WEIGHTS: Mapping[str, Path] = MappingProxyType(
+    {name: Path(__file__).parent / "weights" / name for name in ("tiny", "tiny-latent")}
+)
