@@ -89,8 +89,11 @@ def load_model(
             pack_bases(network, device)
         network = network.to(device).eval()
         take_over_head(network)
-    fitted = {field.name: getattr(found, field.name) for field in fields(found)}
-    return Loaded(**fitted, network=network, fingerprint=fingerprint)
+    return Loaded(
+        **{field.name: getattr(found, field.name) for field in fields(found)},
+        network=network,
+        fingerprint=fingerprint,
+    )
 
 
 def _too_large(source: str, why: str) -> NoModel:
@@ -123,17 +126,12 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
             )
     except NoModel:
         raise
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:  # a stranger's files: transformers may raise anything for them
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(
-            f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it"
-            " again."
-        ) from error
-    except Exception as error:  # a stranger's files: transformers may raise anything for them
-        raise NoModel(
-            f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or"
-            " choose another model."
+            f"the weights of {source} cannot be loaded, or do not fit its configuration"
+            f" ({hub.first_line(error)}). Download them again, or choose another model."
         ) from error
     finally:
         transformers_logging.set_verbosity(told)
