@@ -115,7 +115,12 @@ class Driver:
             answers = checked(answers, prompts, copies, sampling, vocabulary)
             if self._between is not None:
                 answers = [[replace(s, versions=(version,) * len(s.ids)) for s in each] for each in answers]
-        self._require_probabilities(answers)
+        first = [s.logprobs[0] for samples in answers for s in samples if s.ids]
+        if first and all(map(math.isnan, first)):
+            raise NoModel(
+                f"the probabilities of {self._loaded.source} are no numbers in"
+                f" {dtype_name(self._loaded.dtype)}. Set model.dtype to 'float32', or choose another model."
+            )
         return answers
 
     @property
@@ -135,15 +140,6 @@ class Driver:
             engine.sync(NetworkWeights(x.network, version, x.plan.lora_rank, x.source))
             self._synced = version
         return version
-
-    def _require_probabilities(self, answers: Sequence[Sequence[Sample]]) -> None:
-        first = [s.logprobs[0] for samples in answers for s in samples if s.ids]
-        if first and all(map(math.isnan, first)):
-            loaded = self._loaded
-            raise NoModel(
-                f"the probabilities of {loaded.source} are no numbers in {dtype_name(loaded.dtype)}. Set"
-                " model.dtype to 'float32', or choose another model."
-            )
 
     def sleep(self) -> None:
         """Put the engine to sleep: the network is about to be trained."""
