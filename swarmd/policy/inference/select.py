@@ -19,6 +19,7 @@ from swarmd.policy.inference.engine import (
 )
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
+from swarmd.policy.models.device import dtype_name
 from swarmd.policy.models.files.model_folder import checked_folder
 from swarmd.policy.models.load import Loaded
 from swarmd.policy.models.lora import NF4
@@ -38,15 +39,27 @@ def open_engine(
     between: Callable[[], int] | None = None,
 ) -> OwnEngine | InferenceEngine:
     """Open the configured inference engine. Raises NoEngine and EngineFailed."""
-    name = config.generate.engine
-    if name == OWN:
+    generate = config.generate
+    if generate.engine == OWN:
         return OwnEngine(loaded.network, loaded.plan.cache_tokens, rest, between)
     if loaded.plan.dtype == NF4:
         raise NoEngine(
-            f"{name} would answer with other weights than the base in 4 bits that is trained. Set"
+            f"{generate.engine} would answer with other weights than the base in 4 bits that is trained. Set"
             " generate.engine to \"own\", or model.dtype to 'bfloat16'."
         )
-    return open_plugin(name, _asked(config, loaded, sampling))
+    asked = EngineOptions(
+        model=_kept_folder(loaded),
+        device=loaded.device.type,
+        dtype=dtype_name(loaded.dtype),
+        lora_rank=loaded.plan.lora_rank,
+        context=sampling.context if sampling.context < NO_LIMIT_TOKENS else None,
+        url=generate.engine_url,
+        python=generate.engine_python,
+        memory=generate.engine_memory,
+        start_seconds=generate.engine_start_seconds,
+        arguments=generate.engine_args,
+    )
+    return open_plugin(generate.engine, asked)
 
 
 def importance_cap(config: NodeConfig) -> float:
@@ -70,22 +83,6 @@ def importance_cap(config: NodeConfig) -> float:
         FOREIGN_CAP,
     )
     return FOREIGN_CAP
-
-
-def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOptions:
-    generate = config.generate
-    return EngineOptions(
-        model=_kept_folder(loaded),
-        device=loaded.device.type,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        lora_rank=loaded.plan.lora_rank,
-        context=sampling.context if sampling.context < NO_LIMIT_TOKENS else None,
-        url=generate.engine_url,
-        python=generate.engine_python,
-        memory=generate.engine_memory,
-        start_seconds=generate.engine_start_seconds,
-        arguments=generate.engine_args,
-    )
 
 
 def _kept_folder(loaded: Loaded) -> Path:
