@@ -13,9 +13,10 @@ The caller makes the folder atomic (swarmd/trainer/checkpoint.py).
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
@@ -70,8 +71,8 @@ def contents(
     # Through bytes: safetensors' own file writer hides the errno of a full disk.
     yield "weights.safetensors", tensor_file(learner.weights)
     yield "training.safetensors", tensor_file(training)
-    document = asdict(_Document(identity, learner.updates, optimizer=learner.optimizer.kind))
-    yield "policy.json", msgspec.json.format(msgspec.json.encode(document), indent=1)
+    document = msgspec.json.encode(_Document(identity, learner.updates, optimizer=learner.optimizer.kind))
+    yield "policy.json", msgspec.json.format(document, indent=1)
 
 
 def described(document: bytes) -> ModelIdentity:
@@ -182,26 +183,21 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     """
     # Largest elements first, so that each tensor begins at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+    ends = [0, *accumulate(tensor.nbytes for _, tensor in ordered)]
+    offsets = list(pairwise(ends))
+    header = {
+        name: {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        for (name, tensor), place in zip(ordered, offsets, strict=True)
+    }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    file = torch.empty(start + end, dtype=torch.uint8)
+    file = torch.empty(start + ends[-1], dtype=torch.uint8)
     data = memoryview(file.numpy())  # type: ignore[arg-type]  # an array is a buffer
     data[:start] = struct.pack("<Q", len(text)) + text
     places = [
         file[start + begin : start + end].view(tensor.dtype).view(tensor.shape)
-        for (begin, end), (_, tensor) in zip(
-            (entry["data_offsets"] for entry in header.values()), ordered, strict=True
-        )
+        for (begin, end), (_, tensor) in zip(offsets, ordered, strict=True)
     ]
     if ordered:
         torch._foreach_copy_(places, [tensor.detach() for _, tensor in ordered])
