@@ -193,8 +193,8 @@ class Trainers:
         except RankLost:
             for child in self._children:
                 child.kill()
-                while (message := child.receive()) is not None:
-                    _raise_failure(message)
+                while _heard(child) is not None:
+                    pass
             raise
 
     def _shared(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
@@ -209,9 +209,7 @@ class Trainers:
     def _check_last_step(self) -> None:
         """Check that each of the others finished the last step with the same result as ours."""
         for child in self._children:
-            message = child.receive()
-            _raise_failure(message)
-            if message != self._expected:
+            if _heard(child) != self._expected:
                 raise RankLost(
                     "another trainer ended between two steps, or its weights are not ours any more"
                 )
@@ -223,23 +221,23 @@ class Trainers:
         try:
             self._policy.save(state)
             for child in self._children:
-                message = child.receive()
-                _raise_failure(message)
-                if message is None:
+                if _heard(child) is None:
                     raise RankLost("another trainer ended while it was starting")
             for rank, child in enumerate(self._children, 1):
                 child.send(Join(str(state), meeting, rank, self._size))
             join(meeting, 0, self._size, self._policy.device)
             for child in self._children:
                 # The reply means that it joined, with its weights in place.
-                _raise_failure(child.receive())
+                _heard(child)
         finally:
             shutil.rmtree(state, ignore_errors=True)
 
 
-def _raise_failure(message: Message | None) -> None:
+def _heard(child: WorkerProcess) -> Message | None:
+    message = child.receive()
     if isinstance(message, Fatal):
         raise WorkerFailed(message.message, message.exit_code)
+    return message
 
 
 def all_gather(data: bytes) -> list[bytes]:
