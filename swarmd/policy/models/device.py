@@ -324,17 +324,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def count_devices() -> int:
-    """Count the CUDA devices that are visible."""
-    return torch.cuda.device_count()
-
-
 def devices_alike(count: int) -> bool:
     """Return whether the first `count` CUDA devices are of one kind, so that they round alike.
 
     torch sums over as many blocks as a device has room for.
     """
-    return len({torch.cuda.get_device_name(i) for i in range(min(count, count_devices()))}) < 2
+    return len(set(map(torch.cuda.get_device_name, range(min(count, torch.cuda.device_count()))))) < 2
 
 
 def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
