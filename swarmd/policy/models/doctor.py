@@ -109,21 +109,17 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
         f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
         f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
     ]
-    lines += [line for note in fit.notes for line in ("", f"  {note}")]
+    notes = [*fit.notes]
     if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
-        lines += [
-            "",
-            f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included.",
-        ]
+        notes.append(
+            f"Answers end with the model's context of {fit.shape.context:,} tokens, question included."
+        )
     if plan.fits and plan.peak > plan.usable:
-        lines += [
-            "",
-            (
-                f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many:"
-                " fewer will be tried."
-            ),
-        ]
-    return lines
+        notes.append(
+            f"{plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many: fewer will"
+            " be tried."
+        )
+    return lines + [line for note in notes for line in ("", f"  {note}")]
 
 
 def _ends(chat: Chat) -> list[str]:
