@@ -127,6 +127,7 @@ def card(origin: Origin, figures: Figures) -> str:
     merged = ", merged into the base weights" if origin.lora_rank and not origin.adapter_only else ""
     rounding = [f"- {lost}"] if (lost := loss_of(origin)) else []
     linked = f"[{origin.base}](https://huggingface.co/{origin.base})" if origin.repository else f"`{name}`"
+    share = "none" if figures.external_share is None else f"{100 * figures.external_share:.0f} %"
     text = [
         f"# {name}, trained with swarmd",
         "",
@@ -152,7 +153,7 @@ def card(origin: Origin, figures: Figures) -> str:
             f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens"
             f" generated, {figures.tokens_trained:,} trained on"
         ),
-        f"- Rollouts of others in what was trained on: {_percent(figures.external_share)}",
+        f"- Rollouts of others in what was trained on: {share}",
         "",
         "## What was measured",
         "",
@@ -224,10 +225,6 @@ def _three(value: float | None) -> str:
 
 def _duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
-
-
-def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{100 * value:.0f} %"
 
 
 # The files of a checkpoint that an export needs.
@@ -414,5 +411,5 @@ def _add_old_names(path: Path, base: Mapping[str, Any]) -> None:
     """
     written = json.loads(path.read_text(encoding="utf-8"))
     old = {name: value for name, value in base.items() if name.startswith(_OLD_NAMES)}
-    text = json.dumps(old | {"torch_dtype": written["dtype"]} | written, indent=2)
-    path.write_text(text + "\n", encoding="utf-8")
+    both = old | {"torch_dtype": written["dtype"]} | written
+    path.write_text(json.dumps(both, indent=2) + "\n", encoding="utf-8")

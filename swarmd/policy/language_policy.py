@@ -128,12 +128,13 @@ class LanguagePolicy:
             temperature=config.generate.temperature,
         )
         _check_context(chat, sampling, loaded.source)
-        settled = {
-            "learning_rate": config.train.learning_rate or _default_rate(loaded),
-            "importance_cap": importance_cap(config),
-        }
         learning = Learning(
-            config.train.model_copy(update=settled),
+            config.train.model_copy(
+                update={
+                    "learning_rate": config.train.learning_rate or _default_rate(loaded),
+                    "importance_cap": importance_cap(config),
+                }
+            ),
             temperature=sampling.temperature,
             micro_batch_tokens=loaded.plan.micro_batch_tokens,
             checkpointing=loaded.plan.checkpointing,
@@ -248,10 +249,12 @@ class LanguagePolicy:
         They are cut as `update` cuts them.
         """
         self._driver.sleep()
-        prompts_and_ids = [
-            encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch
+        rows = [
+            [Row(prompt, cut, 0.0, None, 0.0) for cut in ids]
+            for prompt, ids in (
+                encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch
+            )
         ]
-        rows = [[Row(prompt, cut, 0.0, None, 0.0) for cut in ids] for prompt, ids in prompts_and_ids]
         found = self.learner.logprobs([row for rollout in rows for row in rollout if row.completion])
         return [
             Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout))
@@ -334,8 +337,13 @@ class LanguagePolicy:
     def _decode(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None
     ) -> list[list[Sample]]:
-        generator = self._generator if seed is None else seeded(self.device, seed)
-        return self._driver.generate(prompts, copies, sampling, generator, self.version)
+        return self._driver.generate(
+            prompts,
+            copies,
+            sampling,
+            self._generator if seed is None else seeded(self.device, seed),
+            self.version,
+        )
 
 
 def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:

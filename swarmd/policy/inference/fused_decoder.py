@@ -51,8 +51,7 @@ class Blocks:
 
 def readable(network: nn.Module) -> bool:
     """Return whether `Blocks` computes what this network does."""
-    model: Any = network
-    return model.config.model_type in FAMILIES
+    return network.config.model_type in FAMILIES  # type: ignore[union-attr]
 
 
 class _Block:

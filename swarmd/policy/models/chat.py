@@ -233,8 +233,9 @@ class Chat:
         self.ends, self.notes = ends | {tokenizer.eos_token_id} - {None}, list[str]()
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
         ways = [(system_prompt, ""), ("", system_prompt + "\n\n")] if system_prompt else [("", "")]
-        tokens = tokenizer.special_tokens_map.items()
-        special = tuple(sorted((name, text) for name, text in tokens if isinstance(text, str)))
+        special = tuple(
+            sorted((n, text) for n, text in tokenizer.special_tokens_map.items() if isinstance(text, str))
+        )
         for system, self._preamble in ways:
             try:
                 template = tokenizer.get_chat_template()

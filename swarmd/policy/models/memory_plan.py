@@ -182,7 +182,10 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
         # Else the backward pass would hold every layer's weights as they are computed with.
         checkpointing |= dtype == "nf4"
-        tokens = max(work.row, min(MAX_TOKENS, _power_of_two(most if checkpointing else most_plain)))
+        fitting = most if checkpointing else most_plain
+        # A power of two: so what happens to be free seldom changes the micro-batches, and with them the last
+        # digit of a sum.
+        tokens = max(work.row, min(MAX_TOKENS, 1 << fitting.bit_length() >> 1))
 
     # Of one token, in all layers; and the tokens of one question's answers.
     key_value, one = 2 * shape.layers * shape.key_width * size, work.completions * work.row
@@ -296,11 +299,3 @@ def _token_bytes(shape: Shape, size: int, adapted: bool, checkpointing: bool) ->
     # A layer that is computed again, and the gradients inside one.
     again = 2 * largest if checkpointing else largest
     return kept + again + norm
-
-
-def _power_of_two(tokens: int) -> int:
-    """Round down to a power of two.
-
-    So what happens to be free seldom changes the micro-batches, and with them the last digit of a sum.
-    """
-    return 1 << tokens.bit_length() - 1 if tokens else 0

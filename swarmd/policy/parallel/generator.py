@@ -26,8 +26,9 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
     while True:
         asked = inside.questions(config.round.local)
         answers = policy.generate([text for _, text in asked], config.round.completions)
-        numbers = [number for number, _ in asked]
-        inside.send(FinishedAnswers(list(zip(numbers, answers, strict=True))))
+        inside.send(
+            FinishedAnswers([(number, each) for (number, _), each in zip(asked, answers, strict=True)])
+        )
 
 
 def main() -> None:

@@ -59,8 +59,9 @@ class ReferencePolicy:
         weights: the trained ones.
         """
         self._adapted = [layer for _, layer in lora_layers(network)]
-        kept = () if self._adapted else weights.values()
-        self._copies = [(weight, weight.detach().to("cpu", copy=True)) for weight in kept]
+        self._copies = [
+            (weight, weight.detach().to("cpu", copy=True)) for weight in weights.values() if not self._adapted
+        ]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -228,10 +228,9 @@ def pad(rows: Sequence[Row], device: torch.device) -> Padded:
 
 
 def _scores(rows: Sequence[Row], device: torch.device) -> Scores:
-    nan = float("nan")
     return Scores(
         to_device([t for row in rows for t in row.completion], device),
         to_device([row.advantage for row in rows for _ in row.completion], device),
-        to_device([p for row in rows for p in (row.old or [nan] * len(row.completion))], device),
+        to_device([p for row in rows for p in (row.old or [torch.nan] * len(row.completion))], device),
         to_device([row.weight for row in rows for _ in row.completion], device),
     )
