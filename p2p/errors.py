@@ -27,7 +27,7 @@ class StateUnwritable(OperatorError):
     """A file of the node's state cannot be read or written."""
 
 
-class BadAddress(OperatorError):
+class BadAddress(OperatorError, ValueError):
     """An address is malformed."""
 
 

@@ -1,33 +1,12 @@
-"""Validators of addresses in the configuration: they return the text, or raise ValueError.
-
-Nothing is resolved.
-"""
+"""Validators of web addresses in the configuration. Nothing is resolved."""
 
 import re
-from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from p2p.address import parse_bootstrap, parse_listen
-from p2p.errors import BadAddress
+from swarmd.config.amounts import checked
 
 _DEFAULT_PORT = {"http": 80, "https": 443}
-
-
-def listen_address(text: str) -> str:
-    """Check that `text` is an address to listen at, /ip4/<address>/tcp/<port>, and return it.
-
-    Raises ValueError.
-    """
-    return _checked(parse_listen, text)
-
-
-def bootstrap_address(text: str) -> str:
-    """Check that `text` is a multiaddress to dial, ending in /p2p/<peer id>, and return it.
-
-    Raises ValueError.
-    """
-    return _checked(parse_bootstrap, text)
 
 
 def web_origin(text: str) -> str:
@@ -61,14 +40,8 @@ def web_origin(text: str) -> str:
     )
 
 
-def web_address(text: str) -> str:
-    """Check that `text` is empty or the address of a web service, and return it.
-
-    Raises ValueError.
-    """
-    if text:
-        web_origin(text)
-    return text
+# A text that is empty or the address of a web service.
+web_address = checked(web_origin, empty=True)
 
 
 def host_and_port(text: str) -> str:
@@ -85,14 +58,6 @@ def host_and_port(text: str) -> str:
     ):
         raise ValueError("it is neither host:port nor a port")
     return f"{host}:{port}"
-
-
-def _checked(parse: Callable[[str], object], text: str) -> str:
-    try:
-        parse(text)
-    except BadAddress as error:
-        raise ValueError(str(error)) from None
-    return text
 
 
 def _is_host(host: str) -> bool:

@@ -79,7 +79,7 @@ def _split(text: str) -> tuple[float, str]:
 
 
 def checked(parse: Callable[[str], object], *, empty: bool = False) -> Callable[[str], str]:
-    """Return a check that hands on a text that `parse` takes; with `empty`, "" too: no limit."""
+    """Return a check that hands on a text that `parse` takes; with `empty`, "" too."""
 
     def check(text: str) -> str:
         if text or not empty:

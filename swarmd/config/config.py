@@ -8,13 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines import offered
-from swarmd.config.addresses import (
-    bootstrap_address,
-    host_and_port,
-    listen_address,
-    web_address,
-)
+from swarmd.config.addresses import host_and_port, web_address
 from swarmd.config.amounts import checked, percent, rate, size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name, reward_file
 from swarmd.config.hours import window
@@ -257,14 +253,14 @@ class SwarmConfig(_Section):
         Field(description="libp2p, none or the name of an installed p2p engine"),
     ] = "libp2p"
     listen: Annotated[
-        tuple[Annotated[str, AfterValidator(listen_address)], ...],
+        tuple[Annotated[str, AfterValidator(checked(parse_listen))], ...],
         Field(description="a list of addresses such as /ip4/0.0.0.0/tcp/4001"),
     ] = (
         "/ip4/0.0.0.0/tcp/0",
         "/ip6/::/tcp/0",
     )  # multiaddresses; port 0: the node's own, which follows from its key
     bootstrap: Annotated[
-        tuple[Annotated[str, AfterValidator(bootstrap_address)], ...],
+        tuple[Annotated[str, AfterValidator(checked(parse_bootstrap))], ...],
         Field(description="a list of addresses such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"),
     ] = ()  # multiaddresses ending in /p2p/<peer id>
     # Look for members on the local network, and be found there; never on loopback.

@@ -5,9 +5,8 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from p2p.address import parse_endpoint
+from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.netgroup import only_here
-from swarmd.config.addresses import bootstrap_address
 from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.opening import LOOPBACK
@@ -96,6 +95,6 @@ def place(address: str) -> str:
 def _can_be_invited_to(address: str) -> bool:
     """Return whether `swarm.bootstrap` accepts the address."""
     try:
-        return bool(bootstrap_address(address))
+        return bool(parse_bootstrap(address))
     except ValueError:
         return False
