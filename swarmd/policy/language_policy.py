@@ -82,7 +82,8 @@ class LanguagePolicy:
             versions: whether each token tells the version of the weights that drew it.
         """
         self._loaded, self._chat, self._sampling, self._generator = loaded, chat, sampling, generator
-        self._loss, self._rows, self._driver, self._step = loss, rows, driver, Learner.step
+        self._loss, self._rows, self._driver = loss, rows, driver
+        self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
         self._versions, self.learner, self.trained = versions, learner, learner.weights
         self.network, self.device, self.parameters = loaded.network, loaded.device, loaded.shape.parameters
         self.fingerprint, self.notes = loaded.fingerprint, loaded.notes

@@ -51,7 +51,8 @@ class Blocks:
 
 def readable(network: nn.Module) -> bool:
     """Return whether `Blocks` computes what this network does."""
-    return network.config.model_type in FAMILIES  # type: ignore[union-attr]
+    model: Any = network
+    return model.config.model_type in FAMILIES
 
 
 class _Block:

@@ -122,9 +122,8 @@ def _text_name(name: str) -> str:
 
 def _equal(place: hub.Place, stored: Mapping[str, Stored], *names: str) -> bool:
     """Return whether two tensors of the weights' files have the same values."""
-    one, other = (
-        safe_open(place.folder / stored[name].file, framework="pt").get_tensor(name) for name in names
-    )
+    files: list[Any] = [safe_open(place.folder / stored[name].file, framework="pt") for name in names]
+    one, other = (file.get_tensor(name) for file, name in zip(files, names, strict=True))
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
