@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
@@ -130,7 +129,7 @@ def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
     results.resume(results.experiment, "torch")
     nodes = results.experiment.setting(setting).nodes
     try:
-        join(meeting, int(rank), len(nodes), torch.device("cpu"))
+        join(meeting, int(rank), len(nodes))
         play_rank(results, Run(setting, int(seed)), int(rank))
     except RankLost as error:
         print(f"another node's process is lost: {error}", file=sys.stderr)

@@ -19,13 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-import torch
-
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import choose_device, environment
+from swarmd.policy.models.device import choose_device, count_devices, environment
 from swarmd.policy.models.preflight import cores
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.generator_pool import Generators
@@ -65,11 +63,10 @@ def check_workers(config: NodeConfig) -> None:
             "workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or"
             " model.device to 'cpu'."
         )
-    if device == "cuda" and workers.trainers > torch.cuda.device_count():
+    if device == "cuda" and workers.trainers > count_devices():
         raise ConfigError(
             f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are"
-            f" {torch.cuda.device_count()}. Set it to that, or make more of them visible"
-            " (CUDA_VISIBLE_DEVICES)."
+            f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
         )
     processes, available = workers.processes, max(1, int(cores(logical=True)))
     if device == "cpu" and processes > PROCESSES_PER_CORE * available:
@@ -229,5 +226,5 @@ def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
 
 def sharing(config: NodeConfig, place: int) -> int:
     """Count the processes of this run on the device of this place."""
-    devices = torch.cuda.device_count() if choose_device(config.model.device).type == "cuda" else 1
+    devices = count_devices() if choose_device(config.model.device).type == "cuda" else 1
     return processes_on(place, config.workers.processes, devices)

@@ -324,6 +324,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def count_devices() -> int:
+    """Count the CUDA devices that are visible."""
+    return torch.cuda.device_count()
+
+
 def devices_alike(count: int) -> bool:
     """Return whether the first `count` CUDA devices are of one kind, so that they round alike.
 

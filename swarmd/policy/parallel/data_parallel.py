@@ -60,7 +60,7 @@ class RankLost(Exception):
     """A rank ended while the others waited for it."""
 
 
-def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
+def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
     """Meet the other ranks in a file, over loopback alone; wait for all of them.
 
     Raises RankLost where one does not come.
@@ -68,7 +68,7 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
     interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
@@ -225,7 +225,7 @@ class Trainers:
                     raise RankLost("another trainer ended while it was starting")
             for rank, child in enumerate(self._children, 1):
                 child.send(Join(str(state), meeting, rank, self._size))
-            join(meeting, 0, self._size, self._policy.device)
+            join(meeting, 0, self._size, self._policy.device.type)
             for child in self._children:
                 # The reply means that it joined, with its weights in place.
                 _heard(child)

@@ -26,7 +26,7 @@ def train(begin: Begin, inside: WorkerLink) -> None:
         match inside.messages.get():
             case Join(state, meeting, rank, size):
                 policy.restore(Path(state))
-                join(meeting, rank, size, policy.device)
+                join(meeting, rank, size, policy.device.type)
                 inside.send(WorkerReady())
             case Share(rows, check):
                 learner.step(rows, combine)

@@ -55,7 +55,7 @@ def test_the_timeout_of_an_update_is_set_by_its_public_name(
     told = list[object]()
     monkeypatch.setattr(data_parallel.c10d, "set_timeout", told.append, raising=False)
     monkeypatch.setattr(data_parallel.c10d._world, "group_count", 0)
-    data_parallel.join(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"))
+    data_parallel.join(str(tmp_path / "meeting"), 0, 1)
     data_parallel.leave()
     assert told == [data_parallel.UPDATE_TIMEOUT]
 
