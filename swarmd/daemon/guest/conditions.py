@@ -25,9 +25,9 @@ class MachineFacts:
     on_battery: bool | None = None
     idle: float | None = None  # seconds without keyboard and mouse
     load: float | None = None  # of other programs: share of all cores
-    left: float | None = None  # part of one core that other programs leave to the node; None: enough
     metered: bool | None = None
     gpu: float | None = None  # of other programs: share of the node's GPU
+    left: float | None = None  # part of one core that other programs leave to the node; None: enough
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,11 @@ def _tie_as_stored(architecture: Any, place: hub.Place) -> None:
     if HEAD in renamed:
         tied = architecture.tie_word_embeddings and _equal(place, stored, renamed[HEAD], embedding)
     else:
-        # In some families the head has another name in the files.
-        shape = stored[embedding].shape
-        tied = not any(other.shape == shape for name, other in stored.items() if name != embedding)
+        # In some families the head has another name in the files, outside the body of the network.
+        shape, body = stored[embedding].shape, _text_name(embedding).partition(".")[0]
+        tied = not any(
+            stored[name].shape == shape and text.partition(".")[0] != body for text, name in renamed.items()
+        )
     architecture.tie_word_embeddings = tied
 
 

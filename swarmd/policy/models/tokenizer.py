@@ -86,7 +86,7 @@ def _drop_beyond(tokenizer: Any, rows: int, source: str) -> None:
         return
     backend = getattr(tokenizer, "backend_tokenizer", None)
     needed = beyond if backend is None else backend.get_vocab(with_added_tokens=False)
-    for token, number in beyond.items():
+    for number, token in sorted((number, token) for token, number in beyond.items()):
         if token in needed or token == tokenizer.eos_token:
             raise NoModel(
                 f"the tokenizer of {source} has the number {number} for {shown(token)}, and its network has"

@@ -85,6 +85,8 @@ def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> Non
         "parameters": load(folders["llama"]).shape.parameters,
         "lora": None,
         "keeps_first": True,
+        "new_tokens": 12,
+        "context": 128,
     }
     json.dumps(dict(policy.description))
 
