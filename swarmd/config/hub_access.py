@@ -1,7 +1,7 @@
 """Says why the Hugging Face hub cannot be used: its answer, the connection, the disk, or the environment.
 
-The hub's libraries raise anything for a variable that they cannot read: ImportError for a SOCKS proxy without
-socksio, ValueError for a proxy's scheme, UnicodeEncodeError for a token.
+The hub's libraries raise anything for a variable that they cannot read: ValueError for a proxy's scheme,
+UnicodeEncodeError for a token.
 """
 
 import errno
@@ -56,6 +56,5 @@ def fault_of(
     proxies = [name for name in there if name in PROXIES and "prox" in f"{why}{error!r}".lower()]
     return ConfigError(
         f"the Hugging Face hub cannot be used for {what} ({why}). Correct or unset"
-        f" {' and '.join(proxies or there) or 'the variables of the hub and of proxies'}"
-        + (", or install the package socksio." if "SOCKS" in why else ".")
+        f" {' and '.join(proxies or there) or 'the variables of the hub and of proxies'}."
     )
