@@ -26,7 +26,6 @@ import trio.testing
 from swarmd_engine_hivemind import engine as hivemind_engine
 from swarmd_engine_hivemind import p2pd as p2pd_module
 from swarmd_engine_hivemind.p2pd import (
-    P2pd,
     P2pdGone,
     Wire,
     messages,
@@ -41,6 +40,7 @@ from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.engines import engine, offered
 from p2p.engines.libp2p.request_response import Responder
+from p2p.engines.traffic import UNKNOWN_LINE, Traffic
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
@@ -76,7 +76,8 @@ def children() -> list[psutil.Process]:
 async def test_running_out_of_streams_ends_nothing(nursery: trio.Nursery) -> None:
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_p2pd(Identity(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
-        await nursery.start(serve, p2pd, Responder(lambda _, question: question, lambda _: True))
+        responder = Responder(lambda _, question: question, lambda _: True, Traffic().upload)
+        await nursery.start(serve, p2pd, responder, lambda _: UNKNOWN_LINE)
         async with await trio.open_unix_socket(str(p2pd.folder / "asked")) as first:
             await first.send_eof()
             assert await first.receive_some(1) == b""  # it serves
@@ -170,11 +171,11 @@ async def test_the_engine_is_up_once_it_answers_questions(
     """However long p2pd takes to hand them over: who finds it may ask at once."""
     answers = False
 
-    async def late(p2pd: P2pd, responder: Responder, task_status: Started) -> None:
+    async def late(*arguments: Any, task_status: Started) -> None:
         nonlocal answers
         await trio.sleep(0.2)
         answers = True
-        await serve(p2pd, responder, task_status)
+        await serve(*arguments, task_status=task_status)
 
     monkeypatch.setattr(hivemind_engine, "serve", late)
     await nursery.start(real_engine("hivemind", 1).run)
