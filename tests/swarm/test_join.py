@@ -202,7 +202,7 @@ def test_a_node_in_the_background_outlives_its_terminal_and_is_stopped_at_once(t
         said = " ".join(rest_of(ours).split())
         assert starter.wait(TIMEOUT_S) == 0
     assert "The node runs in the background" in said and "swarmd stop --state-dir" in said
-    assert "Closing this terminal" not in said and "loading the model tiny" in said
+    assert "Closing this terminal" not in said and "starting: loading" in said
     status = control.call(tmp_path, "status")
     with ExitStack() as ends:
         # A failure here leaves no node behind.
