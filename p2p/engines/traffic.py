@@ -133,6 +133,8 @@ class RateGate:
             size -= claim.size
             self._shared.put(by, claim)
             self._shared.serve(trio.current_time())
+            if granted.cancel_called:
+                continue
             try:
                 with granted:
                     async with self._serving:
