@@ -4,9 +4,18 @@ It imports no torch, as the daemon reads it too. Every key stands in node_config
 default. `swarmd.config.sources` reads file, environment and flags.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines import offered
@@ -37,6 +46,20 @@ def _p2p_engine(name: str) -> str:
     return name
 
 
+_Said = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+_PAIRS = TypeAdapter(tuple[tuple[_Said, _Said], ...])
+
+
+def _examples(given: Any) -> str | tuple[tuple[str, str], ...]:
+    """Validate `model.examples`: a word, or pairs of texts."""
+    if given in ("auto", "off", "on"):
+        return str(given)
+    try:
+        return _PAIRS.validate_python(given)
+    except ValidationError:
+        raise ValueError("each pair has two texts, and neither is empty") from None
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -55,6 +78,13 @@ class ModelConfig(_Section):
     # on: the chat template lets the model think first, for up to 4,096 tokens by default.
     thinking: Literal["off", "on"] = "off"
     system_prompt: str | None = None  # None: the built-in one, which asks for <answer>…</answer>; "": none
+    # Turns before each question. on: those of the curriculum (`Curriculum.examples`).
+    examples: Annotated[
+        str | tuple[tuple[str, str], ...],
+        BeforeValidator(_examples),
+        Field(description='"auto", "off", "on" or a list of [question, answer] pairs'),
+    ] = "auto"
+    opening: str = "auto"  # text with which each answer begins; "": none
     # torch's threads; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu.
     threads: Annotated[int, Field(ge=0, le=256)] = 0
 

@@ -150,6 +150,7 @@ class OfferChoice(Generic[C]):
 
 QUESTION_TOO_LONG = "the question fills our context"
 ANSWER_TOO_LONG = "a right answer is longer than ours may be"
+UNOPENED = "a right answer does not begin with our model.opening"
 UNKNOWN_CHARACTERS = "characters that our tokenizer has not"
 
 

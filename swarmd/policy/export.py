@@ -381,7 +381,7 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
 
 
 def _modelfile(network: Any, place: hub.Place, config: NodeConfig) -> str:
-    chat = chat_of(config.model, place.source, load_tokenizer(place, network), network)
+    chat = chat_of(config.model, place.source, load_tokenizer(place, network), network, plain=True)
     context = context_of(network.config) or MAX_CONTEXT_TOKENS
     return modelfile(chat, config.generate.temperature, work_of(config).new_tokens, context)
 

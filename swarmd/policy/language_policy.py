@@ -1,5 +1,6 @@
 """The policy of a node: a language model that answers questions and learns from scored rollouts."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ import torch
 from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
-from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
+from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
 from swarmd.policy.inference.decode import Done, Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.own import OwnEngine
@@ -32,7 +33,7 @@ from swarmd.policy.models.device import (
     use_threads,
 )
 from swarmd.policy.models.files.progress import Download
-from swarmd.policy.models.fit import chat_of, work_of
+from swarmd.policy.models.fit import chat_of, spelled_out, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
@@ -111,6 +112,7 @@ class LanguagePolicy:
             report: gets the progress of a download.
             loading: entered while the model is looked up and loaded.
         """
+        config = spelled_out(config)
         work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device), sharing)
         free = free or partial(free_memory, processes=sharing)
@@ -194,7 +196,8 @@ class LanguagePolicy:
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
             log.warning(
                 "%d of %d questions fill the model's context of %d tokens: they get no answer, and nothing is"
-                " learnt from them. Choose a model with a longer context, or a shorter model.system_prompt.",
+                " learnt from them. Choose a model with a longer context, or a shorter model.system_prompt or"
+                " model.examples.",
                 full,
                 len(prompts),
                 self._sampling.context,
@@ -266,12 +269,16 @@ class LanguagePolicy:
         """Return why we cannot be trained on another's rollout (`protocols.SelectivePolicy`), or None.
 
         A wrong answer that is too long is cut where our own would have been, and is still wrong. A right one
-        would lose its answer.
+        would lose its answer. Likewise, only a right one has to begin with our opening.
         """
         room = min(self._sampling.limit, self._sampling.context - len(self._chat.prompt(scored.question)))
         if room <= 0:
             return QUESTION_TOO_LONG
         for completion, reward in set(zip(scored.rollout.completions, scored.rewards, strict=True)):
+            if not completion.text.startswith(self._chat.opening):
+                if reward > 0:
+                    return UNOPENED
+                continue
             if not self._chat.has_tokens_for(completion.text):
                 return UNKNOWN_CHARACTERS
             answer = replace(completion, ended=False)
@@ -312,14 +319,17 @@ class LanguagePolicy:
         """End what the engine has started. The policy cannot be used afterwards."""
         self._driver.close()
 
-    def restore(self, folder: Path) -> None:
-        """Go on from where `save` was called.
+    def restore(self, folder: Path) -> bool:
+        """Go on from where `save` was called; return whether prompts have changed since.
 
-        Raises CheckpointUnfit where it is of another base model; see `policy_files.read`.
+        Token ids and log-probabilities of that time are then of no use. Raises CheckpointUnfit where it is of
+        another base model; see `policy_files.read`.
         """
         for note in policy_files.read(folder, self._identity(), self.learner, self._generator):
             log.warning("%s", note)
         self._driver.forget()
+        before = policy_files.described((folder / "policy.json").read_bytes())
+        return before.prompt != self._identity().prompt
 
     def load_weights(self, weights: bytes) -> None:
         """Answer with these weights: all that updates change, as a safetensors file.
@@ -332,7 +342,13 @@ class LanguagePolicy:
     def _identity(self) -> policy_files.ModelIdentity:
         x = self._loaded
         return policy_files.ModelIdentity(
-            x.source, x.place.revision, x.fingerprint, x.plan.lora_rank, x.plan.dtype, x.device.type
+            x.source,
+            x.place.revision,
+            x.fingerprint,
+            x.plan.lora_rank,
+            x.plan.dtype,
+            x.device.type,
+            hashlib.sha256(repr(self._chat.prompt("")).encode()).hexdigest()[:16],
         )
 
     def _decode(
@@ -354,7 +370,7 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
         raise NoModel(
             f"{source} has a context of {sampling.context} tokens, and what stands before and after every"
             f" question takes {least}: there is no room for an answer. Choose a model with a longer context,"
-            " or a shorter model.system_prompt."
+            " or a shorter model.system_prompt or model.examples."
         )
     if sampling.limit > sampling.context - least:
         log.warning(

@@ -29,6 +29,14 @@ HELD_TEXTS = 16
 TASKS_VERSION = 1
 # The version of which answers are right (grading.py, strict.py, and reasoning-gym's scorers).
 SCORING_VERSION = 1
+# Questions with right answers in the asked form. None is held out: no generator words its questions so.
+EXAMPLES = (
+    ("What is 3 plus 5?", "<answer>8</answer>"),
+    (
+        "Which weekday comes 2 days after Monday? Give the weekday name in full.",
+        "<answer>Wednesday</answer>",
+    ),
+)
 # CPU time of an own reward for an answer.
 OWN_REWARD_S = 1.0
 
@@ -52,6 +60,8 @@ class Curriculum:
     own_reward: OwnReward | None = None
     # Digest of a sample of the questions that `configs` make (tests/swarmd/tasks/test_source.py).
     sample: str = ""
+    # What `model.examples = "on"` shows a model before each question. In no digest.
+    examples: tuple[tuple[str, str], ...] = EXAMPLES
 
     # What runs the process that scores, behind `python -m`.
     module: ClassVar[str] = "swarmd.tasks.sandbox.verifier"

@@ -46,6 +46,7 @@ class OwnCurriculum(Curriculum):
     # A file, in the hub's cache too, or the name that an installed package offers.
     source: str
     plugin: PluginDescription
+    examples: tuple[tuple[str, str], ...] = ()
 
     @property
     def command(self) -> Sequence[str]:

@@ -198,10 +198,11 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
 
     Where this raises, the node is half restored, until an older checkpoint restores it whole.
     """
-    policy.restore(folder)
+    changed = policy.restore(folder)
+    pool = [replace(scored, tokens=None) for scored in state.pool] if changed else state.pool
     parts.task_rng.setstate(state.task_rng)
     parts.batch_rng.setstate(state.batch_rng)
-    kept = map(PoolEntry, state.pool, state.uses, state.last_uses, state.since)
+    kept = map(PoolEntry, pool, state.uses, state.last_uses, state.since)
     parts.pool.restore(kept, state.updates, state.used, state.before)
     if parts.schedule.configured > 1:
         parts.schedule.state = state.guard

@@ -93,7 +93,7 @@ class TrainedModel:
     def _load(self, identity: ModelIdentity) -> None:
         place, model = hub.locate(identity.source, identity.revision), self._config.model
         network: Any = base_network(place, identity)
-        self.chat = chat_of(model, identity.source, load_tokenizer(place, network), network)
+        self.chat = chat_of(model, identity.source, load_tokenizer(place, network), network, plain=True)
         if identity.lora_rank is not None:
             network = with_adapter(network, identity.lora_rank, seed=0)
         self._device = choose_device(model.device)

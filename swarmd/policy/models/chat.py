@@ -3,7 +3,8 @@
 A template (Jinja) is a program that came with the model: it may loop without end or fill the memory. `python
 -m swarmd.policy.models.chat` renders it for a made-up question, without files or network, within CPU_S and
 `containment.MEMORY_BYTES`. What stands around the question is then the same for every question: a prompt is
-put together from these pieces, and no template runs during a round.
+put together from these pieces, and no template runs during a round. Example turns are part of the first
+piece. An opening, with which each answer begins, is put behind the last one.
 """
 
 import contextlib
@@ -42,6 +43,7 @@ WARM_UP: Final = (
 QUESTION: Final = "what-is-asked-here"
 SPACED: Final = f" \n {QUESTION} again \n "
 ANSWER: Final = "what-is-answered-here"
+Examples = tuple[tuple[str, str], ...]  # questions with their answers
 _TRIMS: Final[Mapping[str, Callable[[str], str]]] = {
     "": str,
     "strip": str.strip,
@@ -111,20 +113,30 @@ def frame_of(texts: Sequence[str], eos: str = "") -> ChatFrame:
 
 @cache
 def frame(
-    template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool, thinking: bool
+    template: str,
+    special_tokens: tuple[tuple[str, str], ...],
+    system: str,
+    examples: Examples = (),
+    *,
+    ours: bool,
+    thinking: bool,
 ) -> ChatFrame:
     """Return the text that a chat template puts around a question. Raises TemplateFails.
 
     Args:
         special_tokens: names and texts, for the template to use.
         system: the system prompt; "" for none.
+        examples: turns before the question.
         ours: the template came with this package, and is rendered in this process.
         thinking: let the model think first, where its template has that choice.
     """
     special = dict(special_tokens)
-    texts = (render if ours else render_contained)(template, special, system, thinking)
+    texts = (render if ours else render_contained)(template, special, system, examples, thinking)
     if system.strip() not in texts[0]:
         raise TemplateFails("it leaves the system prompt out")
+    # It may change them: some templates take thoughts out of earlier answers.
+    if examples and not any(text.strip() in texts[0] for pair in examples for text in pair):
+        raise TemplateFails("it leaves the examples out")
     found = frame_of(texts, special.get("eos_token", ""))
     if thinking or not (thought := _THOUGHT.search(found.pieces[-1])):
         return found
@@ -136,7 +148,11 @@ def frame(
 
 
 def render(
-    template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
+    template: str,
+    special_tokens: Mapping[str, str],
+    system: str,
+    examples: Sequence[Sequence[str]] = (),
+    thinking: bool = False,
 ) -> tuple[str, ...]:
     """Render the template as `apply_chat_template` does.
 
@@ -147,6 +163,8 @@ def render(
     from transformers.utils.chat_template_utils import render_jinja_template
 
     head = [{"role": "system", "content": system}] if system else []
+    for question, answer in examples:
+        head += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     asked, spaced = ({"role": "user", "content": question} for question in (QUESTION, SPACED))
     # enable_thinking: Qwen3's template has it think by default, for more tokens than we generate by default;
     # other templates don't look at it.
@@ -172,7 +190,11 @@ def render(
 
 
 def render_contained(
-    template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
+    template: str,
+    special_tokens: Mapping[str, str],
+    system: str,
+    examples: Sequence[Sequence[str]] = (),
+    thinking: bool = False,
 ) -> tuple[str, ...]:
     """Render a chat template in a contained process, within its limits.
 
@@ -181,7 +203,7 @@ def render_contained(
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "swarmd.policy.models.chat"],
-            input=json.dumps([template, dict(special_tokens), system, thinking]),
+            input=json.dumps([template, dict(special_tokens), system, examples, thinking]),
             capture_output=True,
             text=True,
             timeout=RENDER_TIMEOUT_S,
@@ -217,7 +239,7 @@ class Chat:
 
     def __init__(
         self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *,
-        ours: bool = False, thinking: bool = False,
+        ours: bool = False, thinking: bool = False, examples: Examples = (), opening: str = "",
     ) -> None:  # fmt: skip
         """Test the chat template, and fall back to the system prompt inside the question (Gemma 2).
 
@@ -227,8 +249,10 @@ class Chat:
             ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings.
             ours: the template came with this package.
             thinking: let the model think first (`model.thinking`).
+            examples: turns before each question.
+            opening: text with which each answer begins. It ends the prompt, and `read` puts it back.
         """
-        self.tokenizer, self._thinking = tokenizer, thinking
+        self.tokenizer, self._thinking, self.opening = tokenizer, thinking, opening
         self.system_prompt = system_prompt
         self.ends, self.notes = ends | {tokenizer.eos_token_id} - {None}, list[str]()
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
@@ -236,20 +260,33 @@ class Chat:
         special = tuple(
             sorted((n, text) for n, text in tokenizer.special_tokens_map.items() if isinstance(text, str))
         )
-        for system, self._preamble in ways:
+        for system, preamble in ways:
+            # The preamble stands at the head of the conversation, as the system prompt would.
+            first, self._preamble = examples[:1], "" if examples else preamble
+            shown = (*((preamble + question, answer) for question, answer in first), *examples[1:])
             try:
                 template = tokenizer.get_chat_template()
-                self._frame = frame(template, special, system, ours=ours, thinking=thinking)
+                self._frame = frame(template, special, system, shown, ours=ours, thinking=thinking)
             except (TemplateFails, ValueError) as error:
                 # ValueError: there are several templates, and none of them is the default.
                 why = printable(str(error))
             else:
                 self._find_end()
+                self._check_opening()
                 return
+        remedy = 'Set model.examples = "off"' if examples else "Choose an instruct model"
         raise NoModel(
-            f"the model's chat template cannot render a question ({why}). Choose an instruct model, or"
-            " correct chat_template.jinja."
+            f"the model's chat template cannot render a question{' after examples' * bool(examples)} ({why})."
+            f" {remedy}, or correct chat_template.jinja."
         )
+
+    def _check_opening(self) -> None:
+        thinks = self._thinking or _THOUGHT.search(self._frame.pieces[-1]) or not self._frame.straight
+        if self.opening and thinks:
+            raise NoModel(
+                f"model.opening = {self.opening!r} cannot begin an answer of this model, which writes other"
+                ' text first, such as a thought. Set model.opening = "".'
+            )
 
     def _find_end(self) -> None:
         """Find the token that ends an answer; it is added to `ends` where only the template names it.
@@ -328,14 +365,13 @@ class Chat:
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids up to where the answer begins."""
-        return ids_of(self.tokenizer, self._frame.around(self._preamble + question))
+        return ids_of(self.tokenizer, self._frame.around(self._preamble + question) + self.opening)
 
     def read(self, ids: Sequence[int], ended: bool) -> Completion:
-        """Decode sampled ids to text, without the end-of-sequence token."""
+        """Decode sampled ids to text: the opening, then the ids without the end-of-sequence token."""
         body = list(ids[:-1] if ended else ids)
-        return Completion(
-            self.tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended
-        )
+        text = self.tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Completion(self.opening + text, ended)
 
     def has_tokens_for(self, text: str) -> bool:
         """Return whether the text survives a round trip; for ASCII that was checked at loading.
@@ -348,15 +384,19 @@ class Chat:
         if any(marks and len([*run]) > MAX_MARKS for marks, run in runs):
             return False
         ids = self.encode(Completion(text, ended=False), len(text.encode()) + 1)
-        return _composed(self.read(ids, ended=False).text) == _composed(text)
+        found = self.read(ids, ended=False).text
+        return _composed(found.removeprefix(self.opening)) == _composed(text.removeprefix(self.opening))
 
     def encode(self, completion: Completion, limit: int) -> list[int]:
         """Return the ids of somebody else's answer, as if we had sampled it: at most `limit`.
 
+        The opening is in the prompt. An answer that begins otherwise cannot stand there, so it gets no ids.
         The end of a turn is added only where the answer ended by itself and fits. Control tokens that are
         spelled out in the text stay text, so that nobody but us ends an answer or opens a new turn.
         """
-        ids = ids_of(self.tokenizer, completion.text, split_special_tokens=True)
+        if not completion.text.startswith(self.opening):
+            return []
+        ids = ids_of(self.tokenizer, completion.text.removeprefix(self.opening), split_special_tokens=True)
         return [*ids, *([self._end] if completion.ended else [])][:limit]
 
 
@@ -383,7 +423,7 @@ def main() -> None:
     from swarmd.tasks.sandbox import seccomp
     from swarmd.tasks.sandbox.containment import limit_resources
 
-    template, special_tokens, system, thinking = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     for first in WARM_UP:
         # Warm up, so that everything is imported.
         with contextlib.suppress(TemplateFails):
@@ -393,7 +433,7 @@ def main() -> None:
     limit_resources()
     seccomp.install()
     try:
-        reply: dict[str, Any] = {"texts": render(template, special_tokens, system, thinking)}
+        reply: dict[str, Any] = {"texts": render(*request)}
     except TemplateFails as failed:
         reply = {"error": str(failed)}
     print(json.dumps(reply), flush=True)

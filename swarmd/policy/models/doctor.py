@@ -31,6 +31,7 @@ from swarmd.policy.models.fit import (
     fit,
     gigabytes,
     plan_on,
+    spelled_out,
     work_of,
 )
 from swarmd.policy.models.hub import REPOSITORIES
@@ -173,7 +174,7 @@ def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memor
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    return fit(config.model, work_of(config), free)
+    return fit(spelled_out(config).model, work_of(config), free)
 
 
 # The time of each measurement of the device.

@@ -94,6 +94,8 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
 SAMPLES: Final = 32
 # What a chat template puts around a question, where it is not known.
 FRAME_TOKENS: Final = 32
+# And around each turn of an example.
+TURN_TOKENS: Final = 6
 # Lengths are rounded up to it.
 STEP_TOKENS: Final = 64
 _PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
@@ -175,7 +177,10 @@ def work_of(config: NodeConfig) -> Workload:
     """
     tiny, lengths = config.model.name in TINY, dict[str, int]()
     if not tiny and (asked := [*map(estimated_tokens, longest_questions(config.swarm.curriculum))]):
-        around = FRAME_TOKENS + estimated_tokens(system_prompt_of(config.model))
+        model = spelled_out(config).model
+        shown = [text for example in model.examples for text in example]
+        words = (system_prompt_of(model), *shown, model.opening)
+        around = FRAME_TOKENS + sum(map(estimated_tokens, words)) + TURN_TOKENS * len(shown)
         lengths["prompt_tokens"] = -(-(around + max(asked)) // STEP_TOKENS) * STEP_TOKENS
         lengths["mean_prompt_tokens"] = around + sum(asked) // len(asked)
     default = NEW_TOKENS_THINKING if config.model.thinking == "on" else NEW_TOKENS
@@ -245,17 +250,42 @@ def system_prompt_of(config: ModelConfig) -> str:
     return "" if config.name in TINY else SYSTEM_PROMPT
 
 
-def chat_of(config: ModelConfig, source: str, tokenizer: Any, network: Any) -> Chat:
-    """Return the chat of a loaded network, as it is configured. Raises NoModel.
+def spelled_out(config: NodeConfig) -> NodeConfig:
+    """Replace the words of `model.examples` and `model.opening` by pairs and text.
 
-    source: the name of the network's weights.
+    Raises NoModel if the curriculum brings no examples.
     """
+    model, curriculum = config.model, config.swarm.curriculum
+    examples, opening = model.examples, "" if model.opening == "auto" else model.opening
+    if examples == "on":
+        known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
+        if known is None:
+            raise NoModel(
+                f'model.examples = "on": the own tasks {curriculum} bring no examples. Set it to a list of'
+                " [question, answer] pairs."
+            )
+        examples = known.examples
+    update = {"examples": () if isinstance(examples, str) else examples, "opening": opening}
+    return config.model_copy(update={"model": model.model_copy(update=update)})
+
+
+def chat_of(config: ModelConfig, source: str, tokenizer: Any, network: Any, *, plain: bool = False) -> Chat:
+    """Return the chat of a loaded network. Raises NoModel.
+
+    Args:
+        config: its examples and opening count if they are spelled out (`spelled_out`).
+        source: the name of the network's weights.
+        plain: leave them out.
+    """
+    left_out = plain or isinstance(config.examples, str)
+    shown: dict[str, Any] = {} if left_out else {"examples": config.examples, "opening": config.opening}
     return Chat(
         tokenizer,
         system_prompt_of(config),
         ends_of(network.generation_config),
         ours=source in TINY,
         thinking=config.thinking == "on",
+        **shown,
     )
 
 

@@ -50,6 +50,7 @@ class ModelIdentity:
     lora_rank: int | None
     dtype: str
     device: str
+    prompt: str = ""  # digest of all that stands around a question
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
             "sharing.take": "own.py",
             "metrics.report_to": "wandb",
             "tasks.reward": "mine.py",
+            "model.examples": "on",
         }
         | {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")}
         | {f"limits.{name}": "1 MB/s" for name in ("up", "down")}
@@ -184,6 +185,13 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
             "[swarm]\ncurriculum = 'tiny9'",
             "found 'tiny9': no installed package offers tasks of this name; did you mean tiny-9?",
         ),
+        *(
+            (
+                f"[model]\nexamples = {wrong}",
+                'model.examples: expected "auto", "off", "on" or a list of [question, answer] pairs, found ',
+            )
+            for wrong in ("'of'", "true", "['ab']", "[['a']]", "[['a', ' ']]", "[['a', 3]]", "'ab'")
+        ),
         ("[swarm]\ncurriculum = 'own.txt'", "no installed package offers tasks of this name"),
         ("[swarm]\ncurriculum = '~nobody-here/own.py'", "nobody here is called 'nobody-here'"),
         ("[tasks]\nreward = '~nobody-here/own.py'", "nobody here is called 'nobody-here'"),
@@ -256,6 +264,14 @@ def test_files_that_cannot_be_read_are_told_with_a_remedy(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=said) as wrong:
             load(path, {}, {})
         assert "--config" in str(wrong.value)
+
+
+def test_examples_are_pairs_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("[model]\nexamples = [['2+2?', ' 4 '], ['3+3?', '6']]")
+    config = load(path, {}, {})
+    assert config.model.examples == (("2+2?", "4"), ("3+3?", "6"))
+    assert NodeConfig.model_validate_json(config.model_dump_json()) == config
 
 
 def test_a_line_is_named_only_where_it_is_sure(tmp_path: Path) -> None:

@@ -31,6 +31,72 @@ def test_prompt_is_the_template_with_the_system_prompt(template: str, system: st
     assert "<answer>" in SYSTEM_PROMPT and "</answer>" in SYSTEM_PROMPT
 
 
+SHOWN = (("2+2?", "<answer>4</answer>"), ("3+3?", "<answer>6</answer>"))
+
+
+@pytest.mark.parametrize(
+    ("template", "head"),
+    [
+        (CHAT, "<|system|>be good<|user|>2+2?"),
+        (NO_SYSTEM_ROLE, "<|user|>be good\n\n2+2?"),
+        # It changes answers, as Qwen3's does, which takes thoughts out
+        (CHAT.replace("m['content']", "m['content'] | trim"), "<|system|>be good<|user|>2+2?"),
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_examples_are_turns_before_the_question(template: str, head: str, ours: bool) -> None:
+    tokenizer = make_tokenizer(template)
+    chat = Chat(tokenizer, "be good", ours=ours, examples=SHOWN, opening="<answer>")
+    turns = "<|assistant|><answer>4</answer><|user|>3+3?<|assistant|><answer>6</answer>"
+    assert tokenizer.decode(chat.prompt("1+1?")) == f"{head}{turns}<|user|>1+1?<|assistant|><answer>"
+    # What people say to the model has neither
+    assert "2+2?" not in chat.conversation([{"role": "user", "content": "1+1?"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ '<|user|>' + messages[-1]['content'] + '<|assistant|>' }}", "it leaves the examples out"),
+        (
+            "{% if messages | length > 2 %}{{ raise_exception('one at a time') }}{% endif %}" + CHAT,
+            "one at a time",
+        ),
+    ],
+)
+def test_a_template_that_takes_no_examples_is_told(template: str, why: str) -> None:
+    for opening in ("", "<answer>"):
+        with pytest.raises(NoModel, match=rf'after examples \({why}\)\. Set model\.examples = "off"'):
+            Chat(make_tokenizer(template), "", ours=True, examples=SHOWN, opening=opening)
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking"),
+    [
+        (THINKING, True),
+        (CHAT, True),
+        (CHAT + "{{ '<think>' }}", False),
+        # gpt-oss: a channel stands before the answer
+        (CHAT.replace("m['content']", "('<a>' if m['role'] == 'assistant' else '') + m['content']"), False),
+    ],
+)
+def test_an_answer_that_follows_a_thought_cannot_be_opened(template: str, thinking: bool) -> None:
+    tokenizer = make_tokenizer(template)
+    Chat(tokenizer, "", ours=True, thinking=thinking)
+    with pytest.raises(NoModel, match=r"'<answer>' cannot begin an answer .* Set model\.opening"):
+        Chat(tokenizer, "", ours=True, thinking=thinking, opening="<answer>")
+
+
+@pytest.mark.parametrize("text", ["<answer>42</answer>", "<answer>", "<answer>ünï", "<answer><answer>4"])
+def test_an_opening_is_in_the_prompt_and_in_the_text(text: str) -> None:
+    chat = Chat(make_tokenizer(), "", ours=True, opening="<answer>")
+    ids = chat.encode(Completion(text, ended=True), 100)
+    assert chat.read(ids, ended=True) == Completion(text, ended=True)
+    assert ids == Chat(make_tokenizer(), "", ours=True).encode(Completion(text[8:], ended=True), 100)
+    assert chat.has_tokens_for(text)
+    for other in ("42</answer>", " <answer>42</answer>", ""):
+        assert chat.encode(Completion(other, ended=True), 100) == [], "it cannot follow the opening"
+
+
 def test_a_model_thinks_where_it_is_configured_to() -> None:
     network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
     prompts = [

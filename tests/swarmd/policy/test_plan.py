@@ -35,6 +35,7 @@ from swarmd.policy.models.fit import (
     fit,
     longest_questions,
     plan_on,
+    spelled_out,
     work_of,
 )
 from swarmd.policy.models.load import with_adapter
@@ -562,6 +563,22 @@ def test_prompts_of_our_own_system_prompt_are_as_long_as_counted() -> None:
     system, template = 42, 12  # tokens of ours, and of its template, in Qwen2.5's tokenizer
     work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b")))
     assert 0 <= work.prompt_tokens - (system + template + LONGEST_IN_QWEN["arc_1d"]) < 64
+
+
+def test_prompts_are_longer_by_examples_and_opening() -> None:
+    def tokens(**model: object) -> int:
+        config = NodeConfig.model_validate({"model": {"name": "qwen2.5-0.5b", **model}})
+        return work_of(config).mean_prompt_tokens
+
+    # Of the examples, their turns and the opening, in Qwen2.5's tokenizer: 67
+    assert tokens(examples="off", opening="") == tokens()
+    assert 0.8 * 67 <= tokens(examples="on", opening="<answer>") - tokens() <= 1.2 * 67
+
+
+def test_own_tasks_bring_no_examples() -> None:
+    given = {"model": {"examples": "on"}, "swarm": {"curriculum": "own.jsonl"}}
+    with pytest.raises(NoModel, match=r"own tasks \S*own\.jsonl bring no examples\. Set it to a list of"):
+        spelled_out(NodeConfig.model_validate(given))
 
 
 def test_the_workload_comes_from_the_configuration() -> None:

@@ -114,6 +114,15 @@ def test_restored_policy_goes_on_as_if_never_stopped(
     assert one_round(again, 2) == one_round(policy, 2) and one_round(again, 3) == one_round(policy, 3)
 
 
+def test_a_restored_policy_tells_whether_its_prompts_have_changed(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    saved = save(open_policy(folders["qwen2"]), tmp_path / "saved")
+    changes = ({}, {"opening": "<answer>"}, {"examples": [["1?", "2"]]}, {"system_prompt": "x"})
+    policies = [open_policy(folders["qwen2"], **each) for each in changes]
+    assert [policy.restore(saved) for policy in policies] == [False, True, True, True]
+
+
 def test_files_hold_the_adapter_alone(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"], lora="on")
     saved = save(policy, tmp_path / "saved")

@@ -90,6 +90,17 @@ def test_the_digest_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_examples_are_right_and_never_asked(name: str) -> None:
+    curriculum, tasks = CURRICULA[name], tasks_of(name)
+    answers = [curriculum.read("basic_arithmetic", answer) for _, answer in curriculum.examples]
+    assert answers == ["8", "Wednesday"]
+    for question, _ in curriculum.examples:
+        words = question.partition("2 days")[0]
+        asked = [tasks.task(TaskRef(s, n)) for s in curriculum.specialties for n in range(0, 2**31, 2**25)]
+        assert not any(task.question.startswith(words) for task in asked if task)
+
+
+@pytest.mark.parametrize("name", sorted(CURRICULA))
 def test_items_equal_reasoning_gyms(name: str) -> None:
     tasks = tasks_of(name)
     for specialty, config in tasks.curriculum.configs.items():

@@ -15,7 +15,7 @@ from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
+from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
@@ -55,10 +55,16 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def joined(
-    swarm: MemorySwarm, number: int, verifier: Verifier, model: Path | str, *, new_tokens: int = 24
+    swarm: MemorySwarm,
+    number: int,
+    verifier: Verifier,
+    model: Path | str,
+    *,
+    new_tokens: int = 24,
+    opening: str = "",
 ) -> tuple[RoundParts, LanguagePolicy]:
     sections = {
-        "model": {"name": str(model), "device": "cpu", "system_prompt": ""},
+        "model": {"name": str(model), "device": "cpu", "system_prompt": "", "opening": opening},
         "generate": {"max_new_tokens": new_tokens},
         "swarm": {"curriculum": "tiny-9"},
         "tasks": {"specialties": ("basic_arithmetic",)},
@@ -157,3 +163,33 @@ def test_a_question_longer_than_our_context_is_dropped(verifier: Verifier, narro
     swarm = MemorySwarm()
     report = heard(joined(swarm, 1, verifier, narrow)[0], swarm, (task, [right(task), WRONG]))
     assert len(task.question) > 128 and (report.unfit, report.external) == ({QUESTION_TOO_LONG: 1}, 0)
+
+
+def test_a_node_that_opens_its_answers_trains_on_text_that_begins_so(verifier: Verifier, other: Path) -> None:
+    """Its own are shared whole; a right answer that begins otherwise has no place behind its prompt."""
+    tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(6))
+    prose = Completion("I do not know", True)
+    swarm = MemorySwarm()
+    node, policy = joined(swarm, 1, verifier, other, opening="<answer>")
+    report = heard(
+        node,
+        swarm,
+        (tasks[0], [right(tasks[0], before="It is "), WRONG]),
+        (tasks[1], [right(tasks[1]), prose, WRONG]),
+    )
+    assert (report.unfit, report.external) == ({UNOPENED: 1}, 1)
+    assert report.shown is not None
+    assert all(text.startswith("<answer>") for text, *_ in report.shown.answers)
+    task, rewards = tasks[1], (1.0, 0.0, 0.0)
+    scored = Scored(Rollout(task.ref, (right(task), prose, WRONG), node.me), task.question, rewards, 1)
+    (tokens,) = policy.logprobs([scored])
+    lengths = [len(each) for each in tokens.ids]
+    assert lengths[1] == 0 and lengths[0] == len(f"{task.entry['answer']}") + 2, "answer, tag, end"
+    # Own answers keep the tokens that they were drawn with, behind the prompt that they were drawn behind
+    (generation,) = policy.generate([task.question], 2, seed=1)
+    own = Rollout(task.ref, generation.completions, node.me)
+    (again,) = policy.logprobs([Scored(own, task.question, (1.0, 0.0), 1, generation.tokens)])
+    assert again.ids == generation.tokens.ids
+    for now, drawn in zip(again.logprobs, generation.tokens.logprobs, strict=True):
+        assert now == pytest.approx(drawn, abs=1e-4)
+    assert all(c.text.startswith("<answer>") for c in [*generation.completions, policy.answer("1+1?")])

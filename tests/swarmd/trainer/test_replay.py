@@ -7,8 +7,10 @@ from pathlib import Path
 
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
+from swarmd.policy.training.policy_files import FILES
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.trainer.node import build
+from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import run_round
 from swarmd.types import RoundReport, Tokens
 from tests.played import PlayedPolicy
@@ -78,6 +80,22 @@ def test_others_rollouts_are_kept_longer_only_where_the_policy_remembers(verifie
     node, _, _ = join(MemorySwarm(), 1, verifier, settings)
     forgetful = build(settings, 1, node.me, node.swarm, PlayedPolicy(lambda _: ["x"]), verifier)
     assert (node.pool.max_age, forgetful.pool.max_age) == (5, settings.round.max_age)
+
+
+def test_a_pool_keeps_text_alone_if_prompts_have_changed(verifier: Verifier, tmp_path: Path) -> None:
+    """Token ids and log-probabilities are those behind the prompt of then."""
+    node, policy, _ = join(MemorySwarm(), 1, verifier, config(local=2))
+    run_round(1, node)
+    checkpoints = Checkpoints(tmp_path, FILES)
+    checkpoints.save(run_state(1, 1, node), policy.files())
+    for opening, keeps in (("", True), ("<answer>", False)):
+        settings = config(local=2)
+        model = settings.model.model_copy(update={"opening": opening})
+        opened = settings.model_copy(update={"model": model})
+        again, other, _ = join(MemorySwarm(), 1, verifier, opened)
+        assert resume(checkpoints, again, other, 1)[0] == 1
+        assert [s.tokens is not None for s in again.pool] == [keeps] * 2
+        assert [s.rollout for s in again.pool] == [s.rollout for s in node.pool]
 
 
 def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_path: Path) -> None:
