@@ -58,6 +58,11 @@ BAD_SIGNATURE = Refusal(
     "the signature does not match the request",
     "Sign it with the key of the peer id it names, as docs/judge-protocol.md says.",
 )
+AHEAD = Refusal(
+    400,
+    "the sequence number is more than an hour ahead of the judge's clock",
+    "Let NTP set your clock: the number is the time in nanoseconds since 1970.",
+)
 NO_SUCH_QUESTION = Refusal(
     404, "no such question is open", "Ask for a new one; a restart of the judge forgets the open ones."
 )

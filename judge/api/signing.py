@@ -4,7 +4,8 @@ Four headers, each exactly once:
 
     swarmd-peer        the sender's peer id
     swarmd-origin      scheme://host[:port] that the sender dialled, so that no judge can pass a request on
-    swarmd-sequence    decimal, below 2**63, larger than in any request this peer sent before to this judge
+    swarmd-sequence    nanoseconds since 1970, decimal, larger than in any request this peer sent before to
+                       this judge; not an hour ahead, and of an unknown peer not two windows behind
     swarmd-signature   128 lowercase hex digits: Ed25519 over `signed_message`, in the domain DOMAIN
 """
 

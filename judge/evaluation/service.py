@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from judge import config
 from judge.config import JudgeSettings
 from judge.errors import (
+    AHEAD,
     BANNED,
     BUSY,
     DISK_LOW,
@@ -349,11 +350,16 @@ class JudgeService:
 
     async def prune(self) -> None:
         """Delete what is no longer needed, a few peers at a time: other steps of the store come between."""
-        settings, now = self.settings, self.now()
-        silent = now - 2 * max(settings.window, settings.deadline) - config.ABANDONED_S
-        before, after = min(silent, now - settings.keep_days * DAY_S), ""
-        while (last := await self.write(self._store.prune, after, before, silent)) is not None:
+        keep, now = self.settings.keep_days, self.now()
+        silent = self._silent_since(now)
+        before = min(silent, now - keep * DAY_S)
+        left, after = min(silent, now - max(keep, config.FORGET_DAYS) * DAY_S), ""
+        while (last := await self.write(self._store.prune, after, before, silent, left)) is not None:
             after = last
+
+    def _silent_since(self, now: float) -> float:
+        """Return since when a peer off the board has to be silent to be forgotten."""
+        return now - 2 * max(self.settings.window, self.settings.deadline) - config.ABANDONED_S
 
     async def _measured(self, _: None) -> float:
         free = await self.read(self.reader.free_bytes)
@@ -413,7 +419,13 @@ class JudgeService:
         """Use the request's sequence number up. Raises Refused, also for a banned key."""
         if signed.peer in self._banned:
             raise Refused(BANNED)
+        now = self.now()
+        if signed.sequence > (now + config.AHEAD_S) * 1e9:
+            raise Refused(AHEAD)
         floor = -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
+        if floor < 0:
+            # The peer may have been forgotten, and its requests of that time captured.
+            floor = int(self._silent_since(now) * 1e9)
         if refusal := claim(self._sequences, signed, floor):
             raise Refused(refusal)
 

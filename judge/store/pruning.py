@@ -1,8 +1,10 @@
 """Deletes the rows that no figure, receipt or check needs any more.
 
 Every evaluation of the last `keep_days` stays, and of at least two windows, so that its seed can be
-checked. Of older ones each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A peer that
-never got on the board is forgotten with all its rows after two silent windows, its sequence number too.
+checked. Of older ones each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A silent
+peer is forgotten with all its rows: after two windows if it never got on the board, else after FORGET_DAYS or
+`keep_days`. Its sequence number goes too, so it has to be older than those that unknown peers may use
+(`JudgeService.claim`).
 
 Sums stay as they were counted: the totals of a peer in its row, those of swarm and solo in
 judge/store/arms.py.
@@ -20,16 +22,21 @@ STEP_PEERS = 20
 KEPT_POINTS = 64
 
 
-def prune(db: Connection, after: str, before: float, silent: float) -> str | None:
+def prune(db: Connection, after: str, before: float, silent: float, left: float) -> str | None:
     """Prune the next peers by their ids; return where the next step begins, None at the end.
 
     after: the last peer of the step before. before: older evaluations are pruned, by the time they were asked
-    at. silent: peers off the board that were last seen earlier are forgotten.
+    at. silent, left: peers off the board, and on it, that were last seen earlier are forgotten.
     """
-    columns = peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.last_seen
+    columns = peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.last_seen, peers.c.sequence
     chosen = select(*columns).where(peers.c.peer > after).order_by(peers.c.peer).limit(STEP_PEERS)
     found = db.execute(chosen).all()
-    gone = [row.peer for row in found if row.answered < LISTED_ANSWERS and row.last_seen < silent]
+    gone = [
+        row.peer
+        for row in found
+        if row.last_seen < (silent if row.answered < LISTED_ANSWERS else left)
+        and row.sequence <= silent * 1e9
+    ]
     for table in (evaluations, progress, peers):
         db.execute(delete(table).where(table.c.peer.in_(gone)))
     for row in found:
@@ -38,7 +45,8 @@ def prune(db: Connection, after: str, before: float, silent: float) -> str | Non
     if found:
         return str(found[-1].peer)
     off_the_board = verifications.c.peer.not_in(select(peers.c.peer).where(listed))
-    db.execute(delete(verifications).where(verifications.c.ended < silent, off_the_board))
+    old = (verifications.c.ended < silent) & (verifications.c.sequence <= int(silent * 1e9))
+    db.execute(delete(verifications).where(old, off_the_board))
     for table in (arm_bins, arm_values):
         # No peer of this model is left: it is on no list.
         db.execute(delete(table).where(table.c.model.not_in(select(progress.c.model))))

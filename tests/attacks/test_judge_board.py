@@ -31,7 +31,7 @@ class Hall:
     """A judge, its clock, and an answer to whatever it asks."""
 
     def __init__(self, service: JudgeService, clock: list[float]) -> None:
-        self.service, self.clock, self._sequence = service, clock, 0
+        self.service, self.clock, self._sequence = service, clock, int(1.8e18)
         self._tasks = tasks_of("tiny-9")
 
     def _signed(self, peer: str) -> Signed:

@@ -34,7 +34,7 @@ class Office:
     """A judge on virtual clocks, and who is evaluated by it."""
 
     def __init__(self, service: JudgeService, clocks: tuple[Clock, Clock]) -> None:
-        self._service, self._clocks, self._sequence = service, clocks, 0
+        self._service, self._clocks, self._sequence = service, clocks, int(clocks[1].now * 1e9)
 
     def pass_time(self, seconds: float) -> None:
         for clock in self._clocks:

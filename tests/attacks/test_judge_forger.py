@@ -22,7 +22,7 @@ from tests.attacks.harness import Attack, show
 from tests.judge.peers import SigningPeer, answering, encode
 from tests.judge.test_serving import serving
 
-ORIGIN = "http://judge.test"
+ORIGIN = "http://forged.test"
 DEADLINE = 3600
 TARGET = "/v1/evaluations"
 ASK: dict[str, Any] = {"round": 1, "curriculum": TINY_9.digest, "asker": {"model": "tiny", "name": "x"}}

@@ -20,7 +20,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
 from tests.judge.databases import KINDS, cluster
-from tests.judge.peers import ORIGIN, SigningPeer, answering, wish
+from tests.judge.peers import ORIGIN, THEN, SigningPeer, answering, wish
 
 
 async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
@@ -73,7 +73,9 @@ class Court:
 
     def peer(self) -> SigningPeer:
         self.peers += 1
-        return SigningPeer(self.peers)
+        peer = SigningPeer(self.peers)
+        peer.sequence = int(self.wall.now * 1e9)
+        return peer
 
     async def post(self, peer: SigningPeer, target: str, document: Any) -> httpx2.Response:
         return await self.http.post(target, **peer.signed(target, document))
@@ -154,7 +156,7 @@ def http_to(service: JudgeService) -> httpx2.AsyncClient:
 
 @asynccontextmanager
 async def open_court(
-    database: str | Path, folder: Path, seed: int = 11, wall: float = 1_800_000_000.0, **settings: Any
+    database: str | Path, folder: Path, seed: int = 11, wall: float = THEN, **settings: Any
 ) -> AsyncIterator[Court]:
     """`folder`: for the judge's key. `settings`: other than a court's usual ones.
 

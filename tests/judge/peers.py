@@ -4,6 +4,7 @@ implementations.
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,15 @@ from p2p.identity import Identity
 from swarmd.tasks.curriculum import TINY_9
 
 ORIGIN = "http://judge.test"
+# When the clock of a judge at ORIGIN starts: seconds since 1970.
+THEN = 1_800_000_000.0
 
 
 class SigningPeer:
     def __init__(self, number: int, origin: str = ORIGIN) -> None:
         self.identity = Identity(bytes([number % 256, number // 256]) * 16)
-        self.origin, self.sequence = origin, 0
+        self.origin = origin
+        self.sequence = int(THEN * 1e9) if origin == ORIGIN else time.time_ns()
 
     def headers(self, method: str, target: str, body: bytes, sequence: int | None = None) -> dict[str, str]:
         if sequence is None:

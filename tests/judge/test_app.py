@@ -123,8 +123,35 @@ async def test_replayed_requests(court: Court) -> None:
         for target, body, headers in captured:
             response = await court.http.post(target, content=body, headers=headers)
             refused(response, 409, "sequence number")
-            assert response.json()["sequence"] == 2
+            assert response.json()["sequence"] == peer.sequence
     assert (await standing(court, peer))["n"] == 1
+
+
+@on_each_database
+async def test_a_request_captured_before_its_peer_was_forgotten_is_refused(court: Court) -> None:
+    peer, body = court.peer(), encode(wish())
+    captured = {"content": body, "headers": peer.headers("POST", "/v1/evaluations", body)}
+    assert (await court.http.post("/v1/evaluations", **captured)).status_code == 201
+    court.monotonic.now += 61.0
+    await court.service.expire()
+    court.wall.now += 2 * court.service.settings.window + 100.0
+    await court.service.prune()
+    court.service._sequences.clear()  # as a restart does
+    assert await standing(court, peer) == {}
+    response = await court.http.post("/v1/evaluations", **captured)
+    refused(response, 409, "sequence number")
+    # Whoever has the key goes on behind the number that it is told.
+    peer.sequence = response.json()["sequence"]
+    assert peer.sequence < court.wall.now * 1e9
+    assert (await court.ask(peer)).status_code == 201
+
+
+async def test_a_sequence_number_far_ahead_of_the_clock_is_refused(court: Court) -> None:
+    peer, now = court.peer(), int(court.wall.now * 1e9)
+    peer.sequence = now + 3_700 * 10**9
+    refused(await court.ask(peer), 400, "ahead of the judge's clock")
+    peer.sequence = now + 3_500 * 10**9
+    assert (await court.ask(peer)).status_code == 201
 
 
 async def test_a_peer_of_another_curriculum_is_refused(court: Court) -> None:

@@ -198,7 +198,7 @@ class JudgeClient:
 
         Args:
             clock: seconds, for waits and deadlines.
-            nanoseconds: only where the sequence numbers begin; its skew does no harm.
+            nanoseconds: where the sequence numbers begin. A judge refuses a clock an hour ahead.
             seconds: the time of a call, at most.
             said: what this node tells a judge of itself besides its model.
         """

@@ -166,7 +166,7 @@ def test_a_page_keeps_itself_up_to_date(site: Site) -> None:
     """An answer that comes while a node's page is open appears; what the reader opened stays open."""
     peer = SigningPeer(1, site.url)
     assert peer.identity.peer_id in site.peers
-    peer.sequence = 10**6
+    peer.sequence += 10**6
     site.open(f"/nodes/{peer.identity.peer_id}")
     site.tab.run(
         "document.getElementById('passes').open = true; document.querySelector('#passes summary').focus(); 0"

@@ -51,12 +51,12 @@ def counted(store: Store, peer: PeerId, number: int, at: float, reward: float, m
         store.lapsed([asked])
 
 
-def prune(store: Store, before: float, silent: float) -> int:
+def prune(store: Store, before: float, silent: float, left: float = 0.0) -> int:
     """Prune all; return the number of steps."""
     after: str | None = ""
     steps = 0
     while after is not None:
-        after, steps = store.prune(after, before, silent), steps + 1
+        after, steps = store.prune(after, before, silent, left), steps + 1
     return steps
 
 
@@ -158,3 +158,22 @@ def test_the_numbers_of_a_curve_outlive_pruning_at_every_earlier_time(a: int, b:
     earlier, later = sorted((a, b))
     step = curve_step(earlier, KEPT_POINTS)
     assert all(number % step == 0 for number in curve_numbers(later, points)[:-1])
+
+
+def test_a_peer_on_the_board_is_forgotten_if_it_is_silent_for_long(store: Store) -> None:
+    for number in range(1, 20):
+        counted(store, ALICE, number, 10.0, 1.0)
+        counted(store, BOB, number, 20.0, 1.0)
+    prune(store, before=30.0, silent=30.0, left=10.0)
+    assert len(rows(store, ALICE)) == len(rows(store, BOB)) == 19
+    prune(store, before=30.0, silent=30.0, left=15.0)
+    assert (rows(store, ALICE), store.sequence(ALICE)) == ([], -1)
+    assert len(rows(store, BOB)) == 19
+
+
+def test_a_peer_is_not_forgotten_before_its_sequence_number_is_old(store: Store) -> None:
+    counted(store, ALICE, int(31.0 * 1e9), 10.0, 1.0)
+    prune(store, before=30.0, silent=30.0)
+    assert store.sequence(ALICE) == int(31.0 * 1e9)
+    prune(store, before=32.0, silent=32.0)
+    assert store.sequence(ALICE) == -1
