@@ -11,7 +11,7 @@ Segment = tuple[int, int, float, Interval]  # first and last question, share of 
 Banded = Sequence[tuple[float, float, float, float]]  # x, y, lower and upper end of the band around it
 Arm = tuple[str, Banded]  # the arm's name; the mean and its band over rounds
 
-# The margins of a chart: room for "100%" in the style sheet's largest letters.
+# The margins of a chart: room for "100 %" in the style sheet's largest letters.
 LEFT, FOOT, TOP = 72, 34, 14
 # White text is legible on each.
 _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
@@ -43,8 +43,8 @@ def whisker_scale(width: int = 120) -> Markup:
     """Name the marks of the whiskers below it."""
     return _drawn(
         f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><text x="0" y="11">0</text>'
-        f'<text x="{width / 2:g}" y="11" text-anchor="middle">50%</text>'
-        f'<text x="{width}" y="11" text-anchor="end">100%</text></svg>'
+        f'<text x="{width / 2:g}" y="11" text-anchor="middle">50 %</text>'
+        f'<text x="{width}" y="11" text-anchor="end">100 %</text></svg>'
     )
 
 
@@ -70,7 +70,7 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
     points = [((first + last) / 2, share, i.low, i.high) for first, last, share, i in segments]
     dots = "".join(
         f'<circle class="dot" cx="{x / top_x * inner[0]:.1f}" cy="{inner[1] * (1 - share):.1f}" r="3">'
-        f"<title>questions {first} to {last}: {share:.0%}</title></circle>"
+        f"<title>questions {first} to {last}: {100 * share:.0f} %</title></circle>"
         for (x, *_), (first, last, share, _) in zip(points, segments, strict=True)
     )
     drawn = _banded(points, 0, top_x, 1.0, *inner) + dots
@@ -110,7 +110,8 @@ def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height
 
 def badge(share: float, interval: Interval, answers: int) -> str:
     """Draw a badge for other pages: the score and its interval."""
-    value = f"{share:.0%} right ({interval.low:.0%}–{interval.high:.0%})" if answers else "no answers yet"
+    low, high = 100 * interval.low, 100 * interval.high
+    value = f"{100 * share:.0f} % right ({low:.0f}–{high:.0f} %)" if answers else "no answers yet"
     colour = next(colour for level, colour in _BADGE_COLOURS if share >= level) if answers else "#60646c"
     left, right = 56, round(6.4 * len(value)) + 14
     text = '<text x="{}" y="14" textLength="{}" lengthAdjust="spacingAndGlyphs">{}</text>'.format
@@ -162,7 +163,7 @@ def _scale(
 
 def _share_scale(top_x: float, width: float, height: float) -> str:
     """Draw the scale of shares of right answers over `top_x` questions."""
-    levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
+    levels = [(part / 4, f"{100 * part / 4:.0f} %") for part in range(5)]
     return _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], width, height)
 
 

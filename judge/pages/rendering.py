@@ -86,7 +86,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "cut": cut,
         "lines": lines,
-        "percent": "{:.0%}".format,
+        "percent": lambda share: f"{100 * share:.0f} %",
         "number": "{:,.0f}".format,
         "iso": iso,
         "ago": lambda at, now: ago(now - at),

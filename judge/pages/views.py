@@ -43,7 +43,11 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
 
 def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
     return [
-        (f"{first:,} to {last:,}", f"{share:.0%}", f"{i.low:.0%}–{i.high:.0%}")
+        (
+            f"{first:,} to {last:,}",
+            f"{100 * share:.0f} %",
+            f"{100 * i.low:.0f}–{100 * i.high:.0f} %",
+        )
         for first, last, share, i in found
     ]
 
@@ -53,7 +57,8 @@ def quarters(curves: Iterable[tuple[str, Sequence[Segment]]]) -> list[tuple[str,
     rows = []
     for name, found in curves:
         at = [found[max(0, round(len(found) * part / 4) - 1)] for part in (1, 2, 3, 4)]
-        rows.append((name, *(f"{share:.0%} of {last - first + 1:,}" for first, last, share, _ in at)))
+        shares = (f"{100 * share:.0f} % of {last - first + 1:,}" for first, last, share, _ in at)
+        rows.append((name, *shares))
     return rows
 
 

@@ -198,9 +198,9 @@ def _upload_words(found: "VerifiedOutcome") -> str:
         return "the judge evaluates the weights"
     if found.state == "refused":
         return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
-    several = "".join(f"; pass@{k} {share:.1%}" for k, share in found.pass_at.items() if k != "1")
+    several = "".join(f"; pass@{k} {100 * share:.1f} %" for k, share in found.pass_at.items() if k != "1")
     return (
-        f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}),"
+        f"pass@1 {100 * found.score:.1f} % (95 %: {100 * found.low:.1f} % to {100 * found.high:.1f} %),"
         f" {found.right:g} of {found.n} questions{several}\n"
         f"weights {found.weights}\n--json also prints the receipt, which the state folder of the upload keeps"
     )

@@ -91,7 +91,7 @@ class RunsProgress:
     def sentence(self) -> str:
         left = self.seconds_left
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"{self.done} of {self.total} runs done{failed}, {self.share:.0%}" + (
+        return f"{self.done} of {self.total} runs done{failed}, {100 * self.share:.0f} %" + (
             f", {_minutes(left)} left" if left is not None else ""
         )
 

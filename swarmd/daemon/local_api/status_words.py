@@ -109,8 +109,8 @@ def answers_words(line: Mapping[str, Any]) -> str:
     if not answers.get("made"):
         return ""
     return (
-        f"{answers['made']} answers of {answers['length']:.0f} tokens ({answers['cut']:.0%} cut,"
-        f" {answers['in_form']:.0%} in the asked form)"
+        f"{answers['made']} answers of {answers['length']:.0f} tokens ({100 * answers['cut']:.0f} % cut,"
+        f" {100 * answers['in_form']:.0f} % in the asked form)"
     )
 
 

@@ -194,7 +194,7 @@ def _headline(document: Document) -> str:
     if len(rewards) < 2 * SMOOTH_ROUNDS or not first or not last:
         return ""
     then = "at first" if document.get("round") == len(rewards) else f"{len(rewards)} rounds ago"
-    return f"{fmean(first):.0%} right {then}, {fmean(last):.0%} now".replace("%", " %")
+    return f"{100 * fmean(first):.0f} % right {then}, {100 * fmean(last):.0f} % now"
 
 
 def _alone(document: Document) -> bool:

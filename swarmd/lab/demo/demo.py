@@ -158,7 +158,7 @@ def gain(stories: Sequence[Story]) -> float:
 
 def _verdict(stories: Sequence[Story]) -> str:
     share = gain(stories)
-    more = f"{abs(share):.0%} {'more' if share >= 0 else 'less'} reward than the node alone"
+    more = f"{100 * abs(share):.0f} % {'more' if share >= 0 else 'less'} reward than the node alone"
     asked = stories[-1].summary()["generated"]
     return (
         f"With {asked:,} questions each, a node that shared earned {more}. This is one run: `swarmd lab run"

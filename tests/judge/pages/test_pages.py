@@ -459,7 +459,7 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
 
 
 def test_a_badge_says_how_sure_the_score_is() -> None:
-    assert "67% right (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
+    assert "67 % right (21–94 %)" in drawing.badge(2 / 3, wilson(2, 3), 3)
     assert "no answers yet" in drawing.badge(0.0, wilson(0, 0), 0)
 
 

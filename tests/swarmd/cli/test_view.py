@@ -256,7 +256,7 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         "training",
         (
             "round 120: reward 0.3125, learnt from 3 of 4 own and 3 external rollouts, 32 answers of 12"
-            " tokens (25% cut, 50% in the asked form), 17 in the pool, 2 peers, 3.4 s (generate 2.1, score"
+            " tokens (25 % cut, 50 % in the asked form), 17 in the pool, 2 peers, 3.4 s (generate 2.1, score"
             " 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
             " over 120 questions"
         ),
@@ -511,7 +511,7 @@ def test_the_status_as_lines() -> None:
 def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_ended() -> None:
     learnt = round_sentence(LAST)
     assert "learnt from 3 of 4 own and 3 external rollouts" in learnt
-    assert "32 answers of 12 tokens (25% cut, 50% in the asked form)" in learnt
+    assert "32 answers of 12 tokens (25 % cut, 50 % in the asked form)" in learnt
     nothing = round_sentence(LAST | {"useful": 0})
     assert "nothing learnt from 4 own and 3 external rollouts" in nothing
     none = {"made": 0, "cut": None, "in_form": None, "length": None}
