@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from swarmd.config.messages import nearest, shown
 from swarmd.errors import NoModel
+from swarmd.policy.models import hub_fault
 from swarmd.policy.models.files import model_folder
 from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -48,7 +49,7 @@ def find_local(name: str) -> Place | None:
     """Return the place of a tiny model or a local folder; None for a repository's name.
 
     Uses no network. Raises NoModel, also for an unknown name without an owner, which is a misspelt short
-    name.
+    name, and ConfigError for a repository if the hub's library cannot read its variables.
     """
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
@@ -73,6 +74,8 @@ def find_local(name: str) -> Place | None:
             "there is no model called"
             f" {shown(name)}{nearest(name, (*TINY, *REPOSITORIES)) or '.'} {_choices()}"
         )
+    if hub_fault is not None:
+        raise hub_fault
     return None
 
 
@@ -101,7 +104,9 @@ def locate(name: str, revision: str | None) -> Place:
     repository = REPOSITORIES.get(name, name)
     from swarmd.policy.models.files import download
 
-    folder = download.fetch(repository, revision, model_folder.SMALL_FILES, _choices())
+    # The file of an adapter is never loaded: `model_folder.notes` says that it is there.
+    names = (*model_folder.SMALL_FILES, model_folder.ADAPTER)
+    folder = download.fetch(repository, revision, names, _choices())
     if not (folder / "config.json").exists():
         raise model_folder.no_model(folder, f"the repository {repository}", "config.json")
     return Place(repository, folder, repository, folder.name)

@@ -35,11 +35,13 @@ import json, sys
 from swarmd.errors import SwarmdError
 try:
     from swarmd.policy.models import hub
+    from swarmd.policy.models.files.model_folder import notes
     place = hub.locate(sys.argv[1], sys.argv[2] or None)
     told = lambda download: print(download.words, flush=True)
     files = sorted(p.name for p in hub.with_weights(place, told).iterdir())
     assert "torch" not in sys.modules
-    print(json.dumps({"source": place.source, "revision": place.revision, "files": files}))
+    found = {"source": place.source, "revision": place.revision, "files": files}
+    print(json.dumps(found | {"notes": notes(place.folder, place.source)}))
 except SwarmdError as error:
     print(json.dumps({"error": str(error), "exit": error.exit_code}))
 """
@@ -149,6 +151,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Hub]]:
     pickled = make_model(root / "owner" / "pickled", "llama")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     (root / "owner" / "gated").mkdir()
+    (root / "owner" / "adapter").mkdir()
+    (root / "owner" / "adapter" / "adapter_config.json").write_text(
+        '{"base_model_name_or_path": "owner/small"}'
+    )
     (root / "owner" / "empty").mkdir()
     (root / "owner" / "empty" / "README.md").write_text("nothing")
     handler = type(
@@ -214,6 +220,7 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_
     hub.fetched.clear()
     first = find(hub, tmp_path, "owner/small")
     files = [
+        "adapter_config.json",
         "chat_template.jinja",
         "config.json",
         "generation_config.json",
@@ -221,12 +228,15 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+    (note,) = first.pop("notes")  # type: ignore[misc]
+    assert note.startswith("owner/small also holds an adapter, which is left out")
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
-    assert set(hub.fetched) == set(files), "neither pickles, adapters, code nor other precisions"
+    assert set(hub.fetched) == set(files), "neither pickles, adapters' weights, code nor other precisions"
     assert len(hub.fetched) == len(set(hub.fetched))
     # What is in the cache needs no hub, by either way of not having one.
-    assert find(None, tmp_path, "owner/small", HF_HUB_OFFLINE="1") == first
-    assert find(None, tmp_path, "owner/small") == first
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {}):
+        again = find(None, tmp_path, "owner/small", **environment)
+        assert again.pop("notes") == [note] and again == first
 
 
 def test_a_pinned_revision_is_downloaded(hub: type[Hub], tmp_path: Path) -> None:
@@ -241,6 +251,7 @@ def test_a_pinned_revision_is_downloaded(hub: type[Hub], tmp_path: Path) -> None
         ("owner/gated", "is gated: accept its terms"),
         ("owner/pickled", "no weights in safetensors format"),
         ("owner/empty", "no config.json"),
+        ("owner/adapter", "holds an adapter, not a model. Give its base model, --model owner/small,"),
         ("owner/hostile", "names 'evil.bin', which is no safetensors file"),
     ],
 )
@@ -283,6 +294,24 @@ def test_a_variable_that_cannot_be_used_is_named(
 ) -> None:
     answer = find(hub, tmp_path, "owner/small", **environment)
     assert re.search(said, str(answer["error"])) and answer["exit"] == code
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HF_ENDPOINT": "http://[::1"},
+        {"HF_HUB_ETAG_TIMEOUT": "soon"},
+        {"HF_HUB_DOWNLOAD_TIMEOUT": "1.5", "HF_ENDPOINT": "//["},
+        {"ALL_PROXY": "foo://x:1", "HF_TOKEN": "ünicode", "SSL_CERT_FILE": "/nowhere"},
+    ],
+)
+def test_a_variable_of_the_hub_concerns_only_models_of_the_hub(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    answer = find(None, tmp_path, "tiny", **environment)
+    assert answer.get("source") == "tiny", answer
+    (name, *_), refused = environment, find(None, tmp_path, "owner/small", **environment)
+    assert name in str(refused["error"]) and refused["exit"] == 2
 
 
 @pytest.mark.parametrize("status", [401, 403])
