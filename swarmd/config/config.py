@@ -243,8 +243,6 @@ class WhenConfig(_Section):
     battery: Literal["pause", "train"] = "pause"  # while the machine runs on its battery
     # What to do on a metered network; alone: leave the swarm and train alone.
     metered: Literal["alone", "pause", "share"] = "alone"
-    # Minutes without keyboard and mouse before it trains; 0: it trains beside the user.
-    user: Annotated[float, Field(ge=0, le=1440)] = 0.0
     load: Annotated[
         str,
         AfterValidator(checked(percent, empty=True)),

@@ -105,13 +105,12 @@ def test_every_cause_of_learning_nothing_ends_when_its_remedy_is_followed() -> N
 
 
 NOON = datetime(2026, 7, 1, 12).timestamp()
-ALL = {"battery": "pause", "metered": "pause", "user": 5, "load": "50 %", "gpu": "50 %"}
-CALM = MachineFacts(on_battery=False, idle=9e9, load=0.0, metered=False, gpu=0.0)
+ALL = {"battery": "pause", "metered": "pause", "load": "50 %", "gpu": "50 %"}
+CALM = MachineFacts(on_battery=False, load=0.0, metered=False, gpu=0.0)
 # What brings each pause, by its kind.
 PAUSES: dict[str, dict[str, Any]] = {
     "battery": {"on_battery": True},
     "metered": {"metered": True},
-    "active": {"idle": 0.0},
     "load": {"load": 0.9},
     "gpu": {"gpu": 0.9},
     "hours": {},

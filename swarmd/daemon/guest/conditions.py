@@ -23,7 +23,6 @@ class MachineFacts:
     """Facts about the machine. None: it cannot be told here, or nobody asked for it."""
 
     on_battery: bool | None = None
-    idle: float | None = None  # seconds without keyboard and mouse
     load: float | None = None  # of other programs: share of all cores
     metered: bool | None = None
     gpu: float | None = None  # of other programs: share of the node's GPU
@@ -37,7 +36,7 @@ class PauseCause:
     until: seconds since the epoch; None where nobody can know. ends: the same in words.
     """
 
-    kind: str  # paused by hand, battery, active, load, gpu, hours, temperature, metered, month
+    kind: str  # paused by hand, battery, load, gpu, hours, metered, month
     cause: str
     until: float | None
     ends: str
@@ -91,14 +90,6 @@ class PauseConditions:
             )
         if self._when.metered == "pause" and facts.metered:
             yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
-        if facts.idle is not None and facts.idle < self._when.user * 60:
-            yield PauseCause(
-                "active",
-                "somebody uses the machine",
-                None,
-                f"{self._when.user:g} min after the last key or move",
-                OVERRIDE,
-            )
         if self._load.too_much(facts.load, now):
             ends = f"after {QUIET_S:.0f} s below {self._when.load}"
             yield PauseCause("load", "other programs need the machine", None, ends, OVERRIDE)

@@ -1,7 +1,7 @@
 """What the platform tells of battery, load, GPU and network; None where it cannot tell.
 
-What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle
-time, `nvidia` the GPU.
+What is asked of the platform is an argument, so that tests answer in its place. `nvidia` has
+the GPU.
 """
 
 import subprocess
@@ -15,7 +15,6 @@ import psutil
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
-from swarmd.daemon.guest.idle import idle_probe
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 
 # How many looks of about 5 s show that other programs leave the node little; how busy all cores are then, and
@@ -119,7 +118,6 @@ class Probes:
         self._loaded: float | None = None  # its last answer
         # Shares of other programs and of the node, for the last minute.
         self._shares = deque[tuple[float, float]](maxlen=CROWDED_LOOKS)
-        self._idle = idle_probe(run) if when.user else None
         self._slow_at: float | None = None
         self._metered: bool | None = None
 
@@ -137,7 +135,6 @@ class Probes:
             self._slow_at, self._metered = now, metered(self._run)
         return MachineFacts(
             on_battery=on_battery() if when.battery == "pause" else None,
-            idle=self._idle(now) if self._idle else None,
             load=self._loaded,
             left=self._left(),
             gpu=self._gpus.used_by_others() if when.gpu else None,
@@ -156,11 +153,6 @@ class Probes:
         """Return the settings that have no effect on this machine, with the reason."""
         when = self._when
         told = (
-            (
-                when.user and facts.idle is None,
-                "when.user has no effect: the time since the last key or move cannot be told here"
-                " (docs/guest.md)",
-            ),
             (
                 when.gpu and not self._gpus.tells_use(),
                 "when.gpu has no effect: no NVIDIA driver tells here who uses the GPU (docs/guest.md)",

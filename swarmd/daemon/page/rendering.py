@@ -69,14 +69,12 @@ _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "checkpoint.gigabytes_a_day": ("Written to disk for saving", "{:g} GB a day at most"),
     "when.battery": ("On battery", "{}"),
     "when.metered": ("On a metered network", "{}"),
-    "when.user": ("While you use it", "pause, until {:g} min later"),
     "when.load": ("Other programs use the CPU", "pause above {}"),
     "when.gpu": ("Other programs use the GPU", "pause above {}"),
     "when.hours": ("Hours", "{}"),
 }
 _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
     ("when.battery", "train"): "go on training",
-    ("when.user", 0.0): "go on training",
     ("when.metered", "alone"): "leave the swarm, and train alone",
     ("when.metered", "share"): "go on sharing",
 }
@@ -91,7 +89,7 @@ _OTHER_LIMITS = (
     " from the next join."
 )
 # Shown even if they are off: what a person asks first of a guest.
-_ALWAYS_SHOWN = ("when.battery", "when.user", "when.hours")
+_ALWAYS_SHOWN = ("when.battery", "when.hours")
 _INVITE = "Anyone may run this on a machine of their own to join the swarm. It holds no secret."
 _WHAT = (
     "This machine trains its own copy of the language model {} on questions with known answers, and learns"

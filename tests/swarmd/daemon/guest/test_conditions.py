@@ -23,7 +23,7 @@ def kinds(of: PauseConditions, facts: MachineFacts, now: float = NOON) -> list[s
 
 
 def test_by_default_a_battery_alone_pauses() -> None:
-    busy = MachineFacts(on_battery=False, idle=0.0, load=1.0, metered=True)
+    busy = MachineFacts(on_battery=False, load=1.0, metered=True)
     unplugged = replace(busy, on_battery=True)
     for when, facts, found in (
         (WhenConfig(), busy, []),
@@ -35,18 +35,8 @@ def test_by_default_a_battery_alone_pauses() -> None:
 
 
 def test_unknown_facts_pause_nothing() -> None:
-    everything = WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %")
+    everything = WhenConfig(metered="pause", load="10 %", gpu="10 %")
     assert kinds(PauseConditions(everything), MachineFacts()) == []
-
-
-def test_a_user_at_the_machine_pauses_the_node() -> None:
-    conditions = PauseConditions(WhenConfig(user=3.0))
-    assert [kinds(conditions, MachineFacts(idle=idle)) for idle in (0.0, 179.0, 180.0, 5.0)] == [
-        ["active"],
-        ["active"],
-        [],
-        ["active"],
-    ]
 
 
 @pytest.mark.parametrize("kind", ["load", "gpu"])
@@ -74,11 +64,9 @@ def test_a_pause_for_the_hours_says_when_it_ends() -> None:
 
 
 def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
-    conditions = PauseConditions(
-        WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %", hours=("sat",))
-    )
-    found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 1.0), NOON)
-    kinds = ["battery", "metered", "active", "load", "gpu", "hours"]
+    conditions = PauseConditions(WhenConfig(metered="pause", load="10 %", gpu="10 %", hours=("sat",)))
+    found = conditions.check(MachineFacts(on_battery=True, load=1.0, metered=True, gpu=1.0), NOON)
+    kinds = ["battery", "metered", "load", "gpu", "hours"]
     assert [each.kind for each in found] == kinds
     assert all(each.cause and each.ends and each.remedy for each in found)
 

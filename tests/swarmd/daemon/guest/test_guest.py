@@ -216,25 +216,25 @@ def test_a_damaged_pause_file_means_no_pause(tmp_path: Path, content: bytes) -> 
 
 
 async def test_unknown_conditions_are_reported_once_after_a_check(tmp_path: Path) -> None:
-    node = Played(tmp_path, when={"user": 3.0})
+    node = Played(tmp_path, when={"metered": "pause"})
     await node.guest.on_pause({})
     assert not node.said  # nobody has looked yet
     node.see()
     node.see()
-    assert len(node.said) == 1 and "when.user has no effect" in node.said[0]
-    seeing = Played(tmp_path, when={"user": 3.0})
-    seeing.see(idle=1000.0)
+    assert len(node.said) == 1 and "when.metered has no effect" in node.said[0]
+    seeing = Played(tmp_path, when={"metered": "pause"})
+    seeing.see(metered=False)
     assert not seeing.said
 
 
 async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -> None:
-    node = Played(tmp_path, when={"user": 3.0})
+    node = Played(tmp_path, when={"metered": "pause"})
     await node.guest.on_pause({})
-    assert node.see(on_battery=True, idle=0.0) == ["user", "battery", "active"]
-    assert (await node.guest.on_resume({}))["ended"] == ["active", "battery", "user"]
-    assert (node.see(on_battery=True, idle=0.0), node.see(on_battery=True, idle=999.0)) == ([], [])
-    assert node.see(on_battery=True, idle=0.0) == ["active"]  # it had ended, and holds again
-    assert node.see(on_battery=False, idle=999.0) == [] and node.see(on_battery=True, idle=999.0) == [
+    assert node.see(on_battery=True, metered=True) == ["user", "battery", "metered"]
+    assert (await node.guest.on_resume({}))["ended"] == ["battery", "metered", "user"]
+    assert (node.see(on_battery=True, metered=True), node.see(on_battery=True, metered=False)) == ([], [])
+    assert node.see(on_battery=True, metered=True) == ["metered"]  # it had ended, and holds again
+    assert node.see(on_battery=False, metered=False) == [] and node.see(on_battery=True, metered=False) == [
         "battery"
     ]
 

@@ -40,7 +40,6 @@ WRONG = {
     'when.hours = ["sat", "08:00-08:00"]': r"when.hours\[1\]: .*begins when it ends",
     'when.hours = ["24:30-03:00"]': "no time of the day",
     'when.load = "50 GB"': "when.load: .*unknown unit 'GB'",
-    "when.user = -1": "when.user: expected a number, at least 0",
     'when.battery = "maybe"': "when.battery: expected one of",
     'limits.up = "1 MB/s"\nswarm.engine = "hivemind"': "limits.up: .*swarm.engine",
     'limits.gpu_memory = "20 %"\ngenerate.engine = "vllm"': "limits.gpu_memory: .*generate.engine_memory",

@@ -185,12 +185,11 @@ def test_somebody_who_founds_a_swarm_is_in_no_trouble() -> None:
 
 
 def test_what_a_person_asks_first_of_a_guest_is_shown_even_if_it_is_off() -> None:
-    limits = {"when.battery": "train", "when.user": 0.0, "when.hours": [], "when.load": ""}
+    limits = {"when.battery": "train", "when.hours": [], "when.load": ""}
     html = rendering.parts(document(limits=limits), PEERS, now=0.0)["limits"]
     rows = re.findall("<dt>([^<]+)</dt><dd>([^<]+)</dd>", html)
     assert rows == [
         ("On battery", "go on training"),
-        ("While you use it", "go on training"),
         ("Hours", "always"),
     ]
 
@@ -222,7 +221,6 @@ def test_limits_that_are_set_are_shown() -> None:
         "limits.cpu": "25 %",
         "limits.up": "",
         "when.hours": ["sat", "sun"],
-        "when.user": 0.0,
         "limits.gpu_memory": "100 %",
         "limits.priority": "normal",
         "checkpoint.gigabytes_a_day": 50.0,
@@ -247,7 +245,6 @@ def test_each_limit_has_a_name_of_words() -> None:
         for key, value in flatten(NodeConfig()).items()
         if key in LIMITS or key.startswith(("limits.", "when."))
     } | {
-        "when.user": 5.0,
         "model.threads": 2,
         "round.pace": 1.0,
         "limits.priority": "low",
