@@ -304,7 +304,6 @@ def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
         "/?tier=": lambda i: f"/?tier={('reported', 'verified')[i % 2]}&after={i}",
         "/v1/leaderboard": lambda i: f"/v1/leaderboard?after={40 * i % 4900}",
         "/nodes/": lambda i: f"/nodes/{nodes[i % len(nodes)]}",
-        "/nodes/…/badge.svg": lambda i: f"/nodes/{nodes[i % len(nodes)]}/badge.svg",
         "/v1/peers/": lambda i: f"/v1/peers/{nodes[i % len(nodes)]}",
         "/evaluations/": lambda i: f"/evaluations/{shown[i % len(shown)]}",
         "/compare": lambda i: f"/compare?model={models[i % 4]}",

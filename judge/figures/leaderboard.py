@@ -212,16 +212,9 @@ class SwarmHealth:
     answers: int  # of all of them
     seen_hour: int  # peers seen within the last hour
     seen_day: int  # peers seen within the last day
-    # (beginning of the hour in seconds since the epoch, questions) in the last day.
-    hours: Sequence[tuple[int, int]]
     # Peers seen within the last day, by model, version …; None: not said.
     groups: Mapping[str, Sequence[tuple[str | None, int]]]
     progress: SwarmProgress | None  # None: no node has been asked more than WINDOW_QUESTIONS questions
-
-    @property
-    def asked_day(self) -> int:
-        """The questions within the last 24 hours, by whole hours."""
-        return sum(many for _, many in self.hours)
 
 
 def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:

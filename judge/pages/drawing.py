@@ -1,4 +1,4 @@
-"""Charts as inline SVG, and the badge. Pure; all text is escaped, colours come from the page's classes."""
+"""Charts as inline SVG. Pure; all text is escaped, colours come from the page's classes."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,6 @@ Arm = tuple[str, Banded]  # the arm's name; the mean and its band over rounds
 
 # The margins of a chart: room for "100 %" in the style sheet's largest letters.
 LEFT, FOOT, TOP = 72, 34, 14
-# White text is legible on each.
-_BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
 
 
 def sparkline(segments: Sequence[Segment], width: int = 120, height: int = 28) -> Markup:
@@ -90,40 +88,6 @@ def compare_chart(arms: Sequence[Arm], width: int = 720, height: int = 260) -> M
         " with 95 % bands"
     )
     return _framed(label, _scale(levels, marks, *inner) + drawn, width, height)
-
-
-def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height: int = 180) -> Markup:
-    """Draw a bar for each count; the first and every sixth are named."""
-    inner_width, inner_height = width - LEFT - 8, height - FOOT - TOP
-    top = float(max(1, *(count for _, count in counts)))
-    step = inner_width / len(counts)
-    drawn = "".join(
-        f'<rect class="bar" x="{place * step + 2:.1f}" y="{inner_height * (1 - count / top):.1f}"'
-        f' width="{step - 4:.1f}" height="{inner_height * count / top:.1f}"><title>{escape(name)}:'
-        f" {count}</title></rect>"
-        for place, (name, count) in enumerate(counts)
-    )
-    named = [((place + 0.5) / len(counts), name) for place, (name, _) in enumerate(counts) if place % 6 == 0]
-    levels = [(value / top, figure(value)) for value in ticks(top, 4)]
-    return _framed(label, _scale(levels, named, inner_width, inner_height) + drawn, width, height)
-
-
-def badge(share: float, interval: Interval, answers: int) -> str:
-    """Draw a badge for other pages: the score and its interval."""
-    low, high = 100 * interval.low, 100 * interval.high
-    value = f"{100 * share:.0f} % right ({low:.0f}–{high:.0f} %)" if answers else "no answers yet"
-    colour = next(colour for level, colour in _BADGE_COLOURS if share >= level) if answers else "#60646c"
-    left, right = 56, round(6.4 * len(value)) + 14
-    text = '<text x="{}" y="14" textLength="{}" lengthAdjust="spacingAndGlyphs">{}</text>'.format
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img"'
-        f' aria-label="swarmd: {value}">'
-        f"<title>swarmd: {value}</title>"
-        f'<rect width="{left + right}" height="20" rx="3" fill="#3b3f46"/>'
-        f'<path d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z" fill="{colour}"/>'
-        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
-        f"{text(left / 2, left - 14, 'swarmd')}{text(left + right / 2, right - 14, value)}</g></svg>"
-    )
 
 
 def ticks(top: float, wanted: int = 5) -> list[float]:

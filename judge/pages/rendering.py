@@ -104,7 +104,6 @@ def _environment() -> Environment:
         "chart": drawing.chart,
         "pass_chart": drawing.pass_chart,
         "compare_chart": drawing.compare_chart,
-        "bars": drawing.bars,
     }
     return environment
 

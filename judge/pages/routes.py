@@ -4,7 +4,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, wraps
 from importlib.metadata import metadata
-from time import gmtime, strftime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -33,7 +32,7 @@ from judge.figures.leaderboard import (
     by_specialty,
 )
 from judge.figures.overlap import TRAINING, new_texts
-from judge.pages import drawing, rendering, views
+from judge.pages import rendering, views
 from swarmd.config.invitation import read_invitation
 
 # One for each colour of the style sheet.
@@ -171,21 +170,6 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
     }
 
 
-@readable(router, "/nodes/{peer}/badge.svg", documented=False)
-async def badge(request: Request, peer: PathName) -> Response:
-    score = (await standing_of(request, peer)).record.score
-    headers = {
-        "cache-control": "public, max-age=300",
-        "access-control-allow-origin": "*",
-        "content-security-policy": "default-src 'none'",
-    }
-    return Response(
-        drawing.badge(score.share, score.interval, score.answers),
-        headers=headers,
-        media_type="image/svg+xml",
-    )
-
-
 @page("/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
@@ -220,8 +204,7 @@ async def compare(request: Request, model: ModelName = None) -> tuple[str, Mappi
 @page("/swarm")
 async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
     health = await service_of(request).healths.get(None)
-    hours = [(strftime("%H:%M", gmtime(begin)), many) for begin, many in health.hours]
-    return "swarm.html", {"health": health, "hours": hours, "titles": GROUP_TITLES}
+    return "swarm.html", {"health": health, "titles": GROUP_TITLES}
 
 
 @page("/join")

@@ -88,11 +88,6 @@ _PROGRESS = select(
     func.avg((peers.c.reward - peers.c.recent_right) / _OLDER),
     func.avg(peers.c.recent_right / peers.c.recent_n),
 ).where(listed, _OLDER > 0)
-_ASKED = (
-    select(func.count())
-    .select_from(evaluations)
-    .where(evaluations.c.asked_at >= bindparam("at"), evaluations.c.asked_at < bindparam("end"))
-)
 
 _e = evaluations.c
 _SHOWN = [
@@ -143,7 +138,6 @@ class Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.verified = VerificationRecords(database.begin)
-        self._hours: dict[int, int] = {}  # questions in past hours, by the hour's beginning
 
     def close(self) -> None:
         self._database.close()
@@ -249,23 +243,9 @@ class Reader:
                     .order_by(count.desc(), peers.c[name])
                 )
                 groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
-            hours = self._asked(db, now)
             nodes, before, lately = db.execute(_PROGRESS).one()
         progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
-        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, hours, groups, progress)
-
-    def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
-        """Return the questions in each hour of the last day. Those of a past hour are counted once."""
-        this = int(now // HOUR) * HOUR
-        counts = {
-            begin: self._hours[begin]
-            if begin in self._hours and begin < this
-            else db.execute(_ASKED, {"at": begin, "end": begin + HOUR}).scalar_one()
-            for begin in range(this - DAY + HOUR, this + HOUR, HOUR)
-        }
-        # The count of this hour is not complete yet.
-        self._hours = {begin: many for begin, many in counts.items() if begin < this}
-        return list(counts.items())
+        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, groups, progress)
 
 
 def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
