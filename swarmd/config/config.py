@@ -312,8 +312,8 @@ class MetricsConfig(_Section):
     # Where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere.
     listen: Annotated[str, AfterValidator(host_and_port), Field(description="host:port, or a port")] = ""
     report_to: Annotated[
-        tuple[Literal["trackio", "wandb", "tensorboard"], ...],
-        Field(description='a list of "trackio", "wandb", "tensorboard"'),
+        tuple[Literal["trackio", "wandb"], ...],
+        Field(description='a list of "trackio", "wandb"'),
     ] = ()
 
 

@@ -1,4 +1,4 @@
-"""Experiment trackers: trackio, Weights & Biases, TensorBoard.
+"""Experiment trackers: trackio and Weights & Biases, which have one interface.
 
 They are off by default; each is an extra (`pip install 'swarmd[trackio]'`).
 
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,62 +30,20 @@ POLL_S = 1.0
 PROJECT = "swarmd"
 
 
-# Hands a tracker the figures of a round.
-Log = Callable[[Mapping[str, float], int], object]
-
-
-# accelerate has such classes too; importing them loads torch: 224 MB and 2.7 s a tracker, in place of 28 MB.
-@contextmanager
-def _trackio(_folder: Path, peer: str) -> Iterator[Log]:
-    import trackio
-
-    quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    trackio.init(PROJECT, nickname(PeerId(peer)), resume="allow", config={"peer": peer}, **quiet)
-    try:
-        yield lambda figures, round_number: trackio.log(dict(figures), step=round_number)
-    finally:
-        trackio.finish()
-
-
-@contextmanager
-def _wandb(folder: Path, peer: str) -> Iterator[Log]:
-    import wandb
-
-    name = nickname(PeerId(peer))
-    settings = wandb.Settings(
-        console="off", disable_git=True, save_code=False, x_disable_stats=True, host=name
-    )
-    with wandb.init(
-        project=PROJECT,
-        name=name,
-        id=peer,
-        resume="allow",
-        dir=str(folder),
-        config={"peer": peer},
-        settings=settings,
-    ) as run:
-        yield lambda figures, round_number: run.log(dict(figures), step=round_number)
-
-
-@contextmanager
-def _tensorboard(folder: Path, _peer: str) -> Iterator[Log]:
-    from tensorboard.summary import Writer
-
-    with closing(Writer(str(folder))) as writer:
-
-        def log(figures: Mapping[str, float], round_number: int) -> None:
-            for name, value in figures.items():
-                # Each part of the line has a group.
-                writer.add_scalar(name.replace(".", "/"), value, step=round_number)
-            writer.flush()
-
-        yield log
-
-
-TRACKERS: Mapping[str, Callable[[Path, str], AbstractContextManager[Log]]] = {
-    "trackio": _trackio,
-    "wandb": _wandb,
-    "tensorboard": _tensorboard,
+# What each is told beside the project and the run: neither is to watch this machine or the program.
+TRACKERS: Mapping[str, Callable[[Any, Path, str], dict[str, Any]]] = {
+    "trackio": lambda _, _folder, _peer: {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False},
+    "wandb": lambda wandb, folder, peer: {
+        "id": peer,
+        "dir": str(folder),
+        "settings": wandb.Settings(
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_stats=True,
+            host=nickname(PeerId(peer)),
+        ),
+    },
 }
 
 
@@ -146,15 +104,21 @@ def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> Non
     """Hand new metrics to the tracker until `going` returns False; then hand on what was written by then."""
     place = folder / "tracking" / name
     place.mkdir(parents=True, exist_ok=True)
-    follower = Follower(folder / METRICS_FILE)
-    with TRACKERS[name](place, peer) as log:
-        last = False
+    follower, last = Follower(folder / METRICS_FILE), False
+    # accelerate has such classes too; importing them loads torch: 224 MB and 2.7 s a tracker, in place of
+    # 28 MB.
+    tracker = import_module(name)
+    about = {"project": PROJECT, "name": nickname(PeerId(peer)), "resume": "allow", "config": {"peer": peer}}
+    tracker.init(**about, **TRACKERS[name](tracker, place, peer))
+    try:
         while not last:
             last = not going()
             for line in follower.read():
-                log(dict(figures_of(line)), line["round"])
+                tracker.log(dict(figures_of(line)), step=line["round"])
             if not last:
                 time.sleep(POLL_S)
+    finally:
+        tracker.finish()
 
 
 def main() -> None:

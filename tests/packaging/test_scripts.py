@@ -340,7 +340,7 @@ def declared(project: Path) -> dict[str, set[str]]:
 
 
 # Extras, and what they bring: the set-up installs none of them.
-BY_CHOICE = {"trackio", "wandb", "tensorboard", "trl", "datasets", "verifiers", "lm-eval"}
+BY_CHOICE = {"trackio", "wandb", "trl", "datasets", "verifiers", "lm-eval"}
 
 
 def test_constraints_pin_everything_that_is_asked_for() -> None:
@@ -404,7 +404,7 @@ def imported(folders: str) -> set[str]:
 def test_imports_and_declared_dependencies_agree(project: str, folders: str, extras: list[str]) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
-    tested = ("judge", "judge-postgres", "math", "qr", "research", "tensorboard", "trl")
+    tested = ("judge", "judge-postgres", "math", "qr", "research", "trl")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
     assert wanted - may - UNSEEN - BY_HAND == set(), "imported and not declared"
     assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"

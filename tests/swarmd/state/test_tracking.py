@@ -102,31 +102,44 @@ def test_a_real_tracker_writes_what_it_is_given(
         path for path in (tmp_path / "tracking" / name).rglob("*") if path.is_file() and path.stat().st_size
     ]
     assert written
-    if name == "tensorboard":
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(written[0].parent)).Reload()
-        found = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
-        assert [event.step for event in found["reward_mean"]] == [1, 2] and [
-            event.step for event in found["judge/score"]
-        ] == [2]
-        assert found["judge/score"][0].tensor_proto.float_val[0] == 0.75
 
 
 async def test_a_tracker_without_a_log_is_told_and_the_node_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tracking.log").mkdir()
     said: list[str] = []
-    await run_tracker("tensorboard", tmp_path, PEER, said.append)
+    await run_tracker("trackio", tmp_path, PEER, said.append)
     assert len(said) == 1 and "cannot be started" in said[0]
 
 
 def play_tracker(folder: Path, begin: str) -> None:
     """Put a tracker of our own in place of a real one, for the package may not be there."""
-    (folder / "tensorboard").mkdir()
-    (folder / "tensorboard" / "__init__.py").touch()
-    (folder / "tensorboard" / "summary.py").write_text(
-        f"class Writer:\n def __init__(self, f): {begin}\n def flush(self): ...\n def close(self): ...\n"
+    (folder / "trackio").mkdir()
+    (folder / "trackio" / "__init__.py").write_text(
+        "from pathlib import Path\n"
+        f"def init(**told): {begin}\n"
+        "def log(figures, step): Path(f'logged-{step}').write_text(str(figures))\n"
+        "def finish(): Path('finished').touch()\n"
     )
+
+
+def test_a_tracker_is_told_the_run_and_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_tracker(tmp_path, "Path('began').write_text(repr(told))")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.chdir(tmp_path)
+    looks = iter((True, False))
+    with closing(MetricsFile(tmp_path / "metrics.jsonl", 0)) as file:
+
+        def going() -> bool:
+            file.append({"round": 1 + len(file.path.read_bytes().splitlines()), "reward_mean": 0.5})
+            return next(looks)
+
+        follow(tmp_path, PEER, "trackio", going)
+    monkeypatch.delitem(sys.modules, "trackio")
+    assert PEER in Path("began").read_text() and "'project': 'swarmd'" in Path("began").read_text()
+    logged = {path.name: path.read_text() for path in tmp_path.glob("logged-*")}
+    assert logged == {f"logged-{n}": f"{{'round': {n}.0, 'reward_mean': 0.5}}" for n in (1, 2)}
+    assert Path("finished").exists()
 
 
 @pytest.mark.net  # it starts a process
@@ -135,19 +148,19 @@ async def test_what_a_tracker_says_fills_no_disk(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     # A file of the working folder takes no module's place.
-    monkeypatch.chdir(tmp_path / "tensorboard")
+    monkeypatch.chdir(tmp_path / "trackio")
     Path("json.py").write_text("raise ImportError")
     log = tmp_path / "tracking.log"
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_tracker, "tensorboard", tmp_path, PEER, print)
+        nursery.start_soon(run_tracker, "trackio", tmp_path, PEER, print)
         await until(lambda: log.with_name("tracking.log.1").exists() and not log.stat().st_size)
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.net  # it starts a process
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
-    play_tracker(tmp_path, "open(f + '/up', 'w')")
-    command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "tensorboard"]
+    play_tracker(tmp_path, f"Path({str(tmp_path / 'up')!r}).touch()")
+    command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "trackio"]
     parent = (
         f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True);"
         " sys.stdin.read()"
@@ -158,7 +171,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", parent], text=True, env=environment, **pipes)
     ) as process:
         child = psutil.Process(int(process.stdout.readline()))
-        wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())
+        wait_until(lambda: (tmp_path / "up").exists())
         process.kill()
         wait_until(lambda: ended(child))
 
