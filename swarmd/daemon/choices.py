@@ -1,8 +1,8 @@
 """Choices that a state folder remembers, so that the next `swarmd join` needs no flags.
 
 choices.json holds swarm, curriculum, bootstrap addresses, judge and model, as a flag, a variable or an
-invitation set them last, and limits that were changed while the node ran. It is written once the model is
-loaded, so a choice that fails is not remembered. Where there is a checkpoint, its model counts, and another
+invitation set them last. It is written once the model is loaded, so a choice that fails is not remembered.
+Where there is a checkpoint, its model counts, and another
 is refused before anything is loaded. Configuration overrides what is remembered, and the node says so.
 """
 
@@ -12,11 +12,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.config import NodeConfig
 from swarmd.config.messages import shown
 from swarmd.config.schema import INVITED, Given
 from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
-from swarmd.daemon.guest.limits import LIVE
 from swarmd.errors import CannotRecord, ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically
@@ -24,9 +23,6 @@ from swarmd.trainer.checkpoint import saved_in
 
 # The flags whose values are remembered.
 REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")
-_KEYS: Final[Mapping[str, str]] = {flag: FLAGS[flag] for flag in REMEMBERED} | {
-    f"limits.{name}": f"limits.{name}" for name in LIVE
-}
 
 
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
@@ -56,7 +52,7 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
         for flag, value in damaged.items()
     ]
     for flag, before in remembered.items():
-        key = _KEYS[flag]
+        key = FLAGS[flag]
         now, origin = flatten(config)[key], resolved.origins[key]
         if now == before or (flag == "model" and trained is not None):
             continue
@@ -84,17 +80,8 @@ def remember(resolved: Resolved, folder: Path) -> None:
     }
     if chosen.items() <= kept.items():
         return
-    _write(folder, {**kept, **chosen})
-
-
-def remember_limits(limits: LimitsConfig, folder: Path) -> None:
-    """Remember limits that were changed while the node ran."""
-    _write(folder, _remembered(folder)[0] | {f"limits.{name}": getattr(limits, name) for name in LIVE})
-
-
-def _write(folder: Path, choices: Mapping[str, Any]) -> None:
     try:
-        write_atomically(folder / CHOICES_FILE, {"schema": 1, **choices})
+        write_atomically(folder / CHOICES_FILE, {"schema": 1, **kept, **chosen})
     except OSError as error:
         raise CannotRecord.to(folder / CHOICES_FILE, error) from None
 
@@ -114,8 +101,8 @@ def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{path}: cannot be read ({error}). It says which swarm this node is in: restore it, or remove it"
             " and give --swarm, --bootstrap, --judge and --model again."
         ) from None
-    found = {flag: document[flag] for flag in _KEYS if flag in document}
-    usable = {flag: value for flag, value in found.items() if NODE.accepts(Given(_KEYS[flag], value, ""), [])}
+    found = {flag: document[flag] for flag in REMEMBERED if flag in document}
+    usable = {flag: value for flag, value in found.items() if NODE.accepts(Given(FLAGS[flag], value, ""), [])}
     return usable, {flag: value for flag, value in found.items() if flag not in usable}
 
 

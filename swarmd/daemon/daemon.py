@@ -27,11 +27,9 @@ from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import PeerId, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.choices import remember_limits
 from swarmd.daemon.diagnosis.isolation import Trouble, port_taken
 from swarmd.daemon.diagnosis.reachability_survey import listen_ports, survey
 from swarmd.daemon.guest.guest import Guest
-from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
@@ -100,7 +98,7 @@ class Daemon:
         self, config: NodeConfig, folder: Path, view: View, works: Callable[[], None] = lambda: None
     ) -> None:
         self.config, self.view, self._works, self._folder = config, view, works, folder
-        self.exit_code, self.limits = 0, config.limits  # limits: the current ones, which the user can change
+        self.exit_code = 0
         check_installed(config.metrics.report_to)
         traffic = Traffic()
         self.sharing = Participant(
@@ -183,7 +181,6 @@ class Daemon:
             "invitation": self._on_invitation,
             "pause": self.guest.on_pause,
             "resume": self.guest.on_resume,
-            "limit": self._on_limit,
             "stop": self._on_stop,
             "compare": self.comparison.on_compare,
         }
@@ -368,16 +365,6 @@ class Daemon:
         # A member that is away comes back when its pause ends.
         with trio.move_on_after(0.0 if self.member.away else LISTEN_TIMEOUT_S):
             await self._listens.wait()
-
-    async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keep to other limits from now on, and after a restart unless the configuration says otherwise."""
-        limits = changed(self.limits, arguments, rates=self.config.swarm.engine == "libp2p")
-        # First, as on a full disk it is refused.
-        remember_limits(limits, self._folder)
-        self.limits = limits
-        self.guest.keep_to(limits)
-        self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
-        return {"schema": 1, "limits": self.status.limits}
 
     def _why_no_comparison(self) -> str:
         if self.guest.pauses:

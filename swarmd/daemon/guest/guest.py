@@ -21,7 +21,7 @@ from p2p.engines.traffic import Traffic
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.amounts import percent, rate, size
-from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.config import NodeConfig
 from swarmd.config.hours import clock_words
 from swarmd.daemon.guest.conditions import (
     OVERRIDE,
@@ -91,7 +91,11 @@ class Guest:
         self._measure, self._unknown = measure or probes.measure, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / "pause.json", clock)
         self._watts, self._on_gpu = gpus.watts, on_gpu
-        self._adopt(config.limits)
+        limits, share = config.limits, percent(config.limits.cpu)
+        self._share = CpuShare(share * cores(logical=True), clock()) if share < 1 else None
+        self._budget = size(limits.month) if limits.month else None
+        up, down = (rate(text) if text else None for text in (limits.up, limits.down))
+        traffic.limit(up, down, self._budget)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
         self._helped, self._helped_before = helped, 0
@@ -103,20 +107,6 @@ class Guest:
         self._told: link.ToTrainer = link.Resume()
         self.pauses: list[PauseCause] = []
         self.away: list[PauseCause] = []  # why it has left the swarm
-
-    def keep_to(self, limits: LimitsConfig) -> None:
-        """Change the limits from now on."""
-        self._adopt(limits)
-        self._resting = False
-        self._limit_traffic()
-        self._decide()
-
-    def _adopt(self, limits: LimitsConfig) -> None:
-        share = percent(limits.cpu)
-        self._share = CpuShare(share * cores(logical=True), self._clock()) if share < 1 else None
-        self._budget = size(limits.month) if limits.month else None
-        up, down = (rate(text) if text else None for text in (limits.up, limits.down))
-        self._traffic.limit(up, down, self._budget)
 
     def begin(self) -> None:
         """Apply the limits before the member runs: with its budget used up, it does not even connect."""

@@ -22,7 +22,7 @@ REFRESH_S = 1.0
 # After so long without news a page hears that the node is there: page.js waits three times as long.
 HEARTBEAT_S = 5.0
 # Operations of the control API that the page may ask for.
-ALLOWED = ("pause", "resume", "limit", "stop", "invitation", "compare")
+ALLOWED = ("pause", "resume", "stop", "invitation", "compare")
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {

@@ -78,15 +78,9 @@ _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
     ("when.metered", "alone"): "leave the swarm, and train alone",
     ("when.metered", "share"): "go on sharing",
 }
-_LIVE_LIMITS = (  # name, label, hint
-    ("cpu", "Share of the CPU", "such as 25 %"),
-    ("month", "Bytes in a month", "such as 20 GB"),
-    ("up", "Sent, a second", "such as 200 kB/s"),
-    ("down", "Received, a second", "such as 200 kB/s"),
-)
 _OTHER_LIMITS = (
-    "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold"
-    " from the next join."
+    "Limits, and when the node pauses, are set in the file that swarmd config path names; they hold from the"
+    " next join."
 )
 # Shown even if they are off: what a person asks first of a guest.
 _ALWAYS_SHOWN = ("when.battery", "when.hours")
@@ -148,7 +142,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "peers": _peers(document, peers, now),
         "refused": _refused(document),
         "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
-        "limits": _limits(document.get("limits") or {}, rates=document.get("engine") == "libp2p"),
+        "limits": _limits(document.get("limits") or {}),
         "node": _node(document, now),
     }
 
@@ -386,31 +380,14 @@ def _refused(document: Document) -> str:
     return _card("Refused", _table(("Count", "Why", "What to do"), cells)) if rows else ""
 
 
-def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
-    """Render the limits that are set, and inputs for those that can be changed here.
-
-    rates: whether `up` and `down` can be changed, too.
-    """
-    if not limits:
-        return ""
+def _limits(limits: Mapping[str, Any]) -> str:
+    """Render the limits that are set."""
     on = [
         (_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value))
         for key, value in limits.items()
         if (value and value not in ("100 %", "normal")) or key in _ALWAYS_SHOWN
     ]
-    inputs = "".join(
-        f'<label for="limit-{name}">{label}</label><div><input id="limit-{name}" name="{name}"'
-        f' autocomplete="off" maxlength="40" placeholder="no limit, or {hint}"'
-        f' aria-describedby="wrong-{name}" value="{_text(limits.get(f"limits.{name}"))}">'
-        f'<p class="wrong" id="wrong-{name}" role="alert"></p></div>'
-        for name, label, hint in _LIVE_LIMITS
-        if rates or name not in ("up", "down")
-    )
-    form = (
-        '<form data-operation="limit" data-done="The node keeps to these limits from now'
-        f' on.">{inputs}<button>Set</button></form>'
-    )
-    return _card("Limits", _facts(on) + _details("Change limits", form + _paragraph(_OTHER_LIMITS)))
+    return _card("Limits", _facts(on) + _paragraph(_OTHER_LIMITS)) if limits else ""
 
 
 def _limit(key: str, value: Any) -> str:

@@ -12,7 +12,7 @@ from swarmd.cli.app import main
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.sources import resolve
-from swarmd.daemon.choices import recalled, remember, remember_limits
+from swarmd.daemon.choices import recalled, remember
 from swarmd.daemon.daemon import Daemon
 from swarmd.errors import CannotRecord, ConfigError
 from tests.disk import failing_at
@@ -100,7 +100,7 @@ def test_damaged_choices_are_no_reason_to_join_another_swarm(run: Run, content: 
     said = run("join", "--state-dir", tmp_path)
     assert said.code == 2 and "choices.json: cannot be read" in said.err and "--swarm" in said.err
     with pytest.raises(ConfigError):
-        remember_limits(LimitsConfig(), tmp_path)
+        remember(resolve(None, {}, {"swarm": "other"}), tmp_path)
     assert (tmp_path / "choices.json").read_text() == content
 
 
@@ -174,36 +174,6 @@ def test_choices_are_remembered_once_the_model_is_loaded(tmp_path: Path) -> None
     assert not (tmp_path / "choices.json").exists()
     daemon.child.on_message(link.TrainerReady({}, 0, []))
     assert recalled(resolve(None, {}, {}), tmp_path)[0].judge.url == JUDGE
-
-
-def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices(tmp_path: Path) -> None:
-    remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)
-    remember_limits(LimitsConfig(cpu="25 %", state="9 GB"), tmp_path)
-    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
-    assert (config.limits, config.judge.url) == (
-        LimitsConfig(cpu="25 %"),
-        JUDGE,
-    ) and "limits.cpu 25 %" in note
-    config, notes = recalled(resolve(None, {"SWARMD_LIMITS_CPU": "50 %"}, {}), tmp_path)
-    assert config.limits.cpu == "50 %" and any(
-        "SWARMD_LIMITS_CPU says; before it was 25 %" in note for note in notes
-    )
-    remember(resolve(None, {}, {"swarm": "other"}), tmp_path)
-    assert recalled(resolve(None, {}, {}), tmp_path)[0].limits.cpu == "25 %"
-    remember_limits(LimitsConfig(), tmp_path)
-    assert recalled(resolve(None, {}, {}), tmp_path)[0].limits == LimitsConfig()
-
-
-async def test_limits_that_cannot_be_remembered_do_not_hold(tmp_path: Path) -> None:
-    daemon = Daemon(
-        NodeConfig.model_validate({"swarm": {"engine": "none"}}), tmp_path, PlainView(io.StringIO())
-    )
-    before = daemon.status.limits["limits.cpu"]
-    with failing_at(2), pytest.raises(CannotRecord, match="Free some space"):
-        await daemon._on_limit({"cpu": "25 %"})
-    assert daemon.status.limits["limits.cpu"] == before == daemon.limits.cpu
-    await daemon._on_limit({"cpu": "25 %"})
-    assert daemon.status.limits["limits.cpu"] == "25 %" == daemon.limits.cpu
 
 
 def test_choices_that_cannot_be_written_name_both_remedies(tmp_path: Path) -> None:

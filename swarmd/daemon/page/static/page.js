@@ -94,15 +94,7 @@ function listen() {
   events.onerror = lost;
 }
 
-function tell(words) {
-  const text = words.replaceAll("`", "");
-  const field = /^limits\.(\w+):? /.exec(text);  // an error of a field is told there
-  const place = field && document.getElementById("wrong-" + field[1]);
-  (place || said).textContent = place ? text.slice(field[0].length) : text;
-  if (place) place.previousElementSibling.ariaInvalid = "true";
-}
-
-async function ask(button, request = button.dataset.request, done = "") {
+async function ask(button) {
   if (button.ariaBusy === "true" || (button.dataset.ask && !confirm(button.dataset.ask))) return null;
   button.ariaBusy = "true";  // not disabled: it would lose the keyboard's place
   const menu = button.closest("details.menu");
@@ -110,12 +102,11 @@ async function ask(button, request = button.dataset.request, done = "") {
     menu.open = false;
     menu.querySelector("summary").focus();  // a closed menu would lose the keyboard's place
   }
-  for (const wrong of document.querySelectorAll(".wrong")) wrong.previousElementSibling.ariaInvalid = wrong.textContent = "";
   let result = null;
   try {
     const headers = { Authorization: "Bearer " + token, "Content-Type": "application/json" };
-    const reply = await (await fetch("/control", { method: "POST", headers, body: request })).json();
-    tell(reply.ok ? reply.result.warning || done : reply.error);
+    const reply = await (await fetch("/control", { method: "POST", headers, body: button.dataset.request })).json();
+    said.textContent = (reply.ok ? reply.result.warning || "" : reply.error).replaceAll("`", "");
     if (reply.ok) result = reply.result;
     if (reply.ok && reply.result.html) document.getElementById(reply.result.into).innerHTML = reply.result.html;  // made and escaped by the node
   } catch {
@@ -147,11 +138,6 @@ document.addEventListener("click", (event) => {
   if (button) button.dataset.times ? askMany(button) : ask(button);
   const copy = event.target.closest("button[data-copy]");
   if (copy) navigator.clipboard.writeText(document.getElementById(copy.dataset.copy).textContent).then(() => { copy.textContent = "Copied"; });
-});
-document.addEventListener("submit", (event) => {
-  event.preventDefault();
-  const { operation, done } = event.target.dataset;
-  ask(event.target.querySelector("button"), JSON.stringify({ operation, arguments: Object.fromEntries(new FormData(event.target)) }), done);
 });
 document.addEventListener("visibilitychange", () => {  // a page that nobody sees costs the node nothing
   if (!document.hidden) return listen();

@@ -20,7 +20,6 @@ from swarmd import link
 from swarmd.config.config import LimitsConfig, NodeConfig, WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
-from swarmd.daemon.guest.limits import changed
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes
 from swarmd.errors import SwarmdError
@@ -347,67 +346,6 @@ async def test_the_status_part_is_json(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"month": "1 GB"}, when={"hours": ("mon 0:00-0:01",)})
     await node.guest.on_pause({"until": node.clock.now + 60})
     assert json.loads(json.dumps(node.guest.document())) == node.guest.document()
-
-
-def test_changed_limits_act_at_once(tmp_path: Path) -> None:
-    node = Played(tmp_path, limits={"cpu": "25 %", "month": "1 MB"})
-    node.meter.spent = 1e6
-    node.guest.count()
-    assert node.told[-1] == link.Pause(brief=True)
-    node.traffic.count(up=10**6)
-    assert node.swarm.left == [True]
-    node.guest.keep_to(LimitsConfig(month="2 MB"))
-    assert node.told[-1] == link.Resume() and node.swarm.left == [True, False]
-    node.meter.spent = 1e6
-    node.guest.count()
-    assert node.told[-1] == link.Resume()  # no share of the CPU any more
-    node.traffic.count(down=10**6 - 1)
-    assert len(node.swarm.left) == 2
-    node.traffic.count(down=1)
-    assert node.swarm.left == [True, False, True]
-    node.guest.keep_to(LimitsConfig())
-    node.traffic.count(down=10**12)
-    assert node.swarm.left == [True, False, True, False]
-
-
-async def test_a_changed_rate_acts_at_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    node = Played(tmp_path)
-    node.guest.keep_to(LimitsConfig(up="10 kB/s"))
-    begun = trio.current_time()
-    await node.traffic.sending.wait(30_000)
-    # A second's worth goes at once, and the last half of one in debt.
-    assert 1.4 < trio.current_time() - begun < 3.1
-
-
-ASKED: Sequence[tuple[dict[str, Any], str]] = [
-    ({"cpu": "25"}, "the unit is missing"),
-    ({"month": "much"}, "limits.month: found"),
-    ({"up": "1 B/s"}, "at least 10 kB/s"),
-    (
-        {"state": "1 GB"},
-        "limits.state cannot be changed while the node runs; these can: cpu, month, up, down",
-    ),
-    ({"cpu": 25}, "limits.cpu: expected a text"),
-    ({"cpu": "9" * 99}, "a number and its unit"),
-]
-
-
-@pytest.mark.parametrize(("asked", "said"), ASKED)
-def test_a_limit_that_makes_no_sense_is_refused(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(SwarmdError, match=said):
-        changed(LimitsConfig(), asked, rates=True)
-
-
-def test_limits_are_changed_one_by_one_and_a_rate_only_where_it_can_be_kept() -> None:
-    before = LimitsConfig(cpu="50 %", month="20 GB", state="9 GB")
-    assert changed(before, {"cpu": " 25 % ", "month": ""}, rates=False) == LimitsConfig(
-        cpu="25 %", state="9 GB"
-    )
-    assert changed(before, {"up": "", "down": ""}, rates=False) == before
-    assert changed(before, {"cpu": ""}, rates=False).cpu == "100 %"
-    for way in ("up", "down"):
-        with pytest.raises(SwarmdError, match="libp2p alone"):
-            changed(before, {way: "10 kB/s"}, rates=False)
 
 
 @pytest.mark.parametrize(("quotas", "rests"), [([], False), ([2.0], True)])

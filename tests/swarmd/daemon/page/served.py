@@ -97,7 +97,7 @@ class Node:
             answers = {"now": ["<answer>42</answer>", 1.0], "first": ["<answer>7</answer>", 0.0]}
             return {"schema": 1, "question": "What is 12 + 30?", "round": 120, **answers}
 
-        others = ("pause", "resume", "limit", "stop", "network")
+        others = ("pause", "resume", "stop", "network")
         return {"status": status, "peers": peers, "invitation": invitation, "compare": compare} | {
             name: told(name) for name in others
         }

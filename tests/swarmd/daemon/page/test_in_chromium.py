@@ -15,7 +15,6 @@ from PIL import Image
 
 from swarmd.config.config import LimitsConfig
 from swarmd.config.invitation import Invitation, write_invitation
-from swarmd.daemon.guest.limits import changed
 from swarmd.daemon.local_api.control import Handler
 from swarmd.daemon.page.page import REFRESH_S
 from tests.processes import wait_until
@@ -188,69 +187,6 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> 
 
     assert await in_browser(node, tab, look) == []
     assert [name for name, _ in node.told] == ["stop"]
-
-
-async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: Tab) -> None:
-    limits = {"limits.cpu": "100 %", "limits.month": "20 GB"}
-    node = Node({**document(engine="hivemind"), "limits": limits})
-
-    def look(tab: Tab) -> None:
-        open_page(tab, node)
-        tab.run("document.querySelector('#limits summary').click()")
-        tab.run(
-            "document.getElementById('limit-cpu').value = '25 %',"
-            " document.getElementById('limit-cpu').focus()"
-        )
-        node.document = {**node.document, "state": "paused"}
-        tab.until("document.getElementById('state').textContent.includes('paused')")
-        assert tab.run("document.activeElement.value") == "25 %"
-        tab.press("Enter")
-        tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
-        # Where it can be seen, however far down the form is
-        tab.run("document.getElementById('limits').scrollIntoView()")
-        place = "document.getElementById('said').getBoundingClientRect()"
-        tab.until(f"scrollY > {place}.height && {place}.top >= 0 && {place}.bottom < innerHeight")
-        # The part is sent anew with what holds now: the form stays open, and the keyboard's place in it.
-        node.document = {**node.document, "limits": limits | {"limits.cpu": "25 %"}}
-        tab.until("document.getElementById('limit-cpu').defaultValue === '25 %'")
-        assert tab.run("document.activeElement.id") == "limit-cpu"
-
-    assert await in_browser(node, tab, look) == []
-    assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
-
-
-class Strict(Node):
-    """Finds the first limit wrong that is set to "fast"."""
-
-    def handlers(self) -> dict[str, Handler]:
-        async def limit(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-            self.told.append(("limit", arguments))
-            changed(LimitsConfig(), arguments, rates=True)
-            return {"schema": 1}
-
-        return super().handlers() | {"limit": limit}
-
-
-async def test_a_wrong_limit_is_told_at_its_field(tab: Tab) -> None:
-    node = Strict(document(limits={"limits.cpu": "100 %"}))
-
-    def look(tab: Tab) -> None:
-        open_page(tab, node)
-        tab.run("document.querySelector('#limits summary').click()")
-        for name, value in (("cpu", "fast"), ("up", "1 kB/s")):
-            tab.run(f"document.getElementById('limit-{name}').value = '{value}'")
-            tab.run("document.querySelector('#limits form button').click()")
-            wrong = f"document.getElementById('wrong-{name}')"
-            tab.until(f"{wrong}.textContent.includes('found')")
-            assert tab.run(f"getComputedStyle({wrong}).color") == "rgb(192, 43, 59)"
-            assert tab.run("document.querySelectorAll('.wrong:not(:empty), [aria-invalid=true]').length") == 2
-            assert tab.run("document.getElementById('said').textContent") == ""
-            tab.run(f"document.getElementById('limit-{name}').value = ''")
-        tab.run("document.querySelector('#limits form button').click()")
-        tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
-        assert tab.run("document.querySelectorAll('.wrong:not(:empty), [aria-invalid=true]').length") == 0
-
-    assert await in_browser(node, tab, look) == []
 
 
 async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Path) -> None:

@@ -253,26 +253,6 @@ def test_each_limit_has_a_name_of_words() -> None:
     assert len(limits) >= 15 and [key for key in limits if key in shown] == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "names"), [("libp2p", ["cpu", "month", "up", "down"]), ("hivemind", ["cpu", "month"])]
-)
-def test_limits_that_can_be_changed_are_fields_with_what_holds_now(engine: str, names: list[str]) -> None:
-    limits = {
-        "limits.cpu": "25 %",
-        "limits.month": "",
-        "limits.up": "",
-        "limits.down": "",
-        "limits.state": "9 GB",
-    }
-    html = rendering.parts(document(limits=limits, engine=engine), PEERS, now=0.0)["limits"]
-    assert (
-        re.findall('<input id="limit-[a-z]+" name="([a-z]+)"', html)
-        == names
-        == re.findall('<label for="limit-([a-z]+)"', html)
-    )
-    assert re.findall('value="([^"]*)"', html) == ["25 %", "", "", ""][: len(names)]
-
-
 def test_unknown_facts_are_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
