@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
-from judge.api import reading, replies, verified
+from judge.api import reading, verified
 from judge.api.reading import host_of, service_of, signer_of
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.api.responses import OPEN, REFUSED
@@ -33,12 +33,7 @@ B = TypeVar("B", bound=Body)
 router = APIRouter(responses=REFUSED)
 
 
-@router.post(
-    "/v1/evaluations",
-    status_code=201,
-    openapi_extra=described(QuestionsBody, replies.QUESTIONS_BODY),
-    responses={201: replies.QUESTIONS.described()},
-)
+@router.post("/v1/evaluations", status_code=201, openapi_extra=described(QuestionsBody))
 async def ask(request: Request) -> Response:
     """Ask for questions, and say what you are. Open ones come again."""
     signed, body = await _signed(request, config.MAX_ASK_BYTES)
@@ -49,11 +44,7 @@ async def ask(request: Request) -> Response:
     )
 
 
-@router.post(
-    "/v1/evaluations/{id}/answers",
-    openapi_extra=described(AnswersBody, replies.ANSWERS_BODY),
-    responses={200: replies.GRADE.described()},
-)
+@router.post("/v1/evaluations/{id}/answers", openapi_extra=described(AnswersBody))
 async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
     """Answer a question, and get its grade with a signed receipt.
 

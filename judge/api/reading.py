@@ -8,7 +8,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from judge import config
-from judge.api import replies
 from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import verify_request
 from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused, too_often
@@ -79,7 +78,7 @@ async def openapi(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@readable(router, "/v1/judge", reply=replies.JUDGE)
+@readable(router, "/v1/judge")
 async def judge(request: Request) -> Response:
     """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
     service = service_of(request)
@@ -95,7 +94,7 @@ async def judge(request: Request) -> Response:
     )
 
 
-@readable(router, "/v1/leaderboard", reply=replies.LEADERBOARD)
+@readable(router, "/v1/leaderboard")
 async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
     """Return the leaderboard, best first, a page at a time.
 
@@ -123,13 +122,13 @@ async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -
     )
 
 
-@readable(router, "/v1/comparison", reply=replies.COMPARISON)
+@readable(router, "/v1/comparison")
 async def comparison(request: Request, model: ModelName = None) -> Response:
     """Compare nodes of one model that share with those that do not, over normalised rounds."""
     return JSONResponse(await service_of(request).comparisons.get(model))
 
 
-@readable(router, "/v1/peers/{peer}", reply=replies.PEER)
+@readable(router, "/v1/peers/{peer}")
 async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""
     service, standing = service_of(request), await standing_of(request, peer)
@@ -139,7 +138,7 @@ async def peer(request: Request, peer: PathName, before: Before = None, limit: L
     )
 
 
-@readable(router, "/v1/windows", reply=replies.WINDOWS)
+@readable(router, "/v1/windows")
 async def windows(request: Request, before: Before = None) -> Response:
     """List the sets of questions that the judge has committed to, the newest first.
 
@@ -158,7 +157,7 @@ async def windows(request: Request, before: Before = None) -> Response:
     )
 
 
-@readable(router, "/v1/evaluations/{id}", reply=replies.EVALUATION)
+@readable(router, "/v1/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> Response:
     """Return one answered question: the signed receipt, the answers, and the window it is of."""
     service = service_of(request)
@@ -177,7 +176,7 @@ async def evaluation(request: Request, id: PathName) -> Response:
     )
 
 
-@readable(router, "/healthz", reply=replies.HEALTH)
+@readable(router, "/healthz")
 async def healthz(request: Request) -> Response:
     """Say whether the judge works: 503 where it cannot write its database."""
     service = service_of(request)

@@ -4,7 +4,6 @@ docs/judge-protocol.md describes the bodies, and the judge's /openapi.json.
 """
 
 import unicodedata
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -93,10 +92,10 @@ class AnswersBody(Body):
     answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=config.MAX_ANSWERS)]
 
 
-def described(body: type[Body], example: Mapping[str, Any]) -> dict[str, Any]:
+def described(body: type[Body]) -> dict[str, Any]:
     """For OpenAPI: the headers that sign a request, and its body."""
-    content = {"schema": _inlined(body.model_json_schema()), "example": example}
-    return {**signing_headers(), "requestBody": {"required": True, "content": {"application/json": content}}}
+    content = {"application/json": {"schema": _inlined(body.model_json_schema())}}
+    return {**signing_headers(), "requestBody": {"required": True, "content": content}}
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

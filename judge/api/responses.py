@@ -9,8 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from judge.api.replies import REFUSAL, Reply
-
 # How long a reader does not ask for a page again.
 PAGE_S = 2
 # Scripts of other pages may read this, as all is public.
@@ -18,7 +16,7 @@ OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "et
 
 # What every route may answer.
 REFUSED: dict[int | str, dict[str, Any]] = {
-    status: {"description": "Refused", **REFUSAL.described()} for status in ("4XX", "5XX")
+    status: {"description": "Refused"} for status in ("4XX", "5XX")
 }
 
 Handler = Callable[..., Awaitable[Response]]
@@ -30,13 +28,11 @@ def readable(
     *,
     documented: bool = True,
     kind: type[Response] = JSONResponse,
-    reply: Reply | None = None,
 ) -> Callable[[Handler], Handler]:
     """Add a route whose handler takes the request.
 
-    documented: it is in /openapi.json, with `kind` and the example `reply` of its answer.
+    documented: it is in /openapi.json, with `kind` of its answer.
     """
-    responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: reply.described()}
 
     def both(handler: Handler) -> Handler:
         @wraps(handler)
@@ -44,9 +40,7 @@ def readable(
             return unless_known(request_of(parameters), await handler(**parameters))
 
         router.head(path, include_in_schema=False)(conditional)
-        return router.get(path, include_in_schema=documented, response_class=kind, responses=responses)(
-            conditional
-        )
+        return router.get(path, include_in_schema=documented, response_class=kind)(conditional)
 
     return both
 

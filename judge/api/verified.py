@@ -8,7 +8,6 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from judge.api.reading import PathName, host_of, service_of, signer_of
-from judge.api.replies import QUEUED, VERIFIABLE, VERIFICATION
 from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
@@ -28,7 +27,7 @@ _WEIGHTS = {
 }
 
 
-@readable(router, "/v1/verified", reply=VERIFIABLE)
+@readable(router, "/v1/verified")
 async def models(request: Request) -> Response:
     """List the models whose weights this judge evaluates, and how large an upload may be.
 
@@ -53,7 +52,6 @@ async def models(request: Request) -> Response:
 @router.post(
     "/v1/verified",
     status_code=202,
-    responses={202: QUEUED.described()},
     openapi_extra={**signing_headers(), "requestBody": _WEIGHTS},
 )
 async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
@@ -74,7 +72,7 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
-@readable(router, "/v1/verified/{id}", reply=VERIFICATION)
+@readable(router, "/v1/verified/{id}")
 async def verification(
     request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0
 ) -> Response:

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from judge import config
-from judge.api.replies import Reply
+from tests.judge.replies import Reply
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service

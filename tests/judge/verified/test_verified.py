@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from judge import config
-from judge.api import replies
+from tests.judge import replies
 from judge.config import JudgeSettings
 from judge.errors import BUSY
 from judge.evaluation.service import JudgeService, open_service

@@ -1,6 +1,5 @@
-"""The judge's replies, and what is sent to it, by example, for OpenAPI.
+"""The judge's replies, and what is sent to it, by example. docs/judge-protocol.md describes them in words.
 
-docs/judge-protocol.md describes them in words.
 Times are seconds since 1970 by the judge's clock, shares are in [0, 1].
 """
 
@@ -12,11 +11,6 @@ class Reply(NamedTuple):
     example: Mapping[str, Any]  # with every field that there can be
     fields: Mapping[str, str]  # what is not plain from a field's name
     sometimes: Collection[str] = ()  # fields that are not in every reply
-
-    def described(self) -> dict[str, Any]:
-        """Return what OpenAPI says of it."""
-        fields = {**dict.fromkeys(self.sometimes, "not in every reply"), **self.fields}
-        return {"content": {"application/json": {"example": self.example, "x-fields": fields}}}
 
 
 _PEER = "12D3KooWGrT5fM8cVnfZrT2W7VZSRwZ5eEnhYf3oWwJ9sXyLb2vQ"
