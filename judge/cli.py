@@ -21,7 +21,6 @@ from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.sandbox.client import Verifier
 from swarmd.terminal import explained, printable, run_program, tell
 
 SCHEMA_VERSION = 1
@@ -36,10 +35,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's table cuts long words off at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class NothingToVerify(OperatorError):
-    """The database holds no answers."""
 
 
 class NotInstalled(OperatorError):
@@ -305,50 +300,15 @@ def moderate(
 
 @app.command()
 def verify(
-    database: Database = None,
-    curriculum: Curriculum = None,
-    receipts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Check these receipts instead, without a judge: a node's receipts.jsonl.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    config: Config = None,
+    receipts: Annotated[Path, typer.Argument(help="A node's receipts.jsonl.", exists=True, dir_okay=False)],
 ) -> None:
-    """Score every stored answer again, and add up the figures again. Exit code 1: something differs."""
-    if receipts is not None:
-        _verify_receipts(receipts)
-        return
-    settings = _settings(locals())
-    with _its_packages():
-        from judge.store import audit
-    lessons = find_curriculum(settings.curriculum)
-    with Verifier(lessons) as verifier:
-        answers, differences = audit.verify(
-            settings.database, f"{lessons.name} {lessons.digest}", verifier.judge
-        )
-    for difference in differences:
-        tell(difference, sys.stdout)
-    if not answers:
-        raise NothingToVerify(
-            f"{settings.database} holds no answers, so nothing was verified; name the judge's database with"
-            " --config or --database"
-        )
-    print(f"{answers:,} answers scored again, {len(differences)} differences: {settings.database}")
-    if differences:
-        raise typer.Exit(WRONG)
-
-
-def _verify_receipts(file: Path) -> None:
-    """Check the signatures.
+    """Check the signatures of a node's receipts, without a judge. Exit code 1: one is not good.
 
     Whose judge signed how many is printed: it is for the reader to know the judge's id.
     """
     judges: Counter[str] = Counter()
     forged = 0
-    with file.open(encoding="utf-8", errors="replace") as lines:
+    with receipts.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             why = "not signed by the judge that it names"
             try:

@@ -207,8 +207,8 @@ def test_an_option_that_needs_uploads() -> None:
 
 
 def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
-    for command in ("check", "serve", "verify"):
-        done = CliRunner().invoke(app, [command], env={"SWARMD_JUDGE_PROT": "1"})
+    for command in (["check"], ["serve"], ["moderate", "log"]):
+        done = CliRunner().invoke(app, command, env={"SWARMD_JUDGE_PROT": "1"})
         assert str(done.exception) == ("SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT?")
 
 

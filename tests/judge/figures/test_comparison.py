@@ -24,7 +24,7 @@ from judge.figures.comparison import (
 from judge.figures.intervals import always, evidence, paired_test
 from judge.figures.rounds import HORIZONS, MAX_ROUND, MISSED_BINS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
-from judge.store.audit import reading
+from tests.judge.store.audit import reading
 from judge.store.store import Store
 from judge.types import Attributes
 from p2p.types import PeerId

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, curve_numbers, curve_step
-from judge.store import arms, audit
+from judge.store import arms
 from judge.store.pruning import KEPT_POINTS, STEP_PEERS
 from judge.store.reader import Reader
 from judge.store.store import Store
