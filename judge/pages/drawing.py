@@ -46,21 +46,6 @@ def whisker_scale(width: int = 120) -> Markup:
     )
 
 
-def chart(curves: Sequence[tuple[str, Sequence[Segment]]], width: int = 720, height: int = 220) -> Markup:
-    """Draw several nodes' shares of right answers, at most as many as there are colours."""
-    top_x = float(max((found[-1][1] for _, found in curves if len(found) > 1), default=0))
-    if not top_x:
-        return Markup("")
-    inner = width - LEFT - 8, height - FOOT - TOP
-    lines = "".join(
-        f'<polyline class="line c{colour}" points="{_line(_middles(found), top_x, 1.0, *inner)}"/>'
-        for colour, (_, found) in enumerate(curves)
-        if len(found) > 1
-    )
-    label = f"Share of right answers over the questions of {', '.join(name for name, _ in curves)}"
-    return _framed(label, _share_scale(top_x, *inner) + lines, width, height)
-
-
 def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220) -> Markup:
     """Draw the share of right answers of each segment, with its interval as a band."""
     inner = width - LEFT - 8, height - FOOT - TOP

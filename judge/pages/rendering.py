@@ -101,7 +101,6 @@ def _environment() -> Environment:
         "sparkline": drawing.sparkline,
         "whisker": drawing.whisker,
         "whisker_scale": drawing.whisker_scale,
-        "chart": drawing.chart,
         "pass_chart": drawing.pass_chart,
         "compare_chart": drawing.compare_chart,
     }

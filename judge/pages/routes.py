@@ -35,8 +35,6 @@ from judge.figures.overlap import TRAINING, new_texts
 from judge.pages import rendering, views
 from swarmd.config.invitation import read_invitation
 
-# One for each colour of the style sheet.
-CHARTED_CURVES = 6
 # Points of a small curve.
 CURVE_POINTS = 16
 # Answers on a node's page.
@@ -123,7 +121,6 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
     found = await board_of(request, view)
     # The plain front page: nobody searches or turns the page.
     front = view == BoardView(curves=CURVE_POINTS)
-    first = found.standings[:CHARTED_CURVES] if front else []
     invited = service.settings.invitation and read_invitation(service.settings.invitation).name
     tiers = {standing.record.tier for standing in found.standings}
     # A column with one value says nothing: it is said once, above the table.
@@ -139,11 +136,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
         "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
         "json_link": _link("/v1/leaderboard", asked),
-        "charted": [
-            (views.shown_name(s.record), shares) for s in first if (shares := views.segments(s.record.curve))
-        ],
         "segments": views.segments,
-        "quarters": views.quarters,
         "fresh": new_texts(service.curriculum.questions).values(),
         "health": await service.healths.get(None) if front else None,
         "swarm": invited,

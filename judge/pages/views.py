@@ -4,18 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from judge.figures.intervals import wilson
-from judge.figures.leaderboard import Record
 from judge.pages.drawing import Arm, Segment
-from p2p.identity import nickname
 from swarmd.tasks.answers import added
 
 # Segments of a node's questions.
 MAX_SEGMENTS = 24
 MIN_SEGMENT_QUESTIONS = 10
-
-
-def shown_name(record: Record) -> str:
-    return str(record.said.get("name") or nickname(record.peer))
 
 
 def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
@@ -50,16 +44,6 @@ def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
         )
         for first, last, share, i in found
     ]
-
-
-def quarters(curves: Iterable[tuple[str, Sequence[Segment]]]) -> list[tuple[str, ...]]:
-    """Return the shares of right answers at four moments of each curve."""
-    rows = []
-    for name, found in curves:
-        at = [found[max(0, round(len(found) * part / 4) - 1)] for part in (1, 2, 3, 4)]
-        shares = (f"{100 * share:.0f} % of {last - first + 1:,}" for first, last, share, _ in at)
-        rows.append((name, *shares))
-    return rows
 
 
 def arms(document: Mapping[str, Any]) -> list[Arm]:
