@@ -4,7 +4,7 @@
 #
 #     packaging/install.sh                             # from a checkout
 #     sh install.sh swarmd-0.1.0-py3-none-any.whl      # a wheel, or whatever else `uv tool install` takes
-#   SWARMD_EXTRAS     of a checkout: extras to add to those that are installed, as judge,qr,research (pyproject.toml has them)
+#   SWARMD_EXTRAS     of a checkout: extras to add to those that are installed, as judge,research (pyproject.toml has them)
 #   UV_TORCH_BACKEND  which PyTorch: cpu, cu130, rocm7.2, xpu; else what fits the machine's driver
 #   UV_TOOL_DIR, UV_TOOL_BIN_DIR  where to; else ~/.local/share/uv/tools and ~/.local/bin
 # To remove it: uv tool uninstall swarmd. What nodes keep is in the state folder, and stays.

@@ -15,7 +15,7 @@ from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.tasks.curriculum import Curriculum
 
-# Addresses in an invitation, which stays short enough for a QR code.
+# Addresses in an invitation, which stays short.
 MAX_ADDRESSES: Final = 3
 PLACES: Final = ("internet", "network", "machine")  # from where an address can be dialled
 

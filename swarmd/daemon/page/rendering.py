@@ -278,27 +278,14 @@ def _pre(text: str) -> str:
 
 
 def invitation(document: Document) -> str:
-    """Render the invitation: the command for others, and a QR code where segno (extra `qr`) is installed."""
+    """Render the invitation: the command for others, with a button that copies it."""
     command = f"swarmd join '{document['invitation']}'"
     notes = "".join(_paragraph(str(note)) for note in document.get("notes") or ())
     shown = (
         f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button"'
         ' data-copy="command">Copy</button>'
     )
-    return _card("Invite people", _paragraph(_INVITE) + shown + notes + _code(command))
-
-
-def _code(text: str) -> str:
-    """Render a QR code as SVG; "" without segno.
-
-    It holds text that a phone can copy and send on, for no phone opens a `swarm:` address.
-    """
-    try:
-        import segno
-    except ImportError:
-        return ""
-    code = segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)
-    return f'<div class="qr">{code}</div>'
+    return _card("Invite people", _paragraph(_INVITE) + shown + notes)
 
 
 def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:

@@ -189,9 +189,7 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> 
     assert [name for name, _ in node.told] == ["stop"]
 
 
-async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Path) -> None:
-    import zxingcpp
-
+async def test_an_invitation_is_copied(tab: Tab) -> None:
     at = [f"/ip4/203.0.113.{place}/tcp/4001/p2p/{PEER}" for place in range(3)]
     node = Node(
         invitation=write_invitation(
@@ -206,16 +204,13 @@ async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Pat
             # Not before it is asked for
             assert tab.run("document.getElementById('invitation').getClientRects().length") == 0
             tab.run("document.getElementById('do-invite-people').click()")
-            tab.until("document.querySelector('#invitation svg')")
+            tab.until("document.querySelector('[data-copy]')")
             tab.run(
                 "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve();"
                 " }, 0"
             )
             tab.run("document.querySelector('[data-copy]').click()")
             assert tab.run("window.copied") == command
-            tab.screenshot(tmp_path / "page.png")
-            with Image.open(tmp_path / "page.png") as picture:
-                assert [code.text for code in zxingcpp.read_barcodes(picture)] == [command]
 
     assert await in_browser(node, tab, look) == []
 
