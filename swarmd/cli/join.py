@@ -182,9 +182,10 @@ def _join(
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
         state.require_room()
-        from swarmd.cli.views.plain import LogView, StartView
+        from swarmd.cli.views.plain import LogView
 
-        view = LogView(StartView(shown()))
+        view = LogView(shown())
+        view.say_that_it_starts()
         try:
             if joining:
                 view.talk(joining)

@@ -128,10 +128,24 @@ class LogView(Lines):
     """Lines in swarmd.log; everything is passed on to the view on the terminal."""
 
     def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
-        self._view = view
+        self._view, self._begun = view, threading.Event()  # begun: set by the first status
         super().__init__(partial(log.info, "%s"), clock)
 
+    def say_that_it_starts(self, every: float = STARTING_EVERY_S - 1) -> None:
+        """Say every few seconds, from a thread, that the node still starts, until its first status.
+
+        Until then the process imports, which takes half a minute on a busy machine.
+        """
+        threading.Thread(target=self._wait, args=(every, time.monotonic()), daemon=True).start()
+
+    def _wait(self, every: float, since: float) -> None:
+        while not self._begun.wait(every):
+            self._view.talk(
+                f"starting: loading the network and the questions, for {time.monotonic() - since:.0f} s"
+            )
+
     def status(self, document: Mapping[str, Any]) -> None:
+        self._begun.set()
         self._view.status(document)
         # `IsolationWatch` logs trouble itself, as it has no view in a program that imports swarmd.
         super().status({**document, "trouble": None})
@@ -145,39 +159,8 @@ class LogView(Lines):
         super().talk(text)
 
     def close(self) -> None:
+        self._begun.set()
         super().close()
-        self._view.close()
-
-
-class StartView:
-    """Says every few seconds, from a thread, that the node still starts, until its first status.
-
-    Until then the process imports, which takes half a minute on a busy machine. Everything else is passed on.
-    """
-
-    def __init__(self, view: View, every: float = STARTING_EVERY_S - 1) -> None:
-        self._view, self._every, self._begun = view, every, time.monotonic()
-        self._over = threading.Event()
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    def _wait(self) -> None:
-        while not self._over.wait(self._every):
-            self._view.talk(
-                f"starting: loading the network and the questions, for {time.monotonic() - self._begun:.0f} s"
-            )
-
-    def status(self, document: Mapping[str, Any]) -> None:
-        self._over.set()
-        self._view.status(document)
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        self._view.round(line)
-
-    def talk(self, text: str) -> None:
-        self._view.talk(text)
-
-    def close(self) -> None:
-        self._over.set()
         self._view.close()
 
 

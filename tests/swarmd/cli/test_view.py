@@ -20,7 +20,7 @@ from rich.console import Console
 
 from swarmd.cli import status
 from swarmd.cli.views.live import LivePage, LiveView, braille
-from swarmd.cli.views.plain import JsonView, LogView, PlainView, StartView
+from swarmd.cli.views.plain import JsonView, LogView, PlainView
 from swarmd.daemon.local_api.status_words import (
     answer_lines,
     peer_lines,
@@ -665,7 +665,8 @@ def test_imports_before_the_first_status_are_no_blind_wait() -> None:
             super().talk(text)
             told.set()
 
-    view = StartView(Told(out), every=0.01)
+    view = LogView(Told(out))
+    view.say_that_it_starts(every=0.01)
     assert told.wait(TIMEOUT_S)
     view.status(document())
     view.close()
