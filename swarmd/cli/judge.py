@@ -21,8 +21,13 @@ from swarmd.terminal import ago, printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
-    from swarmd.daemon.judging.reader import EvidenceCheck, JudgedBoard, PublicEvaluation
-    from swarmd.daemon.judging.weights_upload import UploadedWeights, VerifiedOutcome
+    from swarmd.daemon.judging.reader import (
+        EvidenceCheck,
+        JudgedBoard,
+        PublicEvaluation,
+        UploadedWeights,
+        VerifiedOutcome,
+    )
     from swarmd.tasks.curriculum import Curriculum
 
 POLL_S = 2.0
@@ -69,19 +74,18 @@ def verify(
 
     This proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
     """
-    from swarmd.daemon.judging import weights_upload
+    from swarmd.daemon.judging import reader
     from swarmd.daemon.judging.judging import RECEIPTS_FILE, ReceiptFile
-    from swarmd.daemon.judging.reader import NothingThere
 
     folder = as_state_dir(state_dir)
     if not upload and what is not None:
         url = judge_of(judge, config, folder)
         try:
             check_evaluation(url, what, folder, curriculum, as_json)
-        except NothingThere:
+        except reader.NothingThere:
             try:
-                found = weights_upload.outcome(url, what)
-            except NothingThere:
+                found = reader.outcome(url, what)
+            except reader.NothingThere:
                 raise ConfigError(
                     f"the judge at {url} has no evaluation and no upload of this id;"
                     " check the id, and --judge."
@@ -97,7 +101,7 @@ def verify(
         )
     found = _uploaded(node, folder, _weights(node, folder, what, answers), wait=wait, quiet=as_json)
     if found.state == "done":
-        ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
+        ReceiptFile(folder / RECEIPTS_FILE).add(reader.receipt_of(found))
     _tell(found, as_json)
 
 
@@ -111,7 +115,7 @@ def _uploaded(
     node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, wait: bool, quiet: bool
 ) -> "VerifiedOutcome":
     from p2p.identity import Identity
-    from swarmd.daemon.judging import weights_upload
+    from swarmd.daemon.judging import reader
 
     def told(sent: int) -> None:
         if sys.stderr.isatty() and not quiet:
@@ -123,13 +127,13 @@ def _uploaded(
             )
 
     say = (lambda _: None) if quiet else tell
-    id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
+    id = reader.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
     say(f"uploaded; `swarmd verify {id}` shows what becomes of it")
-    found = weights_upload.outcome(node.judge.url, id)
+    found = reader.outcome(node.judge.url, id)
     while wait and not found.over:
         before = found.state, found.place
         time.sleep(POLL_S)
-        found = weights_upload.outcome(node.judge.url, id)
+        found = reader.outcome(node.judge.url, id)
         if (found.state, found.place) != before and not found.over:
             say(_upload_words(found))
     return found

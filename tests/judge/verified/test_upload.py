@@ -27,8 +27,8 @@ from judge.server import JudgeServer, listening_socket, url_of
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
 from swarmd.cli.app import main
-from swarmd.daemon.judging import weights_upload
-from swarmd.daemon.judging.weights_upload import UploadedWeights, upload
+from swarmd.daemon.judging import reader
+from swarmd.daemon.judging.reader import UploadedWeights, upload
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import checked_receipt
@@ -176,7 +176,7 @@ async def test_an_upload_after_the_clock_was_set_back(url: str) -> None:
     identity = Identity(b"\x07" * 32)
     weights = UploadedWeights(GOOD, "tiny", TINY_9.digest)
     first = await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**6)
-    await asyncio.to_thread(wait_until, lambda: weights_upload.outcome(url, first).over)
+    await asyncio.to_thread(wait_until, lambda: reader.outcome(url, first).over)
     await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 5)
     with pytest.raises(SwarmdError, match=r"wait or are being|too often"):
         await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**7)
@@ -186,7 +186,7 @@ async def test_an_upload_may_take_longer_than_other_requests(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seconds, where others have one and a half."""
-    monkeypatch.setattr(weights_upload, "PIECE_BYTES", len(GOOD) - 4)
+    monkeypatch.setattr(reader, "PIECE_BYTES", len(GOOD) - 4)
     sent: list[int] = []
 
     def told(so_far: int) -> None:
@@ -239,7 +239,7 @@ def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
     uploads = tmp_path / "judge.sqlite3.uploads"
     with judge_process(tmp_path) as url:
         hanging = upload(url, peers[0], UploadedWeights(GOOD, "hangs", TINY_9.digest), lambda _sent: None)
-        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")
+        wait_until(lambda: reader.outcome(url, hanging).state == "running")
         waiting = upload(url, peers[1], UploadedWeights(GOOD, "tiny", TINY_9.digest), lambda _sent: None)
         (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # as one that was arriving
         wait_until(lambda: len(of_standins(tmp_path)) > 1)
@@ -247,12 +247,12 @@ def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
     with judge_process(tmp_path) as url:
         assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
         # It listens before it has begun anew
-        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")
-        assert weights_upload.outcome(url, waiting).state == "queued"
+        wait_until(lambda: reader.outcome(url, hanging).state == "running")
+        assert reader.outcome(url, waiting).state == "queued"
         wait_until(lambda: workers(tmp_path) != [])
         for process in workers(tmp_path):
             process.kill()
-        wait_until(lambda: weights_upload.outcome(url, waiting).over)
-        assert weights_upload.outcome(url, waiting).state == "done"
-        assert "killed" in weights_upload.outcome(url, hanging).error
+        wait_until(lambda: reader.outcome(url, waiting).over)
+        assert reader.outcome(url, waiting).state == "done"
+        assert "killed" in reader.outcome(url, hanging).error
         assert list(uploads.iterdir()) == []
