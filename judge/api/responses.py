@@ -15,9 +15,7 @@ PAGE_S = 2
 OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag"}
 
 # What every route may answer.
-REFUSED: dict[int | str, dict[str, Any]] = {
-    status: {"description": "Refused"} for status in ("4XX", "5XX")
-}
+REFUSED: dict[int | str, dict[str, Any]] = {status: {"description": "Refused"} for status in ("4XX", "5XX")}
 
 Handler = Callable[..., Awaitable[Response]]
 

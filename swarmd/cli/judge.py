@@ -144,7 +144,7 @@ def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int) -
 
     Raises ConfigError and SwarmdError.
     """
-    from swarmd.daemon.judging.weights_upload import UploadedWeights
+    from swarmd.daemon.judging.reader import UploadedWeights
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.trainer.snapshot import read_snapshot
 

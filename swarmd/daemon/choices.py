@@ -6,7 +6,7 @@ Where there is a checkpoint, its model counts, and another
 is refused before anything is loaded. Configuration overrides what is remembered, and the node says so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 

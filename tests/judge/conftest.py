@@ -12,7 +12,6 @@ import httpx2
 import pytest
 
 from judge import config
-from tests.judge.replies import Reply
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
@@ -21,6 +20,7 @@ from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
 from tests.judge.databases import KINDS, cluster
 from tests.judge.peers import ORIGIN, THEN, SigningPeer, answering, wish
+from tests.judge.replies import Reply
 
 
 async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:

@@ -14,8 +14,7 @@ from judge.evaluation import receipts
 from judge.types import Attributes, GradedEvaluation, QuestionWindow
 from p2p.identity import Identity
 from swarmd.cli import app
-from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examine
-from swarmd.daemon.judging.reader import outcome
+from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examine, outcome
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9

@@ -174,7 +174,12 @@ def test_the_changelog_knows_this_version() -> None:
 
 @pytest.mark.parametrize(
     ("kept", "asked", "wanted"),
-    [("", "", ""), ("", "judge,math", "[judge,math]"), ("plot", "", "[plot]"), ("plot", "judge", "[plot,judge]")],
+    [
+        ("", "", ""),
+        ("", "judge,math", "[judge,math]"),
+        ("plot", "", "[plot]"),
+        ("plot", "judge", "[plot,judge]"),
+    ],
 )
 def test_the_installer_keeps_extras_and_adds_those_that_are_asked_for(
     tmp_path: Path, kept: str, asked: str, wanted: str

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from judge import cli, config
-from tests.judge import replies
 from judge.api.requests import AnswersBody, QuestionsBody, plain
 from judge.evaluation.receipts import signed
 from judge.figures.leaderboard import LISTED_ANSWERS
 from p2p.identity import Identity
 from swarmd.tasks.held_out import checked_receipt
+from tests.judge import replies
 from tests.judge.conftest import Court, check_form
 from tests.judge.databases import on_each_database
 from tests.judge.test_app import asked, refused, standing

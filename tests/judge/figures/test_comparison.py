@@ -24,12 +24,12 @@ from judge.figures.comparison import (
 from judge.figures.intervals import always, evidence, paired_test
 from judge.figures.rounds import HORIZONS, MAX_ROUND, MISSED_BINS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
-from tests.judge.store.audit import reading
 from judge.store.store import Store
 from judge.types import Attributes
 from p2p.types import PeerId
 from tests.judge.conftest import Court
 from tests.judge.databases import on_each_database
+from tests.judge.store.audit import reading
 from tests.judge.store.test_store import ANSWER, RIGHT, WRONG, opened, question
 
 

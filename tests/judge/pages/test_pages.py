@@ -11,7 +11,6 @@ import httpx2
 import pytest
 
 from benchmarks.overlap import new_shares
-from tests.judge import replies
 from judge.figures.intervals import wilson
 from judge.figures.leaderboard import BoardView, Record, ScoreTally, SwarmProgress
 from judge.figures.overlap import TRAINING, new_texts
@@ -27,7 +26,7 @@ from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion, Task, TaskRef
-from tests.judge import hostile
+from tests.judge import hostile, replies
 from tests.judge.conftest import check_form, open_court
 from tests.judge.peers import SigningPeer
 from tests.judge.store.test_store import evaluate, question

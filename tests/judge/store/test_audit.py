@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from judge import cli
 from judge.errors import DatabaseUnusable
-from tests.judge.store import audit
 from judge.store.database import Database
 from judge.store.store import Store
 from p2p.types import PeerId
@@ -18,6 +17,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
+from tests.judge.store import audit
 from tests.judge.store.test_store import ALICE, BOB, evaluate, question
 
 CURRICULUM = f"tiny-9 {TINY_9.digest}"

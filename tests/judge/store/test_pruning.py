@@ -20,6 +20,7 @@ from judge.types import Attributes
 from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.sandbox.client import Mark
+from tests.judge.store import audit
 from tests.judge.store.test_store import ALICE, ANSWER, BOB, opened, question
 
 CURRICULUM = "tiny-9 0123"

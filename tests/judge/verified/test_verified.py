@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from judge import config
-from tests.judge import replies
 from judge.config import JudgeSettings
 from judge.errors import BUSY
 from judge.evaluation.service import JudgeService, open_service
@@ -39,6 +38,7 @@ from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import TaskRef
+from tests.judge import replies
 from tests.judge.conftest import check_form, eventually, http_to
 from tests.judge.databases import on_each_database
 from tests.judge.peers import ORIGIN, SigningPeer

@@ -10,7 +10,7 @@ import pytest
 from swarmd import link
 from swarmd.cli.app import main
 from swarmd.cli.views.plain import PlainView
-from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.config import NodeConfig
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember
 from swarmd.daemon.daemon import Daemon

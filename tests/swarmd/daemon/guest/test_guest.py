@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import trio.testing
 
 from p2p.engines.traffic import Traffic
 from swarmd import link
-from swarmd.config.config import LimitsConfig, NodeConfig, WhenConfig
+from swarmd.config.config import NodeConfig, WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.nvidia import NvidiaGpus
@@ -25,7 +24,7 @@ from swarmd.daemon.guest.probes import LoadProbe, Probes
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import SAVE_EVERY_S, Usage
 from swarmd.testing import TIMEOUT_S, Clock, until
-from tests.swarmd.daemon.guest.test_idle import Times
+from tests.swarmd.daemon.guest.test_probes import Times
 
 
 class Meter:

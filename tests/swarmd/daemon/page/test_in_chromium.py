@@ -5,17 +5,14 @@ With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of ax
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from PIL import Image
 
-from swarmd.config.config import LimitsConfig
 from swarmd.config.invitation import Invitation, write_invitation
-from swarmd.daemon.local_api.control import Handler
 from swarmd.daemon.page.page import REFRESH_S
 from tests.processes import wait_until
 from tests.swarmd.cli.test_view import LAST, PEER, document
