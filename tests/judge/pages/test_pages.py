@@ -183,7 +183,7 @@ async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site:
         "swarm main",
         "learns from the answers of the others",
         "25 nodes now",
-        "500 questions today",
+        "500 answers in all",
         "Join this swarm",
     )
     assert [fact for fact in facts if fact not in page.text] == []
@@ -202,7 +202,7 @@ async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site:
     listed = (await site.get("/v1/leaderboard")).json()["peers"]
     assert {("href", f"/nodes/{row['peer']}") for row in listed} <= {*page.attributes}
     searched = hostile.Parsed((await site.get("/?q=x")).text)
-    assert "questions today" not in searched.text and "h1" in searched.tags
+    assert "answers in all" not in searched.text and "h1" in searched.tags
 
 
 @pytest.mark.parametrize(
