@@ -144,7 +144,6 @@ class _AnswersWhenStopped:
 
 
 def _in_a_browser(request: Request) -> bool:
-    """Return whether somebody looks for a page."""
     asked = request.method in ("GET", "HEAD") and not request.url.path.startswith("/v1/")
     return asked and "text/html" in request.headers.get("accept", "")
 

@@ -249,7 +249,6 @@ def _write(ids: Any, mask: Any, row: int, at: int, values: Sequence[int], pad: i
 
 
 def _text(completion: Any) -> str:
-    """Return the text of a completion, which TRL gives as messages or as it is."""
     return str(completion if isinstance(completion, str) else completion[-1]["content"])
 
 

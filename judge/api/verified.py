@@ -117,7 +117,6 @@ def _tier(service: JudgeService) -> VerifiedTier:
 
 
 async def _parts(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body."""
     try:
         async for part in request.stream():
             if part:

@@ -111,7 +111,6 @@ def _scale(
 
 
 def _share_scale(top_x: float, width: float, height: float) -> str:
-    """Draw the scale of shares of right answers over `top_x` questions."""
     levels = [(part / 4, f"{100 * part / 4:.0f} %") for part in range(5)]
     return _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], width, height)
 

@@ -151,7 +151,6 @@ class Mdns:
         ][:MAX_ADDRESSES]
 
     async def _announce(self, own: Sequence[str]) -> None:
-        """Announce until our addresses change."""
         open_one = await trio.to_thread.run_sync(self._open, own, trio.lowlevel.current_trio_token())
         try:
             while own == self._announced() and self._networks == own_networks():

@@ -273,7 +273,6 @@ def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
 
 
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
-    """Format a leaderboard as columns, a node a line."""
     from swarmd.daemon.local_api.status_words import columns, many
 
     lines = [
@@ -328,7 +327,6 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
 
 
 def _question(fields: Any, tasks: Any) -> dict[str, Any]:
-    """Regenerate the question that a receipt names, with a right answer to it."""
     from swarmd.tasks.grading import solution
     from swarmd.tasks.source import CurriculumTasks
     from swarmd.types import TaskRef

@@ -223,7 +223,6 @@ def _say_loading() -> None:
 
 
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
-    """Load the newest checkpoint as its node is configured."""
     with interrupted_at_once():
         from swarmd.trainer.trained_model import TrainedModel
 
@@ -291,7 +290,6 @@ def chat(
 
 
 def _line() -> str | None:
-    """Read the next question; None at the end."""
     try:
         return input("> " if sys.stdin.isatty() else "")
     except EOFError:

@@ -81,7 +81,6 @@ def flatten(config: NodeConfig) -> dict[str, Any]:
 
 
 def _from_profile(given: Sequence[Given]) -> Iterator[Given]:
-    """Yield the settings of the profile that the strongest source names."""
     name = next((value.value for value in reversed(given) if value.key == "profile"), DEFAULT)
     for section, values in PROFILES[name].items():
         for key, value in values.items():

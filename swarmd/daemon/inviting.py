@@ -93,7 +93,6 @@ def place(address: str) -> str:
 
 
 def _can_be_invited_to(address: str) -> bool:
-    """Return whether `swarm.bootstrap` accepts the address."""
     try:
         return bool(parse_bootstrap(address))
     except ValueError:

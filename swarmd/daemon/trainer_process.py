@@ -152,7 +152,6 @@ class TrainerChild:
         return process, ours
 
     async def _talk_until_end(self, process: trio.Process, ours: socket.socket) -> int:
-        """Talk to the process until it ends; returns its exit status."""
         self.pid, self._stuck, self._ending = process.pid, None, ""
         if self._told_to_stop.is_set():
             # The stop came while the process was being started.

@@ -106,8 +106,6 @@ def _varied(
 
 
 class _Room:
-    """Counts how much of one choice each author and each group has had."""
-
     def __init__(self, n: int, authors: Iterable[Author | None], before: Sequence[Author]) -> None:
         others = {a for a in authors if a is not None} | set(before)
         many, groups = len({a.id for a in others}), len({a.group for a in others})

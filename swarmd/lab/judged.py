@@ -98,7 +98,6 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
 
 
 def _comparisons(url: str) -> list[Any]:
-    """Return the judge's comparison of each model."""
     with httpx2.Client(base_url=url, trust_env=False, timeout=60) as http:
         models = [each["model"] for each in http.get("/v1/comparison").json()["models"]]
         return [http.get("/v1/comparison", params={"model": model}).json() for model in sorted(models)]

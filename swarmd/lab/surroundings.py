@@ -119,7 +119,6 @@ class HostilePeer:
         return f"<answer>{solution(self._tasks, task)}</answer>"
 
     def _another(self, task: Task) -> str:
-        """Return the right answer to another question of the same specialty."""
         same = CurriculumTasks(self._tasks.curriculum, [task.ref.specialty])
         others = (self._answer(same.draw(1, self._rng)[0]) for _ in range(TRIES))
         return next((answer for answer in others if answer != self._answer(task)), "<answer></answer>")

@@ -71,7 +71,6 @@ def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
 
 
 def _logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    """Score propositional_logic by our own truth tables."""
     metadata = entry["metadata"]
     return 1.0 if proves(metadata["premises"], answer, metadata["variables"]) else 0.0
 

@@ -123,7 +123,6 @@ def beside_generators(
 
 
 def _batch_size(config: NodeConfig) -> int:
-    """Return the rollouts of one update with replay."""
     return config.replay.batch or max(1, config.round.local + config.round.external)
 
 

@@ -301,7 +301,6 @@ class Trainer:
         self.starved = False
 
     def _rest(self, until: float) -> None:
-        """Leave the machine to others for what is left of the round's pace."""
         while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
             self._let_generators(rest=True)
             self.link.wait(self._until_save(left))

@@ -207,7 +207,6 @@ class Circuits:
             await end(stream)
 
     async def _welcome(self, raw: Circuit, source: Any) -> None:
-        """Make a connection of the circuit, and keep it until it ends."""
         muxed = await self._network.upgrade_inbound_raw_conn(raw, multiaddr.Multiaddr(raw.address))
         if muxed.peer_id == source:
             async with trio.open_nursery() as nursery:

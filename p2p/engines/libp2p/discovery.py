@@ -233,7 +233,6 @@ class Discovery:
             self._outbound.reached(peer, found.address, found.group, self._clock())
 
     async def _dial_to_ask(self, peer: PeerId) -> bool:
-        """Dial the peer at the addresses that we and the library know."""
         addresses = list(self._book[peer].addresses) if peer in self._book else []
         found = await self._connect(peer, addresses)
         if found is None:

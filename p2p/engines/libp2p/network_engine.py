@@ -182,7 +182,6 @@ class NetworkEngine:
                 await send(self._waiting.popleft()[1])
 
     def _on_frame(self, frame: bytes, via: PeerId | None, topics: Sequence[str]) -> Verdict:
-        """Handle a frame that came in a message of these topics."""
         for topic, pass_on in self._handlers.also.items():
             if str(topic) in topics:
                 return pass_on(frame, via)

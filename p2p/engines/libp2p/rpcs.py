@@ -62,7 +62,6 @@ class RpcStream(MeteredStream):
         self.peer = stream.muxed_conn.peer_id
 
     async def _more(self) -> bytes:
-        """Receive the next RPC."""
         await self._ready(self.peer)
         try:
             with trio.CancelScope() as receiving:

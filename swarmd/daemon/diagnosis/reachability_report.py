@@ -192,7 +192,6 @@ def _bootstrap(found: Survey) -> list[Finding]:
 
 
 def _judged(found: Survey) -> list[Finding]:
-    """Report what keeps the running node from its judge, if anything."""
     judge = found.get("judge") or {}
     return [Finding("judge", False, judge["cause"], judge["remedy"])] if judge.get("cause") else []
 
@@ -206,7 +205,6 @@ def _trouble(found: Survey) -> Finding | None:
 
 
 def _members(found: Survey) -> Finding:
-    """Say who is connected where there is no trouble, or none yet."""
     connected, seen = found["peers"]["connected"], found["seen"]
     if connected > seen["helpers"] or (connected and seen["companions"]):
         return Finding("members", True, f"connected to {connected} of swarm {found['swarm']['name']}")

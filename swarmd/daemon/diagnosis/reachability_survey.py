@@ -96,7 +96,6 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
 
 
 def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the trouble of a member that has just started and hears nobody."""
     trouble = certain(
         Facts(
             member.topic.name,

@@ -283,8 +283,6 @@ class Guest:
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """The pause that the user asked for, as it is kept in the state folder."""
-
     # Seconds since the epoch; None: until `swarmd resume`.
     until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None
     schema: int = 1

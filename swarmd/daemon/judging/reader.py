@@ -208,7 +208,6 @@ def _facts(
 def _drawn(
     fields: Mapping[str, Any], ref: TaskRef, window: CommittedWindow | None, tasks: held_out.Regenerating
 ) -> list[EvidenceCheck]:
-    """Check whether the judge could have chosen the question."""
     if window is None or "commitment" not in fields:
         return [EvidenceCheck("commitment", False, "the judge names no questions that it committed to")]
     if window.seed is None:

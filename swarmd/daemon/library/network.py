@@ -169,7 +169,6 @@ class Network:
             self._changed.notify_all()
 
     def _share(self) -> int:
-        """Send the waiting rollouts together, and return their number."""
         waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
         rollouts = [rollout for rollout, _ in waiting]
         return share(self._swarm.member, rollouts, waiting[-1][1], self._author, self._specialties)

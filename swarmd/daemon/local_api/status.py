@@ -99,7 +99,6 @@ class StatusBoard:
             self._roster.says(PeerId(author), said[0], said[1])
 
     def _learn(self, done: link.RoundDone) -> None:
-        """Note what the round taught, and its answers."""
         self._lines.append(done.line)
         if done.shown is not None:
             self.answers.append(done.shown)

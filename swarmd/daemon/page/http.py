@@ -147,8 +147,6 @@ async def _request(connection: h11.Connection, stream: trio.SocketStream, body_b
 async def _stream(
     connection: h11.Connection, stream: trio.SocketStream, feed: Callable[[Send], Awaitable[None]]
 ) -> None:
-    """Send what `feed` has, until it or the client ends."""
-
     async def send(data: bytes) -> None:
         with trio.fail_after(IO_TIMEOUT_S):
             await stream.send_all(connection.send(h11.Data(data=data)) or b"")

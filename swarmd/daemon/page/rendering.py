@@ -202,7 +202,6 @@ def _trouble(words: str, button: str = "", *, calm: bool = False) -> str:
 
 
 def _controls(document: Document) -> str:
-    """Render one primary button, the menu of pauses, and Stop at the end."""
     if not _runs(document):
         return ""
     menu = "".join(_button(name, "pause", arguments) for name, arguments in _PAUSES.items())
@@ -289,7 +288,6 @@ def invitation(document: Document) -> str:
 
 
 def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:
-    """Render what the node gave since its start and, once others used some of it, in all."""
     helped = total.get("helped") or 0
     in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped else ""
     said = _paragraph(given_words(given)) + _paragraph(in_all)
@@ -406,7 +404,6 @@ def _card(title: str, body: str) -> str:
 
 
 def _details(title: str, body: str) -> str:
-    """Render what is shown when it is asked for."""
     return f"<details><summary>{_text(title)}</summary>{body}</details>" if body else ""
 
 

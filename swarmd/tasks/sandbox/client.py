@@ -248,8 +248,6 @@ def describe(
 
 
 class _Child:
-    """One verifier process and its pipes."""
-
     def __init__(self, command: Sequence[str], start_seconds: float, slack: float = 1.0) -> None:
         """Start a verifier process.
 
