@@ -123,7 +123,7 @@ class Record:
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
     # What the peer last said of itself (judge/types.py).
     said: Mapping[str, Any] = field(default_factory=dict)
-    # (answers, right ones) of the last WINDOW_QUESTIONS that wanted several answers.
+    # (sampled answers, right ones) of the last WINDOW_QUESTIONS that wanted several answers.
     samples: Sequence[tuple[int, int]] = ()
     # Its newest verified evaluation (judge/figures/verification.py)
     verified: Mapping[str, Any] | None = None
@@ -139,9 +139,9 @@ class Record:
 
     @property
     def pass_at(self) -> Mapping[int, tuple[float, int]]:
-        """Pass@k for k = 1, 2, 4 …, over the questions with at least k answers, and the number of these."""
+        """Pass@k for k = 1, 2, 4 …, over the questions with at least k samples, and the number of these."""
         found = {}
-        for k in (1, 2, 4, 8, 16):
+        for k in (1, 2, 4, 8):
             if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
                 found[k] = (sum(shares) / len(shares), len(shares))
         return found

@@ -92,16 +92,17 @@ def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any
     They are given by specialty and as pass@k, with each question as it can be asked again.
     """
     specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
-    ks = [k for k in (1, 2, 4, 8, 16) if k <= upload.answers] if upload.answers > 1 else []
+    # The greedy answer is no sample.
+    sampled = upload.answers - 1
     total = tally([(answer.specialty, answer.reward) for answer in answers])
     return {
         "right": total.right,
         "n": total.answers,
         "specialties": {name: [of.right, of.answers] for name, of in specialties.items()},
         "pass_at": {
-            str(k): sum(pass_at(k, upload.answers, a.correct) for a in answers) / len(answers)
-            for k in ks
-            if answers
+            str(k): sum(pass_at(k, sampled, a.correct - (a.reward >= 1)) for a in answers) / len(answers)
+            for k in (1, 2, 4, 8)
+            if k <= sampled and answers
         },
         "questions": [[answer.specialty, answer.n, answer.reward, answer.correct] for answer in answers],
     }

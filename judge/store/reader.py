@@ -305,7 +305,10 @@ def _whole(
     db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
 ) -> Record:
     recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
-    samples = [(answers, correct or 0) for _, _, answers, correct in recent if answers > 1]
+    # The first answer should be greedy, and so is no sample.
+    samples = [
+        (answers - 1, (correct or 0) - (reward >= 1)) for _, reward, answers, correct in recent if answers > 1
+    ]
     rewards = [(specialty, reward) for specialty, reward, _, _ in recent]
     return replace(_brief(db, row, verified, points, hidden), recent=rewards, samples=samples)
 

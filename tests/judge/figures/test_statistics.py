@@ -1,11 +1,14 @@
 """Wilson's interval against published values, and the points of a curve."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 
 from judge.figures.intervals import Interval, wilson
 from judge.figures.leaderboard import CURVE_POINTS, ScoreTally, by_specialty, curve_numbers, tally
+from judge.figures.verification import Upload, VerifiedAnswer, found
+from p2p.types import PeerId
 from swarmd.tasks.answers import pass_at
 
 
@@ -48,6 +51,17 @@ def test_a_curve_ends_at_the_last_answer(answered: int) -> None:
     assert len(numbers) <= CURVE_POINTS and list(numbers) == sorted(set(numbers))
     assert numbers[-1:] == ((answered,) if answered else ())
     assert answered < 2 * CURVE_POINTS or len(numbers) >= CURVE_POINTS // 2
+
+
+def test_the_greedy_answer_is_no_sample() -> None:
+    """Of three answers the first is greedy; 1 and 2 of those that are drawn are right."""
+    upload = Upload("ab", PeerId("me"), "tiny", None, "cd", 1, 3)
+    answers = [
+        VerifiedAnswer("bf", 1, 1.0, 2, "correct", "x", True),  # the greedy one and one that was drawn
+        VerifiedAnswer("bf", 2, 0.0, 2, "wrong", "x", True),  # both that were drawn
+    ]
+    assert found(upload, answers)["pass_at"] == {"1": 0.75, "2": 1.0}
+    assert found(replace(upload, answers=1), answers[:1])["pass_at"] == {}
 
 
 def test_pass_at_k_is_the_share_of_the_draws_with_a_right_answer() -> None:
