@@ -68,7 +68,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Our own completions as they were sampled.
+    """Completions as our policy sampled them.
 
     They are L sequences of token ids, and of the log-probabilities they were drawn with.
     """
@@ -77,6 +77,8 @@ class Tokens:
     logprobs: tuple[tuple[float, ...], ...]
     # Updates behind the weights that each token was drawn from; (): one policy drew them all.
     versions: tuple[tuple[int, ...], ...] = ()
+    # False: text of another node, with our log-probabilities of its first use (`Pool.remember`).
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ class LanguagePolicy:
         return replace(report, useful=sum(map(any, given)) if report.tokens else 0)
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
-        """Return our tokens of each rollout's completions, with the current policy's log-probabilities.
+        """Return our tokens of another node's completions, with the current policy's log-probabilities.
 
         They are cut as `update` cuts them.
         """
@@ -261,7 +261,7 @@ class LanguagePolicy:
         ]
         found = self.learner.logprobs([row for rollout in rows for row in rollout if row.completion])
         return [
-            Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout))
+            Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout), own=False)
             for rollout in rows
         ]
 

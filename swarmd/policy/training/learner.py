@@ -281,9 +281,9 @@ class Learner:
         if not figures:
             return Sums()
         # The one wait for the device.
-        loss, entropy, clipped, drift, drawn, kl = torch.stack(figures).sum(0).tolist()
+        loss, entropy, clipped, drift, drawn, kl, own = torch.stack(figures).sum(0).tolist()
         tokens = sum(len(row.completion) for group in groups for row in group)
-        measured = 0 if references[0] is None else int(drawn)
+        measured = 0 if references[0] is None else int(own)
         return Sums(loss, entropy, clipped, tokens, drift, int(drawn), kl, measured)
 
     def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
@@ -341,7 +341,7 @@ class Learner:
         return figures
 
     def _backward_logits(self, logits: Tensor, scores: Scores, reference: Tensor | None) -> Tensor:
-        """Add the gradients of the logits; return six sums for the report, on the device.
+        """Add the gradients of the logits; return seven sums for the report, on the device.
 
         logits: [N, V], with a graph. reference: [N], log-probabilities.
         """
@@ -358,13 +358,13 @@ class Learner:
         logits.backward(
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
-        # The drift is 0 where the policy that drew is not known. The KL is taken over our own tokens, as
-        # over others' text `k3` estimates none.
+        # The drift is 0 where the policy that drew is not known. The KL is taken over our own tokens: `k3`
+        # estimates none over text of other nodes, also if its log-probabilities of first use are known.
         drift, kl = k3(current, old), none
         if reference is not None:
-            kl = torch.where(drawn, k3(reference, current), 0.0)
+            kl = torch.where(scores.own, k3(reference, current), 0.0)
         # All of one type, for MPS stacks no others; a count of tokens is exact in float32.
-        figures = (loss.detach(), entropy, none if clipped is None else clipped, drift, drawn, kl)
+        figures = (loss.detach(), entropy, none if clipped is None else clipped, drift, drawn, kl, scores.own)
         return torch.stack([figure.float().sum() for figure in figures])
 
     def _padded_logits(self, batch: Padded) -> Tensor:

@@ -28,6 +28,7 @@ class Row:
     advantage: float
     old: tuple[float, ...] | None  # log-probabilities it was sampled with; None: take the current policy's
     weight: float  # weight of each of its tokens in the batch's loss
+    own: bool = False  # whether our own policy drew it
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
@@ -41,9 +42,12 @@ class Scores:
     advantages: Tensor
     old: Tensor  # NaN where the current policy's is to be used
     weights: Tensor
+    own: Tensor  # bool: tokens that our own policy drew
 
     def __getitem__(self, part: slice) -> "Scores":
-        return Scores(self.targets[part], self.advantages[part], self.old[part], self.weights[part])
+        return Scores(
+            self.targets[part], self.advantages[part], self.old[part], self.weights[part], self.own[part]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ def rows_of(
         old: Sequence[tuple[float, ...] | None] = [None] * len(ids)
         if scored.tokens is not None:
             old = [p[: len(cut)] for p, cut in zip(scored.tokens.logprobs, ids, strict=True)]
-        rows += [Row(prompt, *each, 0.0) for each in zip(ids, of_rollout, old, strict=True)]
+        own = scored.tokens is not None and scored.tokens.own
+        rows += [Row(prompt, *each, 0.0, own) for each in zip(ids, of_rollout, old, strict=True)]
     weights = mean([len(row.completion) for row in rows])
     return [
         replace(row, weight=weight)
@@ -233,4 +238,5 @@ def _scores(rows: Sequence[Row], device: torch.device) -> Scores:
         to_device([row.advantage for row in rows for _ in row.completion], device),
         to_device([p for row in rows for p in (row.old or [torch.nan] * len(row.completion))], device),
         to_device([row.weight for row in rows for _ in row.completion], device),
+        to_device([row.own for row in rows for _ in row.completion], device),
     )

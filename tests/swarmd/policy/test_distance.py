@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmd.experience.pool import Pool
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.lora import lora_layers
@@ -37,6 +38,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def batch_of(policy: LanguagePolicy) -> list[Scored]:
     return answered(policy, ["one and one?", "a longer question, two and two?"])
+
+
+def remembered(policy: LanguagePolicy, scored: Scored) -> Scored:
+    """Return another node's rollout as replay has it after its first use."""
+    pool = Pool(1)
+    pool.add([scored])
+    return pool.remember([scored], policy.logprobs)[0]
 
 
 def by_transformers(network: Any, chat: Chat, batch: Sequence[Scored]) -> torch.Tensor:
@@ -104,8 +112,13 @@ def test_kl_is_against_the_model_as_it_was_loaded(
         assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, (
             "trained from where it was, not from the start"
         )
+    for read in (foreign, remembered(one, foreign)):
+        one.learner.updates = 6
+        assert one.update([read]).kl is None, "no mean over text of other nodes is a KL"
     one.learner.updates = 6
-    assert one.update([foreign]).kl is None, "of others' text no mean is a KL"
+    batch = batch_of(one)
+    expected = k3(by_transformers(network, chat, batch), flat(one.logprobs(batch))).mean()
+    assert one.update([*batch, remembered(one, foreign)]).kl == pytest.approx(float(expected), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
