@@ -12,6 +12,9 @@ DEFAULT: Final = "default"
 # SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table. What it
 # leaves open: docs/papers.md.
 _SAPO: Mapping[str, Mapping[str, Any]] = {
+    "model": {"lora": "off"},
+    "swarm": {"curriculum": "sapo-9"},
+    "tasks": {"specialties": (), "reward": ""},
     "round": {
         "local": 4,
         "external": 4,
@@ -34,7 +37,7 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
     },
     # What has no advantage is dropped by every receiver first, so nobody learns anything else where it is not
     # sent.
-    "sharing": {"share": "informative", "take": "uniform", "weigh": "paper"},
+    "sharing": {"share": "informative", "take": "uniform", "weigh": "paper", "caps": "off"},
     "replay": {"mode": "off"},
     "gate": {"mode": "off"},
 }

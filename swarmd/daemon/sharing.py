@@ -81,7 +81,7 @@ class Participant:
             self.member,
             curriculum,
             config.round,
-            config.sharing.take,
+            config.sharing,
             hand_on,
             time.monotonic,
             rng,

@@ -25,6 +25,7 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.serving import HARD, Serving
 from swarmd.experience.batch import OfferChoice
+from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Lead
 
@@ -59,7 +60,7 @@ class Gatherer:
     """Fetches for one trainer.
 
     Args:
-        take: of `[sharing] take`.
+        sharing: its `take` and `caps` choose.
         hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of
             the round in which it, or its offer, arrived.
         tried: told of each author that was asked.
@@ -70,20 +71,20 @@ class Gatherer:
         member: Member,
         curriculum: Curriculum,
         round: RoundConfig,
-        take: str,
+        sharing: SharingSettings,
         hand_on: Callable[[ReceivedBody], None],
         clock: Callable[[], float],
         rng: random.Random,
         tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
     ) -> None:
-        load_take(take)
+        load_take(sharing.take)
         self._member, self._specialties = member, curriculum.specialties
         self._hand_on, self._clock, self._rng, self._tried = hand_on, clock, rng, tried
         self._wanted = round.wanted  # rollouts of a round
         self._wanting = round.wanted  # those that this round still lacks
         self._board = Board(curriculum.trains_on, kept_rounds=round.max_age)
         self.choice = OfferChoice[Offered](
-            take,
+            sharing,
             round.wanted,
             lambda item: Author(item.author, item.group),
             varied=len(curriculum.specialties) > 1,

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from p2p.types import PeerId
 from swarmd.experience import caps
 from swarmd.experience.pool import Key, Pool, key_of
-from swarmd.experience.strategies import MIN_WEIGHT, TAKES, Candidate, Sharing, Take
+from swarmd.experience.strategies import MIN_WEIGHT, TAKES, Candidate, Sharing, SharingSettings, Take
 from swarmd.protocols import Sampler
 from swarmd.types import Author, Lead, Scored
 
@@ -23,6 +23,11 @@ from swarmd.types import Author, Lead, Scored
 MAX_DRAWS = 4
 
 C = TypeVar("C", bound=Candidate)
+
+
+def kind(candidate: Candidate) -> str:
+    """Return the specialty, of which one author gets an even share of a choice (`caps`)."""
+    return candidate.ref.specialty
 
 
 def by_weight(
@@ -50,12 +55,15 @@ class SharingSampler:
 
     By default it is the paper's (SAPO section 5). Our own zero-advantage rollouts stay: they have no
     gradient, but they are part of the mean. J = 0 leaves `rng` untouched.
+
+    varied: as of `OfferChoice`.
     """
 
     sharing: Sharing = field(default_factory=Sharing)
     n_local: int = 4
     n_external: int = 4
     author_of: Callable[[PeerId], Author] = Author
+    varied: bool = True
 
     def __call__(
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
@@ -63,13 +71,14 @@ class SharingSampler:
         mine = list(local) if len(local) <= self.n_local else rng.sample(list(local), self.n_local)
         if not self.n_external:
             return mine
-        take = TAKES[self.sharing.settings.take]
+        settings = self.sharing.settings
+        take, capped = TAKES[settings.take], settings.caps == "on"
         kept = [scored for scored in pool if take.keeps(scored)]
         theirs = caps.choose(
             *by_weight(kept, take, self.sharing.lead, rng),
             self.n_external,
-            lambda scored: self.author_of(scored.author),
-            lambda scored: scored.ref.specialty,
+            lambda scored: self.author_of(scored.author) if capped else None,
+            kind if self.varied else None,
         )
         return [*mine, *theirs]
 
@@ -131,10 +140,12 @@ class OfferChoice(Generic[C]):
         alone such a cap would only leave places empty where some authors do not serve what they offer.
     """
 
-    def __init__(self, take: str, n: int, author_of: Callable[[C], Author], *, varied: bool = True) -> None:
-        self._take, self._lead = TAKES[take], Lead(elsewhere=MIN_WEIGHT)
-        self._n, self._author_of = n, author_of
-        self._kind_of: caps.KindOf[C] | None = (lambda item: item.ref.specialty) if varied else None
+    def __init__(
+        self, settings: SharingSettings, n: int, author_of: Callable[[C], Author], *, varied: bool = True
+    ) -> None:
+        self._take, self._lead, self._n = TAKES[settings.take], Lead(elsewhere=MIN_WEIGHT), n
+        self._author_of: caps.AuthorOf[C] = author_of if settings.caps == "on" else lambda _: None
+        self._kind_of: caps.KindOf[C] | None = kind if varied else None
         self._had: list[C] = []  # chosen so far in this round
 
     def begin(self, lead: Lead) -> None:

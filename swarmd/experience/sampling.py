@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from p2p.types import PeerId
-from swarmd.experience.batch import by_weight
+from swarmd.experience.batch import by_weight, kind
 from swarmd.experience.caps import choose
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
@@ -52,17 +52,19 @@ class Replay:
     fresh: int
     author_of: Callable[[PeerId], Author] = Author
     sharing: Sharing = field(default_factory=Sharing)
+    varied: bool = True  # as of `OfferChoice`
 
     def __call__(
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
         if not self.schedule.resting:
             weighed = by_weight(pool, TAKES["uniform"], self.sharing.lead, rng)
-            return choose(*weighed, self.batch, self._author, lambda scored: scored.ref.specialty)
+            return choose(*weighed, self.batch, self._author, kind if self.varied else None)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
 
     def _author(self, scored: Scored) -> Author | None:
         author, limits = scored.author, self.pool.limits
-        return None if limits is not None and author == limits.own else self.author_of(author)
+        own = limits is not None and author == limits.own
+        return None if own or self.sharing.settings.caps == "off" else self.author_of(author)

@@ -167,6 +167,8 @@ class SharingSettings(BaseModel):
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
     take: str = "uniform"  # of TAKES
     weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement
+    # Share caps by author, network group and specialty (`caps`); off: the paper's uniform choice.
+    caps: Literal["on", "off"] = "on"
 
 
 @dataclass

@@ -43,7 +43,7 @@ class FetchingMember(Member):
         super().__init__(*args, admitted=self._heard.put, **options)
         self._here: list[ReceivedBody] = []
         self._gatherer = Gatherer(
-            self, curriculum, config.round, config.sharing.take, self._here.append, self._clock, rng
+            self, curriculum, config.round, config.sharing, self._here.append, self._clock, rng
         )
 
     def received(self) -> Sequence[ReceivedBody]:

@@ -53,7 +53,11 @@ def build(
     load_take(config.sharing.take)
     remembering = policy if isinstance(policy, LogprobPolicy) else None
     sharing = Sharing(config.sharing)
-    sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, swarm.author)
+    tasks = open_tasks(curriculum_of(config), reward, config.tasks.specialties)
+    varied = len(tasks.curriculum.specialties) > 1
+    sampler: Sampler = SharingSampler(
+        sharing, config.round.local, config.round.external, swarm.author, varied
+    )
     pool, schedule, remember = Pool(config.round.max_age, author_of=swarm.author), ReplaySchedule(), None
     if config.replay.mode == "on":
         remember = remembering.logprobs if remembering else None
@@ -71,9 +75,9 @@ def build(
             config.round.max_age,
             swarm.author,
             sharing,
+            varied,
         )
     fitting = Fitting(policy.unfit) if isinstance(policy, SelectivePolicy) else None
-    tasks = open_tasks(curriculum_of(config), reward, config.tasks.specialties)
     gate = (
         _gate(config.gate, remembering.parameters, tasks.curriculum.answer_end)
         if remembering and config.gate.mode != "off"

@@ -28,6 +28,7 @@ from swarmd.config.config import RoundConfig
 from swarmd.exchange import wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
@@ -67,7 +68,7 @@ class Node:
         )
         settings = RoundConfig(external=WANTED, max_age=MAX_AGE)
         self.gatherer = Gatherer(
-            self.member, TINY_9, settings, "uniform", self._receive, trio.current_time, rng
+            self.member, TINY_9, settings, SharingSettings(), self._receive, trio.current_time, rng
         )
 
     @property

@@ -215,7 +215,7 @@ class JoinedSwarm:
             completions=config.round.completions,
             sharing=sharing,
         )
-        self._sampler = SharingSampler(sharing, 0, 0, exchange.author)
+        self._sampler = SharingSampler(sharing, 0, 0, exchange.author, len(curriculum.specialties) > 1)
 
     def open(self) -> Self:
         """Start both threads, and return once others can reach us. Raises OperatorError where they cannot."""

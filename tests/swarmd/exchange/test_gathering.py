@@ -24,6 +24,7 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, OTHER_AUTHORS, Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import OfferChoice
+from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9, Curriculum
 from swarmd.testing import TOPIC, Clock, identity
 from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
@@ -80,13 +81,13 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
         member,
         TINY_9,
         RoundConfig(external=wanted, max_age=2),
-        "uniform",
+        SharingSettings(),
         lambda received: party.got.append(received),
         trio.current_time,
         random.Random(number),
         lambda author, *, served: party.tried.append((author, served)),
     )
-    gatherer.choice = Uncapped("uniform", wanted, lambda item: Author(item.author))
+    gatherer.choice = Uncapped(SharingSettings(), wanted, lambda item: Author(item.author))
     gatherer.resume(1)
     party = Party(member, gatherer)
     return party
@@ -337,7 +338,7 @@ async def test_a_copied_offer_is_charged_and_its_author_used(
 
 def only(party: Party, author: PeerId) -> None:
     """Let it choose this author's offers alone."""
-    chosen: OfferChoice[offers.Offered] = Uncapped("uniform", 9, lambda item: Author(item.author))
+    chosen: OfferChoice[offers.Offered] = Uncapped(SharingSettings(), 9, lambda item: Author(item.author))
 
     def choose(items: Sequence[offers.Offered], count: int, rng: random.Random) -> Sequence[offers.Offered]:
         return chosen([item for item in items if item.author == author], count, rng)
@@ -387,7 +388,7 @@ async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
         await settled(1)
         # Another task was not chosen, so the rollout takes no place; the author's own offer stays.
         assert b.member.reports[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
-        b.gatherer.choice = Uncapped("uniform", 1, lambda item: Author(item.author))
+        b.gatherer.choice = Uncapped(SharingSettings(), 1, lambda item: Author(item.author))
         b.gatherer.next_round(2, Lead())
         await settled(1)
     assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
@@ -396,7 +397,13 @@ async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
 async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
     gatherer = Gatherer(
-        b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0)
+        b.member,
+        TINY_9,
+        RoundConfig(),
+        SharingSettings(take="ahead"),
+        b.got.append,
+        trio.current_time,
+        random.Random(0),
     )
     b.gatherer = gatherer
     gatherer.next_round(1, Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
@@ -421,7 +428,7 @@ async def test_where_there_is_one_specialty_whoever_serves_nothing_leaves_an_aut
     *hostile, honest, b = joined(1, 2, 3, 4, 5)
     one = replace(TINY_9, configs={"bf": TINY_9.configs["bf"]})
     round, rng = RoundConfig(), random.Random(0)
-    b.gatherer = Gatherer(b.member, one, round, "uniform", b.got.append, trio.current_time, rng)
+    b.gatherer = Gatherer(b.member, one, round, SharingSettings(), b.got.append, trio.current_time, rng)
     async with running(b):
         for party in hostile:
             for body in offers.encode(party.make(1), 1, "m", one.specialties)[0]:

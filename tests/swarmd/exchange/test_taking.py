@@ -52,7 +52,7 @@ def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list
 
 def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
     """Return what a node fetches by the daemon's choice, which knows what the trainer knows."""
-    choice = OfferChoice[Offered](known.settings.take, WANTED, lambda item: author(item.author))
+    choice = OfferChoice[Offered](known.settings, WANTED, lambda item: author(item.author))
     choice.begin(known.lead)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
     board.add(
@@ -102,7 +102,7 @@ def test_the_other_strategies_choose_from_offers_as_from_the_pool(take: str, sha
 
 
 def test_a_round_begins_with_all_its_places_and_no_author_has_more_of_a_specialty_than_its_share() -> None:
-    choice = OfferChoice[Offered]("uniform", 8, lambda item: author(item.author))
+    choice = OfferChoice[Offered](SharingSettings(), 8, lambda item: author(item.author))
 
     def of_a(by: str, seed: int) -> int:
         offers = [

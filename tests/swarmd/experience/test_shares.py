@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
-from swarmd.experience.batch import SharingSampler, by_weight
+from swarmd.experience.batch import OfferChoice, SharingSampler, by_weight
 from swarmd.experience.caps import Order, choose
 from swarmd.experience.credit import UselessRollouts, useful
 from swarmd.experience.pool import Pool
-from swarmd.experience.strategies import Sharing, Take, everything
+from swarmd.experience.replay_schedule import ReplaySchedule
+from swarmd.experience.sampling import Replay
+from swarmd.experience.strategies import Sharing, SharingSettings, Take, everything
 from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef
 
 
@@ -246,6 +248,34 @@ def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
             and all(s.informative for s in batch)
             and sum(s.author.startswith("sybil") for s in batch) <= 1
         )
+
+
+def test_with_one_specialty_no_place_stays_empty_while_rollouts_wait() -> None:
+    pool = [scored("a" if n < 18 else "b", n) for n in range(20)]
+    sharing = Sharing()
+    replay = Replay(Pool(1), ReplaySchedule(), 8, lambda *_: (), 1)
+    for varied, places in ((True, 6), (False, 8)):
+        sampler = SharingSampler(sharing, 0, 8, varied=varied)
+        for sample in (sampler, replace(replay, varied=varied)):
+            assert len(sample([], pool, random.Random(1))) == places
+
+
+def test_without_caps_the_choice_is_uniform() -> None:
+    """As the paper's: of 18 rollouts of one author and 2 of another the batch has nine tenths and one."""
+    pool = [scored("a" if n < 18 else "b", n) for n in range(20)]
+    uncapped, rng = SharingSettings(caps="off"), random.Random(1)
+    sample, choice = (
+        SharingSampler(Sharing(uncapped), 0, 4),
+        OfferChoice[Scored](uncapped, 4, lambda s: Author(s.author)),
+    )
+    replay = Replay(Pool(1), ReplaySchedule(), 4, lambda *_: (), 1, sharing=Sharing(uncapped))
+    for draw in (
+        lambda: sample([], pool, rng),
+        lambda: replay([], pool, rng),
+        lambda: (choice.begin(Lead()), choice(pool, 4, rng))[1],
+    ):
+        drawn = [each.author for _ in range(1000) for each in draw()]
+        assert len(drawn) == 4000 and drawn.count(PeerId("a")) == pytest.approx(3600, abs=100)
 
 
 @pytest.mark.parametrize("odd", [{}, {PeerId("odd"): 0.9}])

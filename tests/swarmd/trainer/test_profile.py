@@ -17,13 +17,15 @@ from swarmd.config.profiles import PROFILES
 from swarmd.config.sources import load, resolve
 from swarmd.errors import ConfigError
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.advantages import unweighed, within_group
 from swarmd.experience.strategies import SharingSettings
-from swarmd.lab.experiment import BadExperiment, parse_experiment
+from swarmd.lab import EXPERIMENTS
+from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.losses import LOSSES, surrogate
 from swarmd.protocols import Reward
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.curriculum import SAPO_9
 from swarmd.testing import Clock, memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
@@ -98,6 +100,36 @@ def test_a_profile_names_every_key_it_means() -> None:
     assert said["replay"] == said["gate"] == {"mode": "off"}
 
 
+def test_the_profile_is_what_the_paper_states() -> None:
+    """SAPO, sections 4 and 5, statement by statement."""
+    nine = {
+        "base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic",
+        "fraction_simplification", "decimal_arithmetic", "calendar_arithmetic", "binary_matrix",
+    }  # fmt: skip
+    assert (curriculum_of(PAPER).name, set(curriculum_of(PAPER).specialties)) == ("sapo-9", nine)
+    assert PAPER.tasks.specialties == () and not PAPER.tasks.reward  # all nine, by ReasoningGYM's verifiers
+    assert (PAPER.round.local, PAPER.round.external, PAPER.round.completions) == (4, 4, 8)
+    assert PAPER.round.train == "on" and PAPER.round.resample == 0  # no further questions
+    # Every weight of the policy is trained, by GRPO and Adam with their default hyper-parameters.
+    assert PAPER.model.lora == "off"
+    train = PAPER.train
+    assert (train.loss, train.clip_low, train.clip_high, train.importance_cap) == ("grpo", 0.2, 0.28, 0.0)
+    assert (train.optimizer, train.learning_rate) == ("adamw", 1e-3)
+    # Zero advantages are dropped first; of the rest the choice is uniform: no weights, caps or gate.
+    papers = {"share": "informative", "take": "uniform", "weigh": "paper", "caps": "off"}
+    assert PAPER.sharing.model_dump() == papers
+    assert PAPER.gate.mode == PAPER.replay.mode == "off"
+
+
+def test_the_table_is_played_with_the_papers_settings() -> None:
+    """But for the model, and its curriculum and rate."""
+    for setting in read_experiment(EXPERIMENTS / "sapo-table.toml").settings:
+        for node in setting.nodes:
+            assert (node.profile, node.sharing, node.gate) == ("sapo-paper", PAPER.sharing, PAPER.gate)
+            assert (node.model.lora, node.round.max_age, node.train.importance_cap) == ("off", 1, 0.0)
+            assert (node.swarm.curriculum, node.train.learning_rate) == ("tiny-9", 6e-4)
+
+
 def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
     return [
         tuple(float(completion.text == "right") for completion in completions) for _, completions in items
@@ -143,7 +175,7 @@ def test_the_papers_profile_plays_algorithm_1() -> None:
                 config,
                 number,
                 member.identity.peer_id,
-                RolloutExchange(member, "tiny", TINY_9, whole=2**18),
+                RolloutExchange(member, "tiny", SAPO_9, whole=2**18),
                 policy,
                 reward,
             )
