@@ -20,27 +20,55 @@ from swarmd.types import Lead, Scored, TaskRef, Weigh
 MEMORY_COMPLETIONS = 256.0
 # The weight of a specialty in which nobody does better than we do.
 MIN_WEIGHT = 0.05
-# After so many rounds without another completion we forget how others do in a specialty.
+# After so many rounds without another informative group a success that is compared is forgotten.
 LATELY_ROUNDS = 32
-# After so many completions of others we know how they do in a specialty.
-ENOUGH_COMPLETIONS = 32
+# After so many completions of other nodes we know their success in a specialty: as many as count in four
+# groups of 8, half of them right.
+ENOUGH_COMPLETIONS = 24
+
+Count = Callable[[Scored], tuple[float, float]]
+"""Returns the reward of a group's completions, and their number, as far as they count."""
+
+
+def whole_group(scored: Scored) -> tuple[float, float]:
+    return sum(scored.group), len(scored.group)
+
+
+def beside_a_pair(scored: Scored) -> tuple[float, float]:
+    """Count the completions that are left beside two with different rewards; the mean over all such pairs.
+
+    Nodes share informative groups only, whose mean reward is no estimate of success p: at p = 0.05 it is
+    0.15. But of three completions that do not all agree, two are right with probability p, and every group
+    with such three is shared, whatever its size and by each row of SHARES. So this ratio is p for our own
+    groups and for those of other nodes. (If questions differ in p, it is p weighed by p (1 - p).) A group
+    counts by the variance of its rewards: not at all if they agree, at most for its size less two.
+    """
+    n = len(scored.group)
+    if not scored.informative:
+        return 0.0, 0.0
+    first, second, third = (sum(reward**power for reward in scored.group) for power in (1, 2, 3))
+    # The sums over pairs of (r - s)^2, and of (r - s)^2 (r + s).
+    differ, both = n * second - first**2, n * third - second * first
+    return 4 * (first * differ - both) / n**2, 4 * (n - 2) * differ / n**2
 
 
 @dataclass
 class Success:
-    """The mean reward by specialty, our own or all others', the newest counting most."""
+    """A mean reward by specialty, the newest counting most."""
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)  # our round in which the newest came, by specialty
 
-    def saw(self, rollouts: Sequence[Scored], number: int = 0) -> None:
+    def saw(self, rollouts: Sequence[Scored], number: int = 0, count: Count = whole_group) -> None:
         """Take in a round's rollouts, with the rewards of the whole group of each."""
         for scored in rollouts:
-            specialty, fade = scored.ref.specialty, math.exp(-len(scored.group) / MEMORY_COMPLETIONS)
-            self.right[specialty] = self.right.get(specialty, 0.0) * fade + sum(scored.group)
-            self.seen[specialty] = self.seen.get(specialty, 0.0) * fade + len(scored.group)
-            self.last[specialty] = number
+            right, seen = count(scored)
+            if seen:
+                specialty, fade = scored.ref.specialty, math.exp(-seen / MEMORY_COMPLETIONS)
+                self.right[specialty] = self.right.get(specialty, 0.0) * fade + right
+                self.seen[specialty] = self.seen.get(specialty, 0.0) * fade + seen
+                self.last[specialty] = number
 
     def forget(self, before: int) -> None:
         """Forget specialties of which nothing came since that round."""
@@ -59,18 +87,6 @@ class Success:
     def overall(self) -> float:
         seen = sum(self.seen.values())
         return sum(self.right.values()) / seen if seen else MIN_SUCCESS
-
-    def lead_of(self, others: "Success") -> Lead:
-        """Return by how much others do better than these, by specialty.
-
-        What these never asked themselves counts as weak: alone they do not train on it.
-        """
-        known = [specialty for specialty, seen in others.seen.items() if seen >= ENOUGH_COMPLETIONS]
-        ahead = {
-            specialty: others.of(specialty) - (self.of(specialty) if specialty in self.seen else MIN_SUCCESS)
-            for specialty in known
-        }
-        return Lead(ahead, max(MIN_WEIGHT, others.overall - self.overall))
 
 
 # What to share of a round's own rollouts.
@@ -176,8 +192,10 @@ class Sharing:
     """The strategies of one node, and what they know."""
 
     settings: SharingSettings = field(default_factory=SharingSettings)
-    success: Success = field(default_factory=Success)  # our own
-    others: Success = field(default_factory=Success)  # others' success, by our own verifier
+    success: Success = field(default_factory=Success)  # our own, of all that we answered
+    # The same `beside_a_pair`, by our own verifier: the two that can be compared.
+    own: Success = field(default_factory=Success)
+    others: Success = field(default_factory=Success)
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))
 
     def to_share(self, local: Sequence[Scored]) -> Sequence[Scored]:
@@ -194,9 +212,26 @@ class Sharing:
     def saw(self, local: Sequence[Scored], theirs: Sequence[Scored], number: int) -> None:
         """Take in what a round brought, before its batch is drawn."""
         self.success.saw(local, number)
-        self.others.saw(theirs, number)
-        self.others.forget(number - LATELY_ROUNDS)
-        self.lead = self.success.lead_of(self.others)
+        for compared, rollouts in ((self.own, local), (self.others, theirs)):
+            compared.saw(rollouts, number, beside_a_pair)
+            compared.forget(number - LATELY_ROUNDS)
+        ahead = {
+            specialty: self.others.of(specialty) - self._own(specialty)
+            for specialty, seen in self.others.seen.items()
+            if seen >= ENOUGH_COMPLETIONS
+        }
+        own = self.own if self.own.seen else self.success
+        self.lead = Lead(ahead, max(MIN_WEIGHT, self.others.overall - own.overall))
+
+    def _own(self, specialty: str) -> float:
+        """Return our own success in a specialty, to be compared with that of other nodes.
+
+        If no group of ours is informative there, nearly all our answers are right or nearly all are wrong,
+        and their mean says which. A specialty that we never ask counts as weak: alone we do not train on it.
+        """
+        if specialty in self.own.seen:
+            return self.own.of(specialty)
+        return self.success.of(specialty) if specialty in self.success.seen else MIN_SUCCESS
 
     def weighing(self, me: PeerId) -> Weigh:
         """Return how this node weighs the advantages of a batch's rollouts.

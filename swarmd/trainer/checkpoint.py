@@ -64,6 +64,7 @@ class RunState:
     # The state of a round's parts:
     gate: GateState = field(default_factory=GateState)
     success: Success = field(default_factory=Success)
+    own: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)
 
 

@@ -173,6 +173,7 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         guard=parts.schedule.state,
         gate=parts.gate.state if parts.gate else GateState(),
         success=parts.sharing.success,
+        own=parts.sharing.own,
         others=parts.sharing.others,
     )
 
@@ -211,4 +212,4 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
         parts.schedule.state = state.guard
     if parts.gate is not None:
         parts.gate.state = state.gate
-    parts.sharing.success, parts.sharing.others = state.success, state.others
+    parts.sharing.success, parts.sharing.own, parts.sharing.others = state.success, state.own, state.others

@@ -1,6 +1,9 @@
 """What is shared and taken: the tables' rows, and what a node does by default."""
 
+import math
 import random
+from itertools import count
+from statistics import fmean
 
 import pytest
 
@@ -16,6 +19,7 @@ from swarmd.experience.strategies import (
     Sharing,
     SharingSettings,
     Success,
+    beside_a_pair,
 )
 from swarmd.types import Author, Lead, Scored
 from tests.swarmd.experience.conftest import scored
@@ -43,10 +47,10 @@ def weights(take: str, lead: Lead | None = None) -> list[float]:
     return [found.get(scored.ref.n, 0.0) for scored in POOL]
 
 
-def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_weights() -> None:
-    papers = SharingSettings(weigh="paper").model_dump()
-    assert [next(iter(table)) for table in (SHARES, TAKES, WEIGHS)] == list(papers.values())
-    assert SharingSettings().model_dump() == papers | {"weigh": "positive"}
+def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_weights_and_caps() -> None:
+    papers = SharingSettings(weigh="paper", caps="off").model_dump()
+    assert [*(next(iter(table)) for table in (SHARES, TAKES, WEIGHS)), "off"] == list(papers.values())
+    assert SharingSettings().model_dump() == papers | {"weigh": "positive", "caps": "on"}
 
 
 def test_each_take_strategy_weighs_its_preference() -> None:
@@ -61,7 +65,10 @@ def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_or_fetched() -> None:
     # Half of them are the odd author's.
     candidates = [scored(n, 0, 1, author="odd" if n % 2 else f"author {n}") for n in range(8)]
     lead = Lead(pass_rates={PeerId("odd"): 1 / 8})
-    sharing, choice = Sharing(lead=lead), OfferChoice[Scored]("uniform", 2, lambda each: Author(each.author))
+    sharing, choice = (
+        Sharing(lead=lead),
+        OfferChoice[Scored](SharingSettings(), 2, lambda each: Author(each.author)),
+    )
     for draw in (
         lambda rng: SharingSampler(sharing, n_external=2)([], candidates, rng),
         lambda rng: (choice.begin(lead), choice(candidates, 2, rng))[1],
@@ -93,15 +100,15 @@ def test_the_lead_of_others_comes_from_recent_rollouts() -> None:
     sharing = Sharing()
     sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
     # Of one rollout nothing is known yet
-    assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(3 / 8)
-    sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH_COMPLETIONS // 8)], 2)
-    assert sharing.lead.by == {"bf": pytest.approx(3 / 8)}
+    assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(1 / 2)
+    sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH_COMPLETIONS // 6)], 2)
+    assert sharing.lead.by == {"bf": pytest.approx(1 / 2)}
     sharing.saw([], [scored(9, 1, 1, specialty="arc_1d")], 2 + LATELY_ROUNDS)
     assert sharing.lead.by.keys() == {"bf"}
     specialist = Sharing()
     specialist.saw(
         [scored(n, 1, 1, author="me", specialty="arc_1d") for n in range(99)],
-        [scored(n, 1, 0) for n in range(ENOUGH_COMPLETIONS)],
+        [scored(n, 1, 1, 0, 0) for n in range(ENOUGH_COMPLETIONS)],
         1,
     )
     # It never asks itself that, so what it would do there is not what it does elsewhere
@@ -110,6 +117,59 @@ def test_the_lead_of_others_comes_from_recent_rollouts() -> None:
     assert not sharing.lead.by
     sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY_ROUNDS)
     assert sharing.lead.elsewhere == MIN_WEIGHT  # what is not known is looked at, however good we are
+
+
+@pytest.mark.parametrize("size", [3, 8, 16])
+@pytest.mark.parametrize("p", [0.01, 0.05, 0.1, 0.5, 0.95])
+def test_success_beside_a_pair_is_the_true_one_whatever_is_shared(size: int, p: float) -> None:
+    """The expectation over all groups of a size; every group that counts is shared by each row of SHARES."""
+    right = seen = 0.0
+    for many in range(size + 1):
+        group = scored(1, *[1.0] * many, *[0.0] * (size - many))
+        counted = beside_a_pair(group)
+        assert not counted[1] or all(shares(group) for shares in SHARES.values())
+        chance = math.comb(size, many) * p**many * (1 - p) ** (size - many)
+        right, seen = right + chance * counted[0], seen + chance * counted[1]
+    assert right / seen == pytest.approx(p)
+
+
+def test_rewards_between_0_and_1_count_by_every_pair() -> None:
+    rewards = [0.0, 0.25, 0.25, 1.0, 0.5]
+    pairs = [
+        ((a - b) ** 2, sum(rewards) - a - b)
+        for i, a in enumerate(rewards) for b in rewards[:i]
+    ]  # fmt: skip
+    right, seen = beside_a_pair(scored(1, *rewards))
+    assert right / seen == pytest.approx(sum(w * rest for w, rest in pairs) / sum(3 * w for w, _ in pairs))
+    assert beside_a_pair(scored(1, 0.3, 0.3, 0.3)) == (0.0, 0.0) == beside_a_pair(scored(2, 1))
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(
+    ("own", "others"), [(0.03, 0.03), (0.1, 0.05), (0.1, 0.25), (0.3, 0.3), (0.95, 0.95), (0.9, 0.97)]
+)
+def test_the_lead_is_the_true_one_whatever_other_nodes_share(share: str, own: float, others: float) -> None:
+    """Other nodes do not send all their groups, and ours count whole: the means of both do not compare."""
+    rng, numbers = random.Random(f"{own} {others}"), count()
+
+    def drawn(p: float, author: str) -> Scored:
+        return scored(next(numbers), *(float(rng.random() < p) for _ in range(8)), author=author)
+
+    leads = []
+    sharing = Sharing()
+    for number in range(1, 1001):
+        local = [drawn(own, "me") for _ in range(2)]
+        sharing.saw(local, [s for _ in range(4) if SHARES[share](s := drawn(others, "a"))], number)
+        leads.append(sharing.lead.of("bf"))
+    assert fmean(leads[100:]) == pytest.approx(others - own, abs=0.025)
+
+
+def test_a_specialty_in_which_our_groups_all_agree_counts_by_their_mean() -> None:
+    half = [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH_COMPLETIONS)]
+    for reward in (0, 1):
+        sharing = Sharing()
+        sharing.saw([scored(n, *[reward] * 8, author="me") for n in range(4)], half, 1)
+        assert sharing.lead.of("bf") == pytest.approx(0.5 - reward)
 
 
 def test_each_sharing_strategy_selects_its_rollouts() -> None:
