@@ -169,7 +169,7 @@ class ReplayConfig(_Section):
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
     # The same above so many nats a token between the policy and the one that drew.
-    max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1
+    max_kl: Annotated[float, Field(gt=0, le=100)] = 1.0
 
 
 class TasksConfig(_Section):

@@ -35,7 +35,7 @@ class ReplaySchedule:
 
     configured: int = 1
     limit: float = 0.09
-    drift_limit: float = 0.1
+    drift_limit: float = 1.0
     state: GuardState = field(default_factory=GuardState)
 
     @property

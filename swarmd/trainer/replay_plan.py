@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
-from swarmd.errors import SwarmdError
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.advantages import unweighed
 from swarmd.experience.replay_theory import PAYS_FROM_MU, Reuse, best_reuse, compute_ratio, cost
@@ -69,7 +69,9 @@ class ReplayPlan:
     alpha: float
     pays: bool
     theorem: Reuse
-    new: int  # R: rollouts generated a round
+    own: int  # I: rollouts generated a round
+    new: int  # R = I + J: these, and those of other nodes, which cost us no generating
+    mu: float  # of a new rollout: measured.mu · I / R
     size: int  # N
     batch: int  # rollouts of one update
     updates: int  # updates a round; batch · updates is the theorem's B
@@ -137,25 +139,32 @@ def _one_round(
     return (generated - begun) / questions, (trained - between) / questions
 
 
-def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: float = ALPHA) -> ReplayPlan:
+def plan(
+    measured: Measured, own: int, external: int, batch: int, rho: float = RHO, alpha: float = ALPHA
+) -> ReplayPlan:
     """Return the settings that Theorem 3.5 suggests, in whole numbers.
 
-    new: rollouts that a node generates a round. batch: rollouts of one update.
+    own, external: new rollouts a round that the node generates, and that it takes from other nodes. batch:
+    rollouts of one update.
     """
-    best = best_reuse(measured.mu, rho, alpha)
+    new = own + external
+    mu = measured.mu * own / new
+    best = best_reuse(mu, rho, alpha)
     updates = max(1, round(best.trained * new / batch))
     return ReplayPlan(
         measured,
         rho,
         alpha,
-        measured.mu >= PAYS_FROM_MU,
+        mu >= PAYS_FROM_MU,
         best,
+        own,
         new,
+        mu,
         max(batch, math.ceil(best.kept * new)),
         batch,
         updates,
-        compute_ratio(measured.mu, new, batch * updates),
-        cost(best, measured.mu, rho, alpha) / cost(Reuse(1, 1), measured.mu, rho, alpha),
+        compute_ratio(mu, new, batch * updates),
+        cost(best, mu, rho, alpha) / cost(Reuse(1, 1), mu, rho, alpha),
     )
 
 
@@ -167,20 +176,24 @@ def plan_replay(
     report: Callable[[Download], None] = lambda _: None,
     loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> ReplayPlan:
-    """Load the configured model, measure, plan. Raises NoModel, Unreachable.
+    """Load the configured model, measure, plan. Raises ConfigError, NoModel, Unreachable.
 
     Nothing is saved: what the measuring taught the model is gone. loading: entered while the model is loaded.
     """
-    new = max(1, config.round.local)
+    own, external = config.round.local, config.round.wanted
+    if not own:
+        raise ConfigError(
+            "round.local is 0: this node generates nothing that reuse could save. Set round.local above 0."
+        )
     curriculum = curriculum_of(config)
     with (
         closing(LanguagePolicy.open(config, seed=0, report=report, loading=loading)) as policy,
         closing(Verifier(curriculum)) as maker,
     ):
         measured = measure(
-            policy, open_tasks(curriculum, maker), new, config.round.completions, rounds, 0, time.perf_counter
+            policy, open_tasks(curriculum, maker), own, config.round.completions, rounds, 0, time.perf_counter
         )
-    return plan(measured, new, config.replay.batch or new + config.round.external, rho, alpha)
+    return plan(measured, own, external, config.replay.batch or own + external, rho, alpha)
 
 
 def document(made: ReplayPlan) -> dict[str, Any]:
@@ -197,6 +210,7 @@ def document(made: ReplayPlan) -> dict[str, Any]:
         },
         "assumed": {"rho": made.rho, "alpha": made.alpha},
         "assumptions": list(ASSUMPTIONS),
+        "mu": made.mu,
         "pays": made.pays,
         "pays_from": PAYS_FROM_MU,
         "theorem": {
@@ -205,6 +219,7 @@ def document(made: ReplayPlan) -> dict[str, Any]:
             "cost": made.same_progress,
         },
         "plan": {
+            "I": made.own,
             "R": made.new,
             "N": made.size,
             "B": made.batch * made.updates,
@@ -223,6 +238,11 @@ def lines(made: ReplayPlan) -> Sequence[str]:
         f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms:"
         f" mu = {m.mu:.2f} ({m.low:.2f} to {m.high:.2f} over {m.rounds} round{'s' * (m.rounds > 1)})"
     )
+    if made.new > made.own:
+        measured += (
+            f".\nOf R = {made.new} new rollouts a round other nodes generate {made.new - made.own}: for each"
+            f" of them mu is {made.mu:.2f}"
+        )
     if made.pays:
         verdict = [
             (
@@ -240,25 +260,12 @@ def lines(made: ReplayPlan) -> Sequence[str]:
             f"    size = {made.size}",
             f"    batch = {made.batch}",
             f"    updates_per_round = {made.updates}",
-            "    max_kl = 1.0",
-            "",
-            "    [train]",
-            "    importance_cap = 2.0",
-            "",
-            (
-                "The last two as in the runs in which reuse was found to save (docs/performance.md): weights"
-                " in place of the clip let old"
-            ),
-            (
-                "rollouts teach longer, and the policy then drifts further from them than the default limit"
-                " allows."
-            ),
         ]
     else:
         verdict = [
             (
-                f"Replay cannot pay here: mu is below {PAYS_FROM_MU:g}, so what is generated anew costs too"
-                " little to be worth reusing. Leave replay.mode off."
+                f"Replay cannot pay here: mu is below {PAYS_FROM_MU:g}, so new rollouts cost too little to be"
+                " worth reusing. Leave replay.mode off."
             ),
             (
                 f"Theorem 3.5 alone would say: N = {made.size}, R = {made.new}, B ="

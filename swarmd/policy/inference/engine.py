@@ -33,10 +33,10 @@ __all__ = [
 
 GROUP: Final = "swarmd.engines"
 OWN: Final = "own"
-# What train.importance_cap stands for where it is not set and the engine is not `own`: C of truncated
-# importance sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL
-# framework secretly brings you off-policy RL training").
-FOREIGN_CAP: Final = 2.0
+# The value of train.importance_cap if it is not set and the engine is not `own`: C of truncated importance
+# sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL framework secretly
+# brings you off-policy RL training"). With replay the same was measured (docs/performance.md).
+DEFAULT_CAP: Final = 2.0
 # How far above 0 rounding may lift a log-probability.
 _SLACK: Final = 1e-3
 

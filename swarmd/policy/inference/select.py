@@ -10,7 +10,7 @@ from typing import Final
 from swarmd.config.config import NodeConfig
 from swarmd.policy.inference.decode import Sampling
 from swarmd.policy.inference.engine import (
-    FOREIGN_CAP,
+    DEFAULT_CAP,
     OWN,
     EngineOptions,
     InferenceEngine,
@@ -63,26 +63,24 @@ def open_engine(
 
 
 def importance_cap(config: NodeConfig) -> float:
-    """Return train.importance_cap, or its default: FOREIGN_CAP if another implementation answers, else 0.
+    """Return train.importance_cap, or its default: DEFAULT_CAP if another policy drew the answers, else 0.
 
-    The default is 0 with replay, whose guard needs the clip: there the clip alone bounds what a difference
-    can do. It is 0 with a loss without ratios, too.
+    Another policy is that of another implementation, or an older one with replay. The default is 0 with a
+    loss without ratios.
     """
     if config.train.importance_cap is not None:
         return config.train.importance_cap
-    if (
-        config.generate.engine == OWN
-        or config.replay.mode == "on"
-        or not LOSSES[config.train.loss].uses_ratio
-    ):
+    foreign = config.generate.engine != OWN
+    if not LOSSES[config.train.loss].uses_ratio or not (foreign or config.replay.mode == "on"):
         return 0.0
-    log.info(
-        "answers come from another implementation than the trainer's (%s): importance weights of at most %g"
-        " make up for the difference (train.importance_cap)",
-        config.generate.engine,
-        FOREIGN_CAP,
-    )
-    return FOREIGN_CAP
+    if foreign:
+        log.info(
+            "answers come from another implementation than the trainer's (%s): importance weights of at most"
+            " %g make up for the difference (train.importance_cap)",
+            config.generate.engine,
+            DEFAULT_CAP,
+        )
+    return DEFAULT_CAP
 
 
 def _kept_folder(loaded: Loaded) -> Path:

@@ -33,8 +33,8 @@ class LossSettings(BaseModel):
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
-    # Gives grpo truncated importance weights in place of clipping. 0: off; None: 2 where a foreign engine
-    # answers, without replay, else off.
+    # Gives grpo truncated importance weights in place of clipping. 0: off; None: 2 with a foreign engine or
+    # with replay, else off.
     importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from swarmd.cli.app import main
 from swarmd.config.config import NodeConfig
-from swarmd.errors import SwarmdError
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.experience.replay_theory import best_reuse
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, lines, measure, plan, plan_replay
@@ -23,14 +23,14 @@ def measured(mu: float) -> Measured:
 
 @pytest.mark.parametrize("mu", [0.6, 1.0, 4.9])
 def test_where_generation_is_cheap_it_says_to_leave_replay_off(mu: float) -> None:
-    made = plan(measured(mu), 4, 8)
+    made = plan(measured(mu), 4, 4, 8)
     assert not made.pays
     assert any("cannot pay" in line and "off" in line for line in lines(made))
     assert not any("mode =" in line for line in lines(made))
 
 
 def test_where_generation_is_expensive_the_plan_is_the_theorems() -> None:
-    made = plan(measured(6.84), 8, 8)
+    made = plan(measured(6.84), 8, 0, 8)
     best = best_reuse(6.84, RHO, ALPHA)
     assert made.pays and made.new == 8
     assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(
@@ -38,17 +38,33 @@ def test_where_generation_is_expensive_the_plan_is_the_theorems() -> None:
     )
     assert 0 < made.gamma < 1 and 0 < made.same_progress < 1
     text = "\n".join(lines(made))
-    configured = tomllib.loads(text[text.index("    [replay]") : text.index("The last two")])
+    configured = tomllib.loads(text[text.index("    [replay]") : text.index("Assumed")])
     NodeConfig.model_validate(configured)  # every key of it is one
-    replay = {"mode": "on", "size": made.size, "max_kl": 1.0}
-    assert (
-        configured["train"]["importance_cap"] == 2.0 and configured["replay"] | replay == configured["replay"]
-    )
+    replay = {"mode": "on", "size": made.size, "batch": 8, "updates_per_round": made.updates}
+    assert configured == {"replay": replay}
     assert "Assumed: rho = 0.1, alpha = 0.15" in text
 
 
+def test_rollouts_of_other_nodes_cost_no_generating() -> None:
+    """With I = J = 4 a new rollout costs half of what generating one costs."""
+    made = plan(measured(6.0), 4, 4, 8)
+    assert (made.own, made.new, made.mu, made.pays) == (4, 8, 3.0, False)
+    assert made.theorem == best_reuse(3.0, RHO, ALPHA)
+    assert "other nodes generate 4: for each of them mu is 3.00" in "\n".join(lines(made))
+    twice = plan(measured(12.0), 4, 4, 8)
+    assert twice.pays and (twice.size, twice.updates, twice.gamma) == (
+        (alone := plan(measured(6.0), 8, 0, 8)).size, alone.updates, alone.gamma,
+    )  # fmt: skip
+
+
+def test_a_node_that_generates_nothing_cannot_plan_reuse() -> None:
+    config = NodeConfig.model_validate({"round": {"local": 0, "external": 8}})
+    with pytest.raises(ConfigError, match=r"round\.local is 0: .* Set round\.local above 0"):
+        plan_replay(config, 1, RHO, ALPHA)
+
+
 def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
-    made = plan(measured(5.0), 1, 32)
+    made = plan(measured(5.0), 1, 0, 32)
     assert made.size >= made.batch == 32 and made.updates == 1
 
 

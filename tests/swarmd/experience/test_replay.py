@@ -221,9 +221,9 @@ def test_while_it_rests_the_batch_is_the_papers() -> None:
         (partial(ReplaySchedule, 4), [(0.1, 0.0)] * 40, True),
         (partial(ReplaySchedule, 4), [(0.06, 0.0), (0.13, 0.0), (0.05, 0.0)] * 100, False),
         # By drift alone: the policy has left the one that drew, though few of its ratios reach the clip.
-        (partial(ReplaySchedule, 4), [(0.0, 0.25)], True),
-        (partial(ReplaySchedule, 4), [(0.0, 0.12)] * 40, True),
-        (partial(ReplaySchedule, 4, drift_limit=1.0), [(0.05, 0.25)] * 40, False),
+        (partial(ReplaySchedule, 4, drift_limit=0.1), [(0.0, 0.25)], True),
+        (partial(ReplaySchedule, 4, drift_limit=0.1), [(0.0, 0.12)] * 40, True),
+        (partial(ReplaySchedule, 4), [(0.05, 0.25)] * 40, False),
         # One update a round is never guarded.
         (ReplaySchedule, [(1.0, 1.0)] * 50, False),
     ],

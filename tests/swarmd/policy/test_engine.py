@@ -470,7 +470,7 @@ def test_a_plugin_is_told_what_it_needs(
     sys.modules.pop("telling")
 
 
-def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
+def test_importance_weights_are_on_where_another_policy_answered_unless_told_otherwise(
     folders: dict[str, Path],
 ) -> None:
     def cap(engine: str, replay: str = "off", **train: Any) -> float:
@@ -482,7 +482,9 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
 
     assert [cap(engine) for engine in ("own", "vllm")] == [0.0, 2.0]
     assert cap("vllm", importance_cap=0.0) == 0.0 and cap("own", importance_cap=1.5) == 1.5
-    assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
+    # With replay an older policy drew the answers.
+    assert cap("own", replay="on") == cap("vllm", replay="on") == 2.0
+    assert cap("vllm", loss="asymre") == cap("own", replay="on", loss="asymre") == 0.0
 
 
 def short_of_memory(

@@ -53,7 +53,7 @@ def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifie
     drawn_with = {s.rollout.ref: s.tokens for s in kept[0]}
     for s in kept[-1]:
         assert s.tokens is not None and s.tokens == drawn_with.get(s.rollout.ref, s.tokens)
-    assert policy.update([s for s in node.pool if s.round < 4]).clip_fraction > 0
+    assert policy.update([s for s in node.pool if s.round < 4]).drift > 0
 
 
 def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
@@ -111,7 +111,7 @@ def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_p
 
 
 def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
-    """At ten times the healthy rate the clip fraction soars.
+    """At ten times the healthy rate the drift soars.
 
     Then a round is the paper's, with one update on fresh rollouts.
     """
@@ -121,7 +121,7 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
         reports.append(run_round(len(reports) + 1, node))
     rested = reports[-1]
     assert rested.resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness_max == 0
-    assert reports[-2].updates == 6 and reports[-2].update.clip_fraction > 0.09
+    assert reports[-2].updates == 6 and reports[-2].update.drift > 1.0
 
 
 def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(
