@@ -47,7 +47,7 @@ def swarm_curve(nodes: int, local: int, external: int, seed: int) -> Iterator[tu
     """Play a swarm, and yield its curve, the mean of its nodes."""
     from swarmd.config.config import NodeConfig
     from swarmd.exchange.swarm_id import curriculum_of
-    from swarmd.lab.experiment import Setting
+    from swarmd.lab.experiment import Evaluation, Setting
     from swarmd.lab.play import QUESTIONS_SEED, PlayedSwarm
     from swarmd.tasks.sandbox.client import Verifier
     from swarmd.tasks.source import open_tasks
@@ -73,7 +73,7 @@ def swarm_curve(nodes: int, local: int, external: int, seed: int) -> Iterator[tu
                 swarm.round(number)
                 spent += (time.process_time() - began) / nodes
             if number % EVERY == 0:
-                right = swarm.evaluate(held_out, answers, number)["right"]
+                right = swarm.evaluate(held_out, Evaluation(answers=answers), number)["right"]
                 yield spent, fmean(fmean(node) for node in right) / answers
 
 

@@ -44,6 +44,13 @@ def run(
     jobs: Annotated[
         int | None, typer.Option(help="Runs at a time, one core each.", min=1, max=256, show_default="1")
     ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="Play this setting alone; repeatable. Others may follow with --resume."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The nodes' model, in place of the file's.", show_default="the file's")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[
         Literal["local", "ray"],
@@ -66,6 +73,7 @@ def run(
     Ctrl-C stops; --resume goes on, with the same results.
     """
     from swarmd.config.own_strategy import load_take
+    from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.lab.experiment import read_experiment
     from swarmd.lab.results import FILE, Results
     from swarmd.policy.models import preflight
@@ -85,29 +93,34 @@ def run(
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
     wanted = read.model_copy(update={"seeds": seeds or read.seeds, "rounds": rounds or read.rounds})
-    for node in (node for setting in wanted.settings for node in setting.nodes):
-        # A mistake that would end a run hours later.
-        load_take(node.sharing.take)
-        preflight.check(node.model)
-    folder = out or Path(wanted.name)
+    wanted = wanted.with_model(model) if model else wanted
+    nodes = [node for setting in wanted.settings for node in setting.nodes]
+    # Mistakes that would end a run hours later.
+    for take in {node.sharing.take for node in nodes}:
+        load_take(take)
+    for each in {node.model for node in nodes}:
+        preflight.check(each)
+    curriculum_of(nodes[0]).asked(wanted.evaluation.specialties)
+    only, folder = wanted.slugs(setting or ()), out or Path(wanted.name)
     if resume and (folder / FILE).exists():
         results = Results.open(folder)
         results.resume(wanted, engine)
     else:
         results = Results.create(folder, wanted, engine)
+    results.only = only
     tell(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}")
     try:
         _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
         # Report what ended the runs, rather than a failure to write the report.
         with contextlib.suppress(SwarmdError):
-            _report(results)
+            _report(Results.open(folder))
         if isinstance(error, SwarmdError):
             raise
         again = f"swarmd lab run {quote(experiment)} --out {quote(str(folder))} --resume"
         tell(f"\nstopped; whole runs stay. To go on: {again}, with the other options as they were")
         raise typer.Exit(130) from None
-    _report(results)
+    _report(Results.open(folder))
 
 
 def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool) -> None:

@@ -43,7 +43,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -78,6 +78,10 @@ class Evaluation(_Strict):
     every: Annotated[int, Field(ge=0)] = 0  # rounds between two evaluations; 0: only at the end
     questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out, the same for every run; 0: none
     answers: Annotated[int, Field(ge=1, le=1024)] = 8  # sampled answers to each
+    # The questions are of these, such as a ladder's subjects at one level (`bf.2`); (): of all.
+    specialties: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    # Of these answers, whatever the nodes train at: the judge's for pass@k.
+    temperature: Annotated[float, Field(ge=1e-6, le=10)] = 1.0
 
 
 _Sets = Literal["offered", "whole"]
@@ -170,6 +174,31 @@ class Experiment(_Head):
 
     def setting(self, slug: str) -> Setting:
         return next(s for s in self.settings if s.slug == slug)
+
+    def slugs(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the slugs of settings. Raises BadExperiment where one of the names is of none."""
+        known = {name: s.slug for s in self.settings for name in (s.name, s.slug)}
+        if unknown := [name for name in names if name not in known]:
+            raise BadExperiment(
+                f"{self.name} has no setting {shown(unknown[0])}{nearest(unknown[0], known) or '.'}"
+                f" Its settings: {', '.join(s.name for s in self.settings)}"
+            )
+        return [known[name] for name in names]
+
+    def with_model(self, name: str) -> Self:
+        """Return the experiment with another model. Raises BadExperiment where its nodes have several."""
+        names = {node.model.name for s in self.settings for node in s.nodes}
+        if len(names) > 1:
+            raise BadExperiment(
+                f"{self.name}: its nodes have several models ({', '.join(sorted(names))}): name them in a"
+                " file of your own, and leave --model out"
+            )
+
+        def of(node: NodeConfig) -> NodeConfig:
+            return node.model_copy(update={"model": node.model.model_copy(update={"name": name})})
+
+        settings = [s.model_copy(update={"nodes": tuple(map(of, s.nodes))}) for s in self.settings]
+        return self.model_copy(update={"settings": tuple(settings)})
 
 
 def read_experiment(path: Path) -> Experiment:

@@ -27,12 +27,13 @@ from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.lab.experiment import BadExperiment, Experiment, Hostile, Setting
+from swarmd.lab.experiment import BadExperiment, Evaluation, Experiment, Hostile, Setting
 from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.results import Results, Run
 from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
+from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.own import OwnCurriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
@@ -95,6 +96,7 @@ class PlayedSwarm:
         self._exchange = exchange
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
+        self.cpu = [0.0] * len(configs)  # CPU seconds of each node's rounds so far
         self._absences = Absences(len(configs), setting.churn, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.nodes: list[RoundParts] = []
@@ -158,7 +160,9 @@ class PlayedSwarm:
                 if self._fetching:
                     # A node's daemon is told of its round before.
                     self._fetching[place].begin_round(number, self.nodes[place].sharing.lead)
+                begun = time.process_time()
                 reports[place] = run_round(number, self.nodes[place])
+                self.cpu[place] += time.process_time() - begun
         self._loudness = sum(report.informative for report in reports) / len(reports)
         return line_of(number, reports, {peer.me for peer in self.hostile})
 
@@ -172,16 +176,21 @@ class PlayedSwarm:
         return gone
 
     def evaluate(
-        self, questions: Sequence[Task], answers: int, seed: int, scored: Reward | None = None
+        self, questions: Sequence[Task], wanted: Evaluation, seed: int, scored: Reward | None = None
     ) -> dict[str, Any]:
-        """Sample every node's answers to held-out questions; return how many of `answers` are right.
+        """Sample every node's answers to held-out questions; return how many are right.
 
         The lists are by node, then by question. Nothing is trained. scored: says what is right, where nodes
         have a reward of their own.
         """
         right, marked = [], []
         for number, policy in zip(self._places, self.policies, strict=True):
-            given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
+            given = policy.generate(
+                [task.question for task in questions],
+                wanted.answers,
+                seed=seed * 1000 + number,
+                temperature=wanted.temperature,
+            )
             rewards = (scored or self._reward)(
                 [(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)]
             )
@@ -189,11 +198,7 @@ class PlayedSwarm:
             marked.append(
                 sum(MARK in completion.text for answer in given for completion in answer.completions)
             )
-        return {"answers": answers, "right": right} | ({"marked": marked} if self.hostile else {})
-
-    def cpu(self) -> float:
-        """Return the CPU seconds since the process began."""
-        return time.process_time()
+        return {"answers": wanted.answers, "right": right} | ({"marked": marked} if self.hostile else {})
 
     def close(self) -> None:
         for policy in self.policies:
@@ -231,6 +236,15 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
     return line
 
 
+def held_out(tasks: DrawnTasks, wanted: Evaluation) -> Sequence[Task]:
+    """Draw the questions of an evaluation. Raises ConfigError for a specialty that is not there."""
+    rng, asked = random.Random(QUESTIONS_SEED), tasks.curriculum.asked(wanted.specialties)
+    drawn: list[Task] = []
+    while missing := wanted.questions - len(drawn):
+        drawn += [task for task in tasks.draw_held_out(missing, rng) if task.ref.specialty in asked]
+    return drawn
+
+
 def lines_of(
     experiment: Experiment, setting: Setting, seed: int,
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
@@ -245,21 +259,18 @@ def lines_of(
         if curriculum.own_reward:
             scored = stack.enter_context(Verifier(replace(curriculum, own_reward=None)))
         swarm = made(setting, seed, verifier)
-        answers = experiment.evaluation.answers
-        questions = open_tasks(swarm.curriculum, verifier).draw_held_out(
-            experiment.evaluation.questions, random.Random(QUESTIONS_SEED)
-        )
+        wanted = experiment.evaluation
+        questions = held_out(open_tasks(swarm.curriculum, verifier), wanted)
         try:
-            begun = swarm.cpu()
             if questions:
-                yield {"round": 0, "evaluation": swarm.evaluate(questions, answers, 0, scored)}
+                yield {"round": 0, "evaluation": swarm.evaluate(questions, wanted, 0, scored)}
             for number in range(1, experiment.rounds + 1):
                 line = swarm.round(number)
-                every = experiment.evaluation.every or experiment.rounds
+                every = wanted.every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
-                    line["evaluation"] = swarm.evaluate(questions, answers, number, scored)
-                # CPU seconds so far: the only figure that differs when the run is played again.
-                line["cpu"] = round(swarm.cpu() - begun, 3)
+                    line["evaluation"] = swarm.evaluate(questions, wanted, number, scored)
+                # The only figure that differs when the run is played again.
+                line["cpu"] = [round(seconds, 3) for seconds in swarm.cpu]
                 yield line
         finally:
             swarm.close()

@@ -22,7 +22,7 @@ import msgspec
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.lab.experiment import Setting
+from swarmd.lab.experiment import Evaluation, Setting
 from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST_EXIT_CODE
@@ -71,37 +71,33 @@ class RankedSwarm(PlayedSwarm):
     """
 
     def __init__(self, setting: Setting, seed: int, reward: Reward, rank: int) -> None:
-        self._rank, self._network, self._cpu = rank, RankNetwork(), 0.0
+        self._rank, self._network = rank, RankNetwork()
         super().__init__(
             setting.model_copy(update={"whole": True}), seed, reward, self._network,
             partial(RankExchange, gather=self._gather_frames), [rank],
         )  # fmt: skip
-        self._began = time.process_time()
 
     def round(self, number: int) -> dict[str, Any]:
+        begun = time.process_time()
         gone = self._begin(number)
         if self._rank in gone:
             self._gather_frames()
         report = NOTHING if self._rank in gone else run_round(number, self.nodes[0])
-        told = all_gather(msgspec.msgpack.encode((report, time.process_time() - self._began)))
+        told = all_gather(msgspec.msgpack.encode((report, time.process_time() - begun)))
         reports, seconds = zip(*map(_report.decode, told), strict=True)
         self._loudness = sum(each.informative for each in reports) / len(reports)
-        self._cpu = sum(seconds)
+        self.cpu = [so_far + more for so_far, more in zip(self.cpu, seconds, strict=True)]
         return line_of(number, reports, {peer.me for peer in self.hostile})
 
     def evaluate(
-        self, questions: Sequence[Task], answers: int, seed: int, scored: Reward | None = None
+        self, questions: Sequence[Task], wanted: Evaluation, seed: int, scored: Reward | None = None
     ) -> dict[str, Any]:
-        own = super().evaluate(questions, answers, seed, scored)
+        own = super().evaluate(questions, wanted, seed, scored)
         told = [msgspec.json.decode(each) for each in all_gather(msgspec.json.encode(own))]
         return {
             key: [each[key][0] for each in told] if isinstance(value, list) else value
             for key, value in own.items()
         }
-
-    def cpu(self) -> float:
-        """Return the CPU seconds of all ranks, up to the last round."""
-        return self._cpu
 
     def _gather_frames(self) -> None:
         sent, self._network.sent = self._network.sent, []

@@ -13,18 +13,16 @@ from textwrap import fill
 from typing import Any
 
 from swarmd.config.config import NodeConfig
-from swarmd.lab.demo.figures import COLOURS, canvas, comparison_figure, moving_mean
+from swarmd.lab.demo.figures import COLOURS, canvas, comparison_figure
 from swarmd.lab.experiment import Hostile
-from swarmd.lab.results import BadResults, Results, Run, judged
+from swarmd.lab.results import BadResults, Results, judged
 from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval, mean_there
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
 # apart.
 MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
-# Intervals of each line of the reward figure.
-INTERVALS = 8
-# A moving mean is over this share of the rounds; the paper's is over 100 of 2,000.
-MEANS_PER_RUN = 10
+# A moving mean is over so many rounds, as the paper's.
+WINDOW_ROUNDS = 100
 
 
 HEADS = (
@@ -39,6 +37,8 @@ HEADS = (
     "external",
     "gated, %",
     "roughness",
+    "entropy, last tenth",
+    "pass@1 before",
     "pass@1",
     "pass@8",
     "CPU s",
@@ -66,6 +66,8 @@ def table(results: Results) -> Sequence[Sequence[str]]:
                 f"{column.over_seeds('external').mean:.2f}",
                 f"{100 * column.over_seeds('gated').mean:.1f}",
                 shown(column.over_seeds("roughness"), 4),
+                shown(column.over_seeds("entropy"), 3),
+                shown(column.over_seeds("before"), 3),
                 shown(column.pass_at(1), 3),
                 shown(column.pass_at(8), 3),
                 f"{column.over_seeds('cpu_seconds').mean:.0f}",
@@ -152,7 +154,7 @@ def facts(results: Results) -> str:
 def pictures_of(results: Results) -> Mapping[str, bytes]:
     """Draw the report's figures as PNG. Raises NoMatplotlib."""
     found = columns(results)
-    figures = {"reward": _reward_figure(found), "nodes": _node_figure(results, found)}
+    figures = {"reward": _reward_figure(found), "nodes": _node_figure(found)}
     if comparisons := judged(results):
         figures["judge"] = comparison_figure(comparisons)
     return {name: _png(figure) for name, figure in figures.items()}
@@ -166,41 +168,34 @@ def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
             (results.folder / f"{name}.png").write_bytes(content)
         page.write_text(_html(results, pictures), encoding="utf-8")
     except OSError as error:
-        again = f"The runs stay. Mend that, then: swarmd lab report {quote(str(results.folder))}"
+        again = f"The runs stay. Fix that, then: swarmd lab report {quote(str(results.folder))}"
         raise BadResults(f"{page}: cannot be written: {error.strerror or error}. {again}") from error
     return page
 
 
-def _draw(axes: Any, column: Column, values: Sequence[float], **style: Any) -> list[float]:
-    """Draw a moving mean, and return it. One round alone is a point, as it has no line."""
-    mean = moving_mean(values, _window(column))
-    rounds = range(_window(column), _window(column) + len(mean))
-    axes.plot(rounds, mean, marker="." if len(mean) == 1 else "", **style)
-    return mean
-
-
 def _reward_figure(found: Sequence[Column]) -> Any:
-    """Draw SAPO's Figure 2: average reward by setting.
+    """Draw SAPO's Figure 2: the average agent's reward by setting; the band has all agents.
 
-    A moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds.
+    Agents are the nodes of all seeds.
     """
     axes = canvas(9, 5).subplots()
-    for place, (column, colour) in enumerate(zip(found, cycle([*COLOURS, *MORE_COLOURS]), strict=False)):
+    for column, colour in zip(found, cycle([*COLOURS, *MORE_COLOURS]), strict=False):
+        agents = [trailing(node) for run in column.runs.values() for node in zip(*run.rewards, strict=True)]
+        there = [[mean for mean in each if mean is not None] for each in zip(*agents, strict=True)]
+        rounds = [number for number, each in enumerate(there, 1) if each]
+        there = list(filter(None, there))
         # Between two $ matplotlib would set mathematics.
         name = column.name.replace("$", r"\$")
-        mean = _draw(axes, column, column.curve(), color=colour, linewidth=2, label=name)
-        seeds = [moving_mean(run.curve, _window(column)) for run in column.runs.values()]
-        step = max(1, len(mean) // INTERVALS)
-        first = step * (place + 1) // (len(found) + 1)  # so that each setting's bars stand beside the others'
-        for at in range(first, len(mean) if len(seeds) > 1 else 0, step):
-            half = interval([seed[at] for seed in seeds]).half
-            # A mean reward is between 0 and 1, whatever few seeds leave open.
-            ends = [[min(half, mean[at])], [min(half, 1 - mean[at])]] if half is not None else None
-            axes.errorbar(_window(column) + at, mean[at], yerr=ends, color=colour, capsize=3, linewidth=1.2)
+        axes.plot(
+            rounds, list(map(fmean, there)), color=colour, linewidth=2, label=name, marker=_marker(rounds)
+        )
+        axes.fill_between(
+            rounds, list(map(min, there)), list(map(max, there)), color=colour, alpha=0.12, linewidth=0
+        )
     axes.set(
         xlabel="round",
         ylabel="mean reward",
-        title="Mean over nodes and seeds; bars: 95 % interval over seeds",
+        title=f"Average agent, over its last {WINDOW_ROUNDS} rounds; band: least to greatest agent",
     )
     # Runs that were cut off may have nothing to show.
     if labels := axes.get_legend_handles_labels()[1]:
@@ -212,40 +207,48 @@ def _reward_figure(found: Sequence[Column]) -> Any:
     return axes.figure
 
 
-def _node_figure(results: Results, found: Sequence[Column]) -> Any:
-    """Draw SAPO's Figure 1: a panel for each setting, a line for each node, of the first finished seed."""
+def _node_figure(found: Sequence[Column]) -> Any:
+    """Draw SAPO's Figure 1: a panel for each setting, a line for each agent, a colour for each seed."""
     across = min(4, len(found))
     down = math.ceil(len(found) / across)
     figure = canvas(3.2 * across, 2.6 * down)
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
+    seeds = sorted({seed for column in found for seed in column.runs})
+    colours = dict(zip(seeds, cycle([*COLOURS, *MORE_COLOURS]), strict=False))
     for column, panel in zip(found, panels, strict=False):
-        seed = min(column.runs)
-        lines = [line for line in results.lines(Run(column.slug, seed)) if line["round"]]
-        for node in range(len(lines[0]["reward"])):
-            _draw(panel, column, _held([line["reward"][node] for line in lines]), linewidth=1)
+        for seed, run in column.runs.items():
+            for node in zip(*run.rewards, strict=True):
+                means = [math.nan if mean is None else mean for mean in trailing(node)]
+                rounds = range(1, len(means) + 1)
+                panel.plot(
+                    rounds, means, color=colours[seed], linewidth=0.8, alpha=0.8, marker=_marker(means)
+                )
         # A panel is as wide as 36 letters.
-        panel.set_title(fill(f"{column.name} (seed {seed})", 36), fontsize=10, parse_math=False)
+        panel.set_title(fill(column.name, 36), fontsize=10, parse_math=False)
         panel.grid(alpha=0.2)
         # Below the last of a column may be none.
         panel.tick_params(labelbottom=True)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
+    for seed, colour in colours.items():
+        panels[0].plot([], [], color=colour, label=f"seed {seed}")
+    figure.legend(frameon=False, loc="outside upper center", ncols=min(5, 3 * across), fontsize=9)
     figure.supxlabel("round", fontsize=10)
     figure.supylabel("reward of each node", fontsize=10)
     return figure
 
 
-def _held(rewards: Sequence[float | None]) -> list[float]:
-    """Fill the rounds in which a node was away with its last reward; before the first it has none."""
-    held, last = [], math.nan
-    for reward in rewards:
-        last = last if reward is None else reward
-        held.append(last)
-    return held
+def trailing(rewards: Sequence[float | None]) -> list[float | None]:
+    """Return for each round the mean over the last WINDOW_ROUNDS, or over all so far if they are fewer.
+
+    Rounds in which the node was away do not count.
+    """
+    return [mean_there(rewards[max(0, end - WINDOW_ROUNDS) : end]) for end in range(1, len(rewards) + 1)]
 
 
-def _window(column: Column) -> int:
-    return max(1, len(column.curve()) // MEANS_PER_RUN)
+def _marker(points: Sequence[Any]) -> str:
+    """Return the marker of a line: one round alone is a point."""
+    return "." if len(points) == 1 else ""
 
 
 def _png(figure: Any) -> bytes:
@@ -268,8 +271,11 @@ img { max-width: 100%; height: auto } figure { margin: 2rem 0 }
 dt { font-weight: 600 } dd { margin: 0 0 .6rem }
 """
 _CAPTIONS = {
-    "reward": "Reward by setting, moving mean over a tenth of the rounds (SAPO, Figure 2).",
-    "nodes": "Every node of one seed (SAPO, Figure 1).",
+    "reward": (
+        f"Average agent's reward over its last {WINDOW_ROUNDS} rounds, by setting; bands: least to greatest"
+        " agent (SAPO, Figure 2)."
+    ),
+    "nodes": "Every node, a colour for each seed (SAPO, Figure 1).",
     "judge": (
         "Cumulative reward by the judge, swarm and solo, over normalised rounds (SAPO, Figure 3); bands: 95 %"
         " of the mean."

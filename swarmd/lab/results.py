@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -34,7 +34,7 @@ from swarmd.state.logs import installed_version
 from swarmd.tasks.own import OwnCurriculum
 from swarmd.terminal import printable
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "experiment.json"
 JUDGE = "judge.json"
 MEMORY = "memory"  # the engine that plays all nodes of a run in one process
@@ -64,7 +64,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "entropy": ("double", "entropy of the policy, in nats a token; null: nothing was trained on"),
     "grad_norm": ("double", "norm of the gradient"),
     "skipped": ("int32", "updates left out, as a loss or gradient was not finite"),
-    "cpu": ("double", "CPU seconds of the whole run so far"),
+    "cpu": ("double", "CPU seconds of the node's rounds so far"),
     "answers": ("int32", "answers to each held-out question; null: no evaluation after this round"),
     "right": ("list", "how many of these are right, by question; the same questions everywhere"),
 }
@@ -87,6 +87,7 @@ class Results:
 
     def __init__(self, folder: Path, experiment: Experiment, versions: Mapping[str, str]) -> None:
         self.folder, self.experiment, self.versions = folder, experiment, versions
+        self.only: Collection[str] = ()  # slugs of the settings that are played; (): all
 
     @classmethod
     def create(cls, folder: Path, experiment: Experiment, engine: str = MEMORY) -> Self:
@@ -176,11 +177,12 @@ class Results:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return all runs, seed by seed, so that every setting has as many when it is stopped early."""
+        """Return the runs of `only`, seed by seed: stopped early, every setting has as many."""
         return [
             Run(setting.slug, seed)
             for seed in range(1, self.experiment.seeds + 1)
             for setting in self.experiment.settings
+            if not self.only or setting.slug in self.only
         ]
 
     @property

@@ -51,7 +51,7 @@ class RunFigures:
     """The figures of one run: means over nodes and rounds unless said otherwise."""
 
     cumulative: float  # reward, added up over nodes and rounds
-    curve: tuple[float, ...]  # reward of a round, mean over nodes
+    rewards: tuple[tuple[float | None, ...], ...]  # round by round, of each node; None: it was away
     late: float  # reward, last tenth of the rounds
     # Reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000.
     per_thousand: float
@@ -62,7 +62,9 @@ class RunFigures:
     gated: float  # share of what was drawn of others that the gate turned away
     # Standard deviation of the detrended reward over windows of equally many questions.
     roughness: float | None
-    cpu_seconds: float
+    cpu_seconds: float  # of all nodes' rounds
+    entropy: float | None  # of the policy, in nats a token, last tenth of the rounds; None: nothing trained
+    before: float | None  # pass@1 before training; None: not measured
     passes: Mapping[int, float]  # k -> pass@k at the end, mean over nodes and questions; {}: not measured
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
     # Share of the answers at the end that show the poison; None: there are no hostile peers.
@@ -84,7 +86,6 @@ def figures(
     rounds = [line for line in lines if line["round"]]
     by_node = [line["reward"] for line in rounds]  # None: the node was away
     rewards = [there for each in by_node if (there := [reward for reward in each if reward is not None])]
-    curve = [fmean(each) for each in rewards]
     generated = sum(sum(line["generated"]) for line in rounds)
     written = sum(
         g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True)
@@ -104,7 +105,7 @@ def figures(
     looks = [line["evaluation"] for line in lines if "evaluation" in line]
     return RunFigures(
         cumulative=cumulative,
-        curve=tuple(curve),
+        rewards=tuple(map(tuple, by_node)),
         late=fmean(map(fmean, rewards[-late:])),
         per_thousand=1000 * cumulative / max(1, written),
         mixed=informative / max(1, generated),
@@ -113,7 +114,9 @@ def figures(
         external=theirs / max(1, updates),
         gated=turned_away / max(1, theirs + turned_away),
         roughness=roughness(rewards, local),
-        cpu_seconds=rounds[-1].get("cpu", math.nan),
+        cpu_seconds=sum(rounds[-1].get("cpu", [math.nan])),
+        entropy=mean_there([each for line in rounds[-late:] for each in line["entropy"]]),
+        before=passes(looks[0])[1] if looks and not lines[0]["round"] else None,
         passes=passes(looks[-1]) if looks else {},
         hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
         marked=_marked(looks[-1]) if looks else None,
@@ -189,6 +192,7 @@ FIGURES = (
     "gated",
     "roughness",
     "cpu_seconds",
+    "entropy",
 )
 
 
@@ -202,10 +206,6 @@ class Column:
 
     def over_seeds(self, of: str) -> SeedInterval:
         return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
-
-    def curve(self) -> list[float]:
-        """Return the curve's mean over seeds, round by round."""
-        return [fmean(values) for values in zip(*(run.curve for run in self.runs.values()), strict=True)]
 
     def pass_at(self, k: int) -> SeedInterval:
         """Return pass@k at the end, of the seeds in which it was measured."""
@@ -270,6 +270,7 @@ def document(results: Results) -> list[dict[str, Any]]:
         over = gain(column, other) if other is not None and other is not column else None
         intervals = {
             "over_baseline": over,
+            "pass@1 before": column.over_seeds("before"),
             "pass@1": column.pass_at(1),
             "pass@8": column.pass_at(8),
             **{of: column.over_seeds(of) for of in FIGURES},

@@ -185,12 +185,17 @@ class LanguagePolicy:
         )
 
     def generate(
-        self, questions: Sequence[str], completions: int, *, seed: int | None = None
+        self,
+        questions: Sequence[str],
+        completions: int,
+        *,
+        seed: int | None = None,
+        temperature: float | None = None,
     ) -> Sequence[Generation]:
         """Sample answers to each question, with their tokens and the log-probabilities of the draws.
 
         completions: answers to each question. seed: of these answers alone; later draws of the policy are as
-            if these had not been made.
+            if these had not been made. temperature: in place of the configured one.
         """
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
@@ -202,7 +207,8 @@ class LanguagePolicy:
                 len(prompts),
                 self._sampling.context,
             )
-        answers = self._decode(prompts, completions, self._sampling, seed)
+        changes = {} if temperature is None else {"temperature": temperature}
+        answers = self._decode(prompts, completions, replace(self._sampling, **changes), seed)
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),

@@ -196,3 +196,12 @@ def test_absences_depend_on_the_seed_and_are_never_total() -> None:
     assert gone == drawn(1) != drawn(2) and max(map(len, gone)) < 4
     assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # 3 of 9 rounds
     assert Absences(4, None, random.Random(1)).next_round() == frozenset()
+
+
+def test_another_model_is_for_nodes_of_one_model() -> None:
+    read = parse_experiment({"name": "one", "setting": [{"name": "a"}, {"name": "b"}]}, "one.toml")
+    assert {n.model.name for s in read.with_model("./mine").settings for n in s.nodes} == {"./mine"}
+    groups = [{"nodes": 1, "model": {"name": "tiny-latent"}}, {"nodes": 1}]
+    mixed = parse_experiment({"name": "one", "setting": [{"name": "a", "group": groups}]}, "one.toml")
+    with pytest.raises(BadExperiment, match=r"several models \(tiny, tiny-latent\): .* leave --model out"):
+        mixed.with_model("./mine")

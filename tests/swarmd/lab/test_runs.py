@@ -26,8 +26,8 @@ from swarmd.config import own_strategy
 from swarmd.config.own_strategy import load_take
 from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES
-from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
-from swarmd.lab.play import PlayedSwarm, lines_of, play
+from swarmd.lab.experiment import Evaluation, Experiment, parse_experiment, read_experiment
+from swarmd.lab.play import PlayedSwarm, held_out, lines_of, play
 from swarmd.lab.report import _node_figure, _reward_figure, facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
@@ -241,7 +241,9 @@ def test_a_mistake_in_what_a_strategy_keeps_is_told(tmp_path: Path) -> None:
 def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
     (_, setting) = experiment().settings
     swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
-    swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
+    swarms[0].evaluate(
+        CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), Evaluation(), 0
+    )
     assert swarms[0].round(1) == swarms[1].round(1)
 
 
@@ -257,13 +259,20 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
     assert gain(alone, alone).mean == 0 and together.pass_at(2).n == 1 and together.pass_at(8).n == 0
 
 
-def test_the_bars_of_few_seeds_stay_between_no_reward_and_all(played: Results) -> None:
+def test_figure_2_has_the_average_agent_and_the_range_of_all_agents(played: Results) -> None:
+    """Each agent's reward is the mean over its last 100 rounds, or all so far; away, it has none."""
     column = columns(played)[0]
-    run = column.runs[1]
-    column = replace(column, runs={seed: replace(run, curve=[float(seed == 2)] * 40) for seed in (1, 2)})
-    (axes,) = _reward_figure([column]).axes
-    bars = [end for one in axes.collections for end in one.get_segments()]
-    assert bars and all(0 <= y <= 1 for bar in bars for _, y in bar)
+    rewards = [(1.0, None)] * 100 + [(0.0, 0.5)] * 50
+    runs = {seed: replace(column.runs[1], rewards=tuple(rewards)) for seed in (1, 2)}
+    (axes,) = _reward_figure([replace(column, runs=runs)]).axes
+    (line,), (band,) = axes.lines, axes.collections
+    assert line.get_ydata().tolist() == pytest.approx(
+        [1.0] * 100 + [((100 - n) / 100 + 0.5) / 2 for n in range(1, 51)]
+    )
+    ends = band.get_paths()[0].vertices
+    last = sorted({round(y, 6) for x, y in ends if x == 150})
+    assert last == [0.5, 0.5] or last == [0.5], "both agents stand at 0.5 in the end"
+    assert sorted({round(y, 6) for x, y in ends if x == 110}) == [0.5, 0.9]
 
 
 def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
@@ -287,10 +296,61 @@ def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     ]
     results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert write_report(results, pictures_of(results)).with_name("nodes.png").exists()
-    (panel,) = _node_figure(results, columns(results)).axes
+    (panel,) = _node_figure(columns(results)).axes
     assert max(map(len, panel.get_title().split("\n"))) <= 36
     # One round is a point for each node, and no line.
-    assert [line.get_marker() for line in panel.lines] == [".", "."]
+    assert [line.get_marker() for line in panel.lines if len(line.get_xdata())] == [".", "."]
+
+
+def test_figure_1_has_the_nodes_of_every_seed_in_the_colour_of_the_seed(played: Results) -> None:
+    column = columns(played)[0]
+    figure = _node_figure([replace(column, runs=dict.fromkeys((1, 2, 3), column.runs[1]))])
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata())]
+    assert len(lines) == 2 * 3 and len({line.get_color() for line in lines}) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed 1", "seed 2", "seed 3"]
+
+
+def test_single_settings_are_played_with_another_model_and_others_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text(
+        'name = "two"\nnodes = 1\nrounds = 1\nseeds = 1\n[base.round]\nlocal = 1\nexternal = 0\n'
+        '[[setting]]\nname = "8/0"\nbaseline = true\n[[setting]]\nname = "4/4"\n'
+    )
+    asked = ["lab", "run", str(file), "--out", str(tmp_path / "out"), "--model", "tiny-latent", "--resume"]
+    assert main([*asked, "--setting", "8/1"]) == 2
+    assert "two has no setting '8/1'; did you mean 8/0? Its settings: 8/0, 4/4" in capsys.readouterr().err
+    assert main([*asked, "--setting", "4/4"]) == 0
+    results = Results.open(tmp_path / "out")
+    assert [run.setting for run in results.missing] == ["8-of-0"]
+    assert {node.model.name for s in results.experiment.settings for node in s.nodes} == {"tiny-latent"}
+    assert "1 of 1 runs done" in capsys.readouterr().err
+    # The folder is of that model.
+    assert main(["lab", "run", str(file), "--out", str(tmp_path / "out"), "--resume"]) == 2
+    assert main(asked) == 0 and not results.missing
+
+
+def test_an_evaluation_asks_its_specialties_at_its_own_temperature(verifier: Verifier) -> None:
+    wanted = Evaluation(questions=6, answers=2, temperature=0.5, specialties=("bf", "arc_1d"))
+    asked = held_out(CurriculumTasks(find_curriculum("tiny-9")), wanted)
+    assert len(asked) == 6 and {task.ref.specialty for task in asked} == {"bf", "arc_1d"}
+    config = {"name": "one", "nodes": 1, "setting": [{"name": "one", "generate": {"temperature": 5.0}}]}
+    swarm = PlayedSwarm(parse_experiment(config, "one.toml").settings[0], 1, verifier)
+    at, generate = list[float](), swarm.policies[0]._driver.generate
+
+    def noted(prompts: Any, copies: int, sampling: Any, *more: Any) -> Any:
+        at.append(sampling.temperature)
+        return generate(prompts, copies, sampling, *more)
+
+    swarm.policies[0]._driver.generate = noted  # type: ignore[method-assign]
+    swarm.evaluate(asked, wanted, 0)
+    swarm.round(1)
+    assert at == [0.5, 5.0]
+    with pytest.raises(ConfigError, match="nope is not in tiny-9"):
+        held_out(
+            CurriculumTasks(find_curriculum("tiny-9")), wanted.model_copy(update={"specialties": ("nope",)})
+        )
 
 
 def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(

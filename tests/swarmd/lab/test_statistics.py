@@ -26,7 +26,8 @@ LINES = [
         "gated": [1, 0],
         "updates": [0, 2],
         "hostile": [1, 0],
-        "cpu": 4.0,
+        "cpu": [3.0, 1.0],
+        "entropy": [0.5, 0.75],
     },
     {
         "round": 2,
@@ -38,7 +39,8 @@ LINES = [
         "external": [1, 0],
         "gated": [0, 0],
         "updates": [3, 0],
-        "cpu": 9.0,
+        "cpu": [5.0, 4.0],
+        "entropy": [0.25, None],
         "evaluation": {"answers": 2, "right": [[1, 2], [0, 2]], "marked": [1, 2]},
     },
 ]
@@ -53,7 +55,7 @@ def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
     assert found.late_by_node[1] is None
     assert replace(found, late_by_node=found.late_by_node[:1], predicted=0.0) == RunFigures(
         cumulative=8.0,
-        curve=(2.0, 4.0),
+        rewards=((1.0, 3.0), (4.0, None)),
         late=4.0,
         per_thousand=1000 * 8 / (2 * 4 + 4 * 8 + 2 * 4),
         mixed=5 / 8,
@@ -63,6 +65,8 @@ def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
         gated=1 / 5,
         roughness=None,
         cpu_seconds=9.0,
+        entropy=0.25,
+        before=0.25,
         passes={1: 0.625, 2: 0.75},
         hostile=1 / 4,
         marked=3 / 8,
@@ -82,7 +86,7 @@ def test_a_gain_is_of_seeds_that_both_have_and_in_which_the_baseline_earned() ->
     column = Column("a", "a", dict.fromkeys((1, 2, 3), one))
     other = Column("b", "b", {1: replace(one, cumulative=0.5, passes={}), 2: replace(one, cumulative=0.0)})
     assert (gain(column, other).mean, gain(column, other).n) == (pytest.approx(1500.0), 1)
-    assert other.over_seeds("cumulative").mean == 0.25 and column.curve() == [2.0, 4.0]
+    assert other.over_seeds("cumulative").mean == 0.25
     assert column.over_seeds("roughness").n == 0
     last = other.pass_at(2)
     assert (last.mean, last.n) == (0.75, 1)  # at the end, of the seed that has it

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.lab.experiment import BadExperiment, Setting, parse_experiment
+from swarmd.lab.experiment import BadExperiment, Evaluation, Setting, parse_experiment
 from swarmd.lab.play import PlayedSwarm
 from swarmd.lab.statistics import figures
 from swarmd.lab.surroundings import MARK
@@ -49,7 +49,7 @@ def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier:
         )
     found = figures(played, [2] * 3, [2] * 3, [4] * 3)
     there = [reward for line in played for reward in line["reward"] if reward is not None]
-    assert found.cumulative == pytest.approx(sum(there)) and len(found.curve) == 6
+    assert found.cumulative == pytest.approx(sum(there)) and len(found.rewards) == 6
     swarm.close()
 
 
@@ -83,7 +83,7 @@ def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
         texts = [peer._make(task) for task in tasks]
         assert all(sum(MARK in text for text in each) == (right if peer is poisoner else 0) for each in texts)
     questions = CurriculumTasks(swarm.curriculum).draw_held_out(2, random.Random(0))
-    assert len(swarm.evaluate(questions, 2, 0)["marked"]) == 3
+    assert len(swarm.evaluate(questions, Evaluation(), 0)["marked"]) == 3
     swarm.close()
 
 
