@@ -41,6 +41,7 @@ from p2p.types import Envelope, PeerId, ReceivedBody
 from swarmd.config.config import RoundConfig
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import SAPO_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
@@ -75,7 +76,7 @@ class Node:
             self.member,
             SAPO_9,
             RoundConfig(external=arguments.wanted, max_age=1),
-            "uniform",
+            SharingSettings(),
             self._receive,
             time.monotonic,
             self._rng,
