@@ -207,8 +207,9 @@ class LanguagePolicy:
                 len(prompts),
                 self._sampling.context,
             )
-        changes = {} if temperature is None else {"temperature": temperature}
-        answers = self._decode(prompts, completions, replace(self._sampling, **changes), seed)
+        own = self._sampling
+        sampling = own if temperature is None else replace(own, temperature=temperature)
+        answers = self._decode(prompts, completions, sampling, seed)
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
