@@ -72,6 +72,8 @@ def doctor_model(
 
     with interrupted_at_once():
         from swarmd.policy.models.doctor import document, examine, explain, round_seconds
+        from swarmd.policy.models.hub import has_weights
+        from swarmd.trainer.trial import by_way, examined, table
 
         # The folder's model, unless another is asked after.
         asked = (
@@ -81,7 +83,11 @@ def doctor_model(
         )
         found = examine(asked)
         seconds = round_seconds(asked, found)
-    answer(document(found, seconds), "\n".join(explain(found, seconds)), as_json)
+        ways = {} if found.refusal or not has_weights(found.place) else examined(asked)
+    told, lines = document(found, seconds), explain(found, seconds)
+    if ways:
+        told["ways"], lines = by_way(ways), [*lines, "", *(f"  {line}" for line in table(ways))]
+    answer(told, "\n".join(lines), as_json)
     found.require()
 
 

@@ -22,7 +22,7 @@ from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.chat import Chat, Examples
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
     choose_device,
@@ -67,7 +67,7 @@ class LanguagePolicy:
         chat: Chat,
         learner: Learner,
         loss: Callable[[Scored], Sequence[float]],
-        rows: Callable[[Sequence[Scored], Sequence[Sequence[float]]], list[Row]],
+        mean: Callable[[Sequence[int]], Sequence[float]],
         sampling: Sampling,
         generator: torch.Generator,
         driver: Driver,
@@ -78,12 +78,12 @@ class LanguagePolicy:
 
         Args:
             loss: the advantages it gives a rollout's completions.
-            rows: what an update trains on, of a batch and its advantages.
+            mean: the weights of completions in an update, of their lengths (`losses.MEANS`).
             driver: of the engine that answers; closed with the policy.
             versions: whether each token tells the version of the weights that drew it.
         """
         self._loaded, self._chat, self._sampling, self._generator = loaded, chat, sampling, generator
-        self._loss, self._rows, self._driver = loss, rows, driver
+        self._loss, self._mean, self._driver = loss, mean, driver
         self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
         self._versions, self.learner, self.trained = versions, learner, learner.weights
         self.network, self.device, self.parameters = loaded.network, loaded.device, loaded.shape.parameters
@@ -112,8 +112,9 @@ class LanguagePolicy:
             report: gets the progress of a download.
             loading: entered while the model is looked up and loaded.
         """
-        config = spelled_out(config)
+        # Memory is planned for the longest prompts that a trial may choose.
         work, loss = work_of(config), LOSSES[config.train.loss]
+        config = spelled_out(config)
         limit_memory(config, choose_device(config.model.device), sharing)
         free = free or partial(free_memory, processes=sharing)
         with loading():
@@ -143,19 +144,12 @@ class LanguagePolicy:
             checkpointing=loaded.plan.checkpointing,
             head_tokens=loaded.plan.head_tokens,
         )
-        rows = partial(
-            rows_of,
-            chat=chat,
-            limit=sampling.limit,
-            context=sampling.context,
-            mean=MEANS[config.train.loss_mean],
-        )
         return cls(
             loaded,
             chat,
             Learner(loaded.network, learning, loaded.device, rest),
             lambda scored: loss.advantages(scored, config.train),
-            rows,
+            MEANS[config.train.loss_mean],
             sampling,
             seeded(loaded.device, seed),
             Driver(open_engine(config, loaded, sampling, rest, between), loaded, rest, between),
@@ -167,6 +161,7 @@ class LanguagePolicy:
         """The model being trained: model, revision, device, dtype, parameters, lora (rank or None).
 
         new_tokens, context: tokens that an answer may have, and a question with its answer.
+        examples, opening: turns before each question, and the text that each answer begins with.
         keeps_first: whether `first_answer` can be had.
         """
         loaded = self._loaded
@@ -180,6 +175,8 @@ class LanguagePolicy:
                 "lora": loaded.plan.lora_rank,
                 "new_tokens": self._sampling.limit,
                 "context": self._sampling.context,
+                "examples": len(self._chat.examples),
+                "opening": self._chat.opening,
                 "keeps_first": self.learner.reference is not None and not self._driver.foreign,
             }
         )
@@ -191,11 +188,13 @@ class LanguagePolicy:
         *,
         seed: int | None = None,
         temperature: float | None = None,
+        most_tokens: int = 0,
     ) -> Sequence[Generation]:
         """Sample answers to each question, with their tokens and the log-probabilities of the draws.
 
         completions: answers to each question. seed: of these answers alone; later draws of the policy are as
-            if these had not been made. temperature: in place of the configured one.
+            if these had not been made. temperature: in place of the configured one. most_tokens: of an
+            answer, if fewer than configured; 0: as configured.
         """
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
@@ -208,7 +207,11 @@ class LanguagePolicy:
                 self._sampling.context,
             )
         own = self._sampling
-        sampling = own if temperature is None else replace(own, temperature=temperature)
+        sampling = replace(
+            own,
+            temperature=own.temperature if temperature is None else temperature,
+            limit=min(own.limit, most_tokens or own.limit),
+        )
         answers = self._decode(prompts, completions, sampling, seed)
         return [
             Generation(
@@ -245,7 +248,7 @@ class LanguagePolicy:
         Without a completion that has an advantage there is no step.
         """
         given = [advantages(scored, self._loss, weigh) for scored in batch]
-        rows = self._rows(batch, given)
+        rows = rows_of(batch, given, self._chat, self._sampling.limit, self._sampling.context, self._mean)
         if not rows:
             return UpdateReport()
         self._driver.sleep()
@@ -297,6 +300,16 @@ class LanguagePolicy:
         """Return this policy with another step: where one is more than one process's."""
         other = copy(self)
         other._step = step
+        return other
+
+    def showing(self, examples: Examples, opening: str) -> "LanguagePolicy":
+        """Return this policy with other example turns and another opening; see `[model]`.
+
+        Raises NoModel if the model cannot be asked so.
+        """
+        other = copy(self)
+        other._chat = self._chat.showing(examples, opening)
+        _check_context(other._chat, self._sampling, self._loaded.source)
         return other
 
     def watch(self, done: Done) -> None:

@@ -31,7 +31,7 @@ TASKS_VERSION = 1
 SCORING_VERSION = 1
 # Questions with right answers in the asked form. None is held out: no generator words its questions so.
 EXAMPLES = (
-    ("What is 3 plus 5?", "<answer>8</answer>"),
+    ("Calculate 2.5 + 5.5.", "<answer>8</answer>"),
     (
         "Which weekday comes 2 days after Monday? Give the weekday name in full.",
         "<answer>Wednesday</answer>",

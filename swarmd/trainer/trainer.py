@@ -15,7 +15,7 @@ saves and the judge's questions are looked at between rounds.
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,12 +37,14 @@ from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, Timetable
 from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.progress import RoundProgress
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer_link import RoundCut, TrainerLink
+from swarmd.trainer.trial import SECONDS, Way, WayFigures, settled, tried, ways_of
 from swarmd.trainer.workers import (
     WorkerGroup,
     check_workers,
@@ -330,6 +332,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     with closing(policy):
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
+        config, policy, asked = _asking_well(config, policy, start, daemon, verifier, clock)
         progress = RoundProgress(daemon.tell, clock)
         policy.watch(progress.done)
         parts = replace(
@@ -338,7 +341,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         )
         behind, notes = resume(checkpoints, parts, policy, start.seed)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
-        notes += [*policy.notes, *metrics.notes, *unused_gpu(config.model.device, policy.device)]
+        notes += [*asked, *policy.notes, *metrics.notes, *unused_gpu(config.model.device, policy.device)]
         daemon.tell(link.TrainerReady(dict(policy.description), behind, notes))
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
@@ -366,6 +369,41 @@ def _open_policy(
         return LanguagePolicy.open(config, seed, report=report, rest=rest)
     check_workers(config)
     return LanguagePolicy.open(for_trainer(config), seed, sharing(config, 0), report=report, rest=rest)
+
+
+def _asking_well(
+    config: NodeConfig,
+    policy: LanguagePolicy,
+    start: link.StartTrainer,
+    daemon: TrainerLink,
+    verifier: Verifier,
+    clock: Callable[[], float],
+) -> tuple[NodeConfig, LanguagePolicy, list[str]]:
+    """Return configuration and policy with the way of asking to train with, and notes; see `trial`."""
+    curriculum = curriculum_of(config)
+
+    def clock_until_stop() -> float:
+        if daemon.stopping:
+            raise RoundCut
+        return clock()
+
+    def trial() -> Mapping[Way, WayFigures]:
+        daemon.tell(
+            link.TrainerState(
+                "starting",
+                "asking the model some questions, to see which way of asking works",
+                f"wait: {SECONDS:.0f} s at most",
+            )
+        )
+        tasks = open_tasks(curriculum, verifier, config.tasks.specialties)
+        return tried(policy, config, tasks, verifier, start.seed, clock_until_stop)
+
+    way, notes = ways_of(config, curriculum)[0], list[str]()
+    with suppress(RoundCut):
+        way, notes = settled(config, curriculum, Path(start.state_dir), trial)
+    model = config.model.model_copy(update={"examples": way.examples, "opening": way.opening})
+    config = config.model_copy(update={"model": model})
+    return config, policy.showing(way.examples, way.opening), notes
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:

@@ -38,7 +38,7 @@ def who(document: Mapping[str, Any]) -> str:
 
 
 def model_words(model: Mapping[str, Any]) -> str:
-    """Name, size, device and data type of the model, as far as known."""
+    """Name, size, device and data type of the model and how it is asked, as far as known."""
     parameters = model.get("parameters")
     size = (
         f"{parameters / 1e9:.1f} B"
@@ -48,7 +48,9 @@ def model_words(model: Mapping[str, Any]) -> str:
         else None
     )
     lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
-    parts = (model.get("model"), size, model.get("device"), model.get("dtype"), lora)
+    shown = f"with {many(model['examples'], 'example')}" if model.get("examples") else None
+    opened = f"opened by {model['opening']}" if model.get("opening") else None
+    parts = (model.get("model"), size, model.get("device"), model.get("dtype"), lora, shown, opened)
     return printable(" ".join(map(str, filter(None, parts))))
 
 

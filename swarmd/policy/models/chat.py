@@ -252,7 +252,8 @@ class Chat:
             examples: turns before each question.
             opening: text with which each answer begins. It ends the prompt, and `read` puts it back.
         """
-        self.tokenizer, self._thinking, self.opening = tokenizer, thinking, opening
+        self.tokenizer, self._ours, self._thinking = tokenizer, ours, thinking
+        self.examples, self.opening = examples, opening
         self.system_prompt = system_prompt
         self.ends, self.notes = ends | {tokenizer.eos_token_id} - {None}, list[str]()
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
@@ -279,6 +280,13 @@ class Chat:
             f"the model's chat template cannot render a question{' after examples' * bool(examples)} ({why})."
             f" {remedy}, or correct chat_template.jinja."
         )
+
+    def showing(self, examples: Examples, opening: str) -> "Chat":
+        """Return the chat of the same model with other examples and another opening. Raises NoModel."""
+        return Chat(
+            self.tokenizer, self.system_prompt, self.ends,
+            ours=self._ours, thinking=self._thinking, examples=examples, opening=opening,
+        )  # fmt: skip
 
     def _check_opening(self) -> None:
         thinks = self._thinking or _THOUGHT.search(self._frame.pieces[-1]) or not self._frame.straight

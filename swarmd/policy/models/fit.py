@@ -177,7 +177,7 @@ def work_of(config: NodeConfig) -> Workload:
     """
     tiny, lengths = config.model.name in TINY, dict[str, int]()
     if not tiny and (asked := [*map(estimated_tokens, longest_questions(config.swarm.curriculum))]):
-        model = spelled_out(config).model
+        model = spelled_out(config, longest=True).model
         shown = [text for example in model.examples for text in example]
         words = (system_prompt_of(model), *shown, model.opening)
         around = FRAME_TOKENS + sum(map(estimated_tokens, words)) + TURN_TOKENS * len(shown)
@@ -250,15 +250,19 @@ def system_prompt_of(config: ModelConfig) -> str:
     return "" if config.name in TINY else SYSTEM_PROMPT
 
 
-def spelled_out(config: NodeConfig) -> NodeConfig:
+def spelled_out(config: NodeConfig, *, longest: bool = False) -> NodeConfig:
     """Replace the words of `model.examples` and `model.opening` by pairs and text.
+
+    longest: "auto" stands for the longest way of asking that a trial may choose; else for none.
 
     Raises NoModel if the curriculum brings no examples.
     """
     model, curriculum = config.model, config.swarm.curriculum
-    examples, opening = model.examples, "" if model.opening == "auto" else model.opening
-    if examples == "on":
-        known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
+    examples, opening = model.examples, model.opening
+    known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
+    if opening == "auto":
+        opening = "<answer>" if longest else ""
+    if examples == "on" or (examples == "auto" and longest and known):
         if known is None:
             raise NoModel(
                 f'model.examples = "on": the own tasks {curriculum} bring no examples. Set it to a list of'

@@ -112,6 +112,17 @@ def locate(name: str, revision: str | None) -> Place:
     return Place(repository, folder, repository, folder.name)
 
 
+def has_weights(place: Place) -> bool:
+    """Return whether a model's weights are on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, revision = place.repository, place.revision
+    return repository is None or all(
+        isinstance(try_to_load_from_cache(repository, name, revision=revision), str)
+        for name in model_folder.weight_names(place.folder, place.source)
+    )
+
+
 def with_weights(place: Place, report: Callable[[Download], None] = lambda _: None) -> Path:
     """Download a model's weights, if needed, and return their folder.
 

@@ -2,10 +2,11 @@
 
 import itertools
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,14 +56,20 @@ def trainer_in(verifier: Verifier) -> TrainerIn:
 
     @contextmanager
     def opened(
-        folder: Path, rounds: int, local: int = 2, external: int = 0, judge: str = "", **checkpoint: float
+        folder: Path,
+        rounds: int,
+        local: int = 2,
+        external: int = 0,
+        judge: str = "",
+        model: Mapping[str, Any] = {},
+        **checkpoint: float,
     ) -> Iterator[tuple[Trainer, socket.socket]]:
         sections = {
             "round": {"local": local, "external": external, "rounds": rounds},
             "checkpoint": checkpoint,
             "judge": {"url": judge},
         }
-        config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
+        config = NodeConfig.model_validate({"model": {"device": "cpu", **model}, **sections})
         folder.mkdir(exist_ok=True)
         ours, theirs = socket.socketpair()
         ours.settimeout(TIMEOUT_S)

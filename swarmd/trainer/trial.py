@@ -1,0 +1,237 @@
+"""The trial at the first start: a few questions, asked in each way that a model may be asked.
+
+A model that never writes the asked form earns nothing. Example turns or an opening often help
+(`swarmd.policy.models.chat`). `tried` asks until a way works or the time is over; `chosen` names the way to
+train with, and `settled` keeps it in the state folder.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from swarmd.config.config import NodeConfig
+from swarmd.errors import CannotRecord, NoModel
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.chat import Examples
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.protocols import Reward
+from swarmd.state.folder import write_atomically
+from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.curriculum import Curriculum, DrawnTasks
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import open_tasks
+from swarmd.types import Generation
+
+# Of all ways together.
+SECONDS: Final = 60.0
+# Of each way, at most, and before the trial ends because one works.
+QUESTIONS, LEAST_QUESTIONS = 9, 4
+# Tokens that an answer of a slow model may have: the asked form with a short result takes about ten.
+LEAST_TOKENS: Final = 16
+FILE: Final = "prompts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of asking: turns before the question, and text with which each answer begins."""
+
+    examples: Examples = ()
+    opening: str = ""
+
+    def __str__(self) -> str:
+        parts = ("with examples" * bool(self.examples), f"opened by {self.opening}" * bool(self.opening))
+        return ", ".join(filter(None, parts)) or "without examples"
+
+
+@dataclass(slots=True)
+class WayFigures:
+    """The answers that one way has got."""
+
+    groups: int = 0
+    mixed: int = 0  # groups with right and wrong answers: something to learn from
+    answers: int = 0
+    in_form: int = 0
+    right: int = 0
+    cut: int = 0
+    tokens: int = 0
+
+    @property
+    def works(self) -> bool:
+        """Whether the asked form is there often enough to learn from it.
+
+        A group without such an answer cannot be mixed, so it teaches nothing: each group has to have one, in
+        the mean.
+        """
+        return self.in_form >= self.groups > 0
+
+    def add(
+        self,
+        asked: Generation,
+        rewards: Sequence[float],
+        read: Callable[[str], str | GradeReason],
+    ) -> None:
+        self.groups += 1
+        self.mixed += len({*rewards}) > 1
+        self.answers += len(rewards)
+        self.in_form += sum(read(c.text) is not GradeReason.NO_ANSWER for c in asked.completions)
+        self.right += sum(reward > 0 for reward in rewards)
+        self.cut += sum(not c.ended for c in asked.completions)
+        self.tokens += sum(map(len, asked.tokens.ids))
+
+
+def ways_of(config: NodeConfig, curriculum: Curriculum) -> list[Way]:
+    """Return the ways that the settings leave open, the plainest first.
+
+    The models of this package were trained without examples, so for them "auto" is off.
+    """
+    model, tries = config.model, config.model.name not in TINY
+    own = curriculum.examples if tries else ()
+    words: Mapping[str, Sequence[Examples]] = {
+        "auto": [(), own],
+        "off": [()],
+        "on": [curriculum.examples],
+    }
+    tag = curriculum.tagged(curriculum.specialties[0], "").removesuffix("</answer>") if tries else ""
+    openings = ["", tag] if model.opening == "auto" else [model.opening]
+    shown = words[model.examples] if isinstance(model.examples, str) else [model.examples]
+    return list(dict.fromkeys(Way(examples, opening) for opening in openings for examples in shown))
+
+
+def tried(
+    policy: LanguagePolicy,
+    config: NodeConfig,
+    tasks: DrawnTasks,
+    reward: Reward,
+    seed: int,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    whole: bool = False,
+) -> Mapping[Way, WayFigures]:
+    """Ask questions in the ways that are possible, until one works or SECONDS are over.
+
+    Each question is asked in one way after another, up to the first that works so far. Training goes as if
+    none had been asked: all random numbers are the trial's own.
+
+    Args:
+        tasks: opened for the trial, so that they begin at the easiest level.
+        clock: seconds.
+        whole: ask all questions in all ways, while there is time.
+    """
+    asked = dict[Way, LanguagePolicy]()
+    for way in ways_of(config, tasks.curriculum):
+        with suppress(NoModel):
+            asked[way] = policy.showing(way.examples, way.opening)
+    found = {way: WayFigures() for way in asked}
+    completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
+    questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
+    for number, task in enumerate(questions, 1):
+        began = clock()
+        for way, shown in asked.items():
+            begun = clock()
+            if took and begun + took > end:
+                return found
+            (answers,) = shown.generate([task.question], completions, seed=seed, most_tokens=most)
+            (rewards,) = reward([(task.ref, answers.completions)])
+            found[way].add(answers, rewards, partial(tasks.curriculum.read, task.ref.specialty))
+            took = clock() - begun
+            if found[way].works and not whole:
+                break
+        if number >= LEAST_QUESTIONS and not whole and any(seen.works for seen in found.values()):
+            break
+        # As many tokens as there is time for, if the next questions take as long as this one for each token.
+        share = (end - clock()) / max(LEAST_QUESTIONS - number, 1) / 2
+        most = max(LEAST_TOKENS, int(most * share / max(clock() - began, 1e-6)))
+    return found
+
+
+def chosen(found: Mapping[Way, WayFigures]) -> Way:
+    """Return the first way that works; else the one with most right answers, then most in the asked form."""
+    first = next((way for way, seen in found.items() if seen.works), None)
+    return first or max(found, key=lambda way: (found[way].right, found[way].in_form))
+
+
+def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
+    """Say what was found and what follows, and what to do if no way works."""
+    told = (f"{way} {x.in_form} of {x.answers}, {x.right} right" for way, x in found.items() if x.groups)
+    groups = max(seen.groups for seen in found.values())
+    slow = f" (a slow model: {groups} of {QUESTIONS} questions)" * (groups < LEAST_QUESTIONS)
+    said = [f"answers in the asked form: {'; '.join(told)}{slow}: training {chosen(found)}"]
+    if not any(seen.works for seen in found.values()):
+        said.append(
+            "in no way of asking has this model the asked form often enough to learn from: choose another"
+            " instruct model (`swarmd models`), or show it the form with model.examples of your own"
+        )
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    model: str
+    curriculum: str  # digest
+    way: Way
+    schema: int = 1
+
+
+def settled(
+    config: NodeConfig, curriculum: Curriculum, folder: Path, find: Callable[[], Mapping[Way, WayFigures]]
+) -> tuple[Way, list[str]]:
+    """Return the way of asking that the settings leave, that the state folder keeps or that a trial finds.
+
+    It comes with notes for the operator. find: makes a trial. Raises CannotRecord.
+    """
+    ways, path = ways_of(config, curriculum), folder / FILE
+    if len(ways) == 1:
+        return ways[0], []
+    # A damaged file is as none: the trial is made again.
+    with suppress(OSError, ValueError, RecursionError):
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        if kept == _Kept(config.model.name, curriculum.digest, kept.way) and kept.way in ways:
+            return kept.way, []
+    found = find()
+    way = chosen(found)
+    try:
+        write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, way)))
+    except OSError as error:
+        raise CannotRecord.to(path, error) from None
+    return way, sentences(found)
+
+
+def examined(config: NodeConfig) -> Mapping[Way, WayFigures]:
+    """Open the configured model, and ask all questions in all ways, while there is time.
+
+    Returns nothing of a model of this package, which is asked in one way.
+    """
+    model, curriculum = config.model, curriculum_of(config)
+    examples = "auto" if isinstance(model.examples, str) else model.examples
+    free = model.model_copy(update={"examples": examples, "opening": "auto"})
+    config = config.model_copy(update={"model": free})
+    if len(ways_of(config, curriculum)) == 1:
+        return {}
+    with Verifier(curriculum) as verifier, closing(LanguagePolicy.open(config, seed=0)) as policy:
+        tasks = open_tasks(curriculum, verifier, config.tasks.specialties)
+        return tried(policy, config, tasks, verifier, 0, whole=True)
+
+
+def table(found: Mapping[Way, WayFigures]) -> list[str]:
+    """Format the figures for people: one way a line."""
+    rows = [("ASKED", "IN FORM", "RIGHT", "MIXED GROUPS", "TOKENS", "CUT")]
+    for way, x in found.items():
+        in_form, right, cut = (f"{100 * n / x.answers:.0f} %" for n in (x.in_form, x.right, x.cut))
+        rows.append(
+            (str(way), in_form, right, f"{x.mixed} of {x.groups}", f"{x.tokens / x.answers:.1f}", cut)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def by_way(found: Mapping[Way, WayFigures]) -> list[dict[str, Any]]:
+    """Return the figures for programs."""
+    return [{**asdict(way), **asdict(seen), "works": seen.works} for way, seen in found.items()]
