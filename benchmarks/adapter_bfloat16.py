@@ -38,6 +38,7 @@ from benchmarks.half_billion import CONFIGURATION
 from swarmd.config.config import TrainConfig
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling
+from swarmd.policy.inference.fused_decoder import blocks_of
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import seeded
@@ -206,7 +207,7 @@ def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float
     prompts = list(dict.fromkeys(row.prompt for row in rows))
     device = _device(network)
     tokens = torch.tensor([row.completion for row in rows], device=device)
-    decoded = SharedPrefix(network, prompts, COMPLETIONS, TOKENS, device)
+    decoded = SharedPrefix(network, prompts, COMPLETIONS, TOKENS, device, blocks=blocks_of(network))
     logits = decoded.first()
     found = torch.empty(tokens.shape, device=device)
     for step in range(TOKENS):

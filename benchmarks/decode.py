@@ -35,6 +35,7 @@ from benchmarks.pairs import (
 )
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling, decode_rows
+from swarmd.policy.inference.fused_decoder import blocks_of
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import seeded
 
@@ -80,7 +81,7 @@ def ours(
     network: Any, prompts: Sequence[Sequence[int]], copies: int, lengths: Sequence[int], device: torch.device
 ) -> None:
     assert adopt(network)
-    rows = SharedPrefix(network, prompts, copies, max(lengths), device)
+    rows = SharedPrefix(network, prompts, copies, max(lengths), device, blocks=blocks_of(network))
     sampling = Sampling(max(lengths), workload.POSITIONS, frozenset(), 1.0)
     samples = decode_rows(rows, lengths, sampling, seeded(device, 0))
     assert [len(s.ids) for s in samples] == list(lengths)

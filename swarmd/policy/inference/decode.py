@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import adopt, grouped
+from swarmd.policy.inference.fused_decoder import blocks_of
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import to_device
 
 # About the square root of a vocabulary, of small ones and large.
 STRIDE_TOKENS: Final = 64
+# Steps that make up for packing the weights: 6 of 32 rows, 22 of one (SmolLM2-135M).
+PACKED_FROM_STEPS: Final = 16
 # Told how much is done: answers that are, all answers, and the share of the work, 0 to 1.
 Done = Callable[[int, int, float], object]
 
@@ -69,12 +72,14 @@ def decode(
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared, ended = generator.device, adopt(network), 0
     with torch.inference_mode():
+        packed_rows = len(prompts) * copies if sampling.limit >= PACKED_FROM_STEPS else 0
+        blocks = blocks_of(network, between is None, packed_rows) if shared else None
         for group in groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
             room = [min(sampling.limit, sampling.context - len(p)) for p in asked for _ in range(copies)]
             rows: Rows
             if shared:
-                rows = SharedPrefix(network, asked, copies, max(room), device, frozen=between is None)
+                rows = SharedPrefix(network, asked, copies, max(room), device, blocks=blocks)
             else:
                 rows = PaddedRows(network, asked, copies, device)
             note = partial(_note, done, ended, len(room), len(prompts) * copies)
@@ -179,11 +184,12 @@ def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tup
     """Draw one token a row; return it with its log-probability.
 
     logits [B, V]. One uniform number a row is looked up in the cumulative sum of its probabilities: a draw
-    for every token of the vocabulary would cost more than the rest of a small model's step. Sums are in
-    float64, so that rare tokens keep their share, and first over strides of the vocabulary, then within one
-    of them: a cumulative sum is slow, a sum is not.
+    for every token of the vocabulary would cost more than the rest of a small model's step. It is summed
+    first over strides of the vocabulary, then within one of them: a cumulative sum is slow, a sum is not.
+    Cumulative sums are in float64, so that rare tokens keep their share.
     """
-    probabilities = (logits.float() / (temperature or 1.0)).softmax(-1)
+    logits = logits.float()
+    probabilities = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
     token = _drawn(probabilities, generator) if temperature else logits.argmax(dim=-1)
     return token, probabilities.gather(1, token[:, None])[:, 0].log()
 
@@ -192,8 +198,10 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a token of each row: [B, V] -> [B]."""
     rows, vocabulary = probabilities.shape
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
-    strides = F.pad(probabilities, (0, -vocabulary % STRIDE_TOKENS)).view(rows, -1, STRIDE_TOKENS)
-    above = strides.sum(-1, dtype=exact).cumsum(-1)
+    missing = -vocabulary % STRIDE_TOKENS
+    whole = F.pad(probabilities, (0, missing)) if missing else probabilities
+    strides = whole.view(rows, -1, STRIDE_TOKENS)
+    above = strides.sum(-1).to(exact).cumsum(-1)
     uniform = (
         torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
     )

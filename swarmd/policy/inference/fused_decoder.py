@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Layout, Rules
-from swarmd.policy.models.lora import adapted, lora_factors, summed
+from swarmd.policy.inference.packed_weights import PackedLinear, base_of, packable
+from swarmd.policy.models.lora import adapted, joined_factors, lora_factors, summed
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -22,19 +23,21 @@ FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 class Blocks:
     """The network's layers, read off its modules, adapters beside them."""
 
-    def __init__(self, network: nn.Module, frozen: bool) -> None:
+    def __init__(self, network: nn.Module, frozen: bool, rows: int = 0) -> None:
         """Read a network's layers.
 
-        network: one that is `readable`. frozen: its adapters stay as they are while this is in use, so they
-            may be copied.
+        network: one that is `readable`. frozen: its weights stay as they are while this is in use, so those
+            of adapters may be copied. rows: where all may be copied, pack them for so many rows, if that can
+            be.
         """
         model: Any = network
         decoder = model.base_model
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
-        self._layers = [_Block(layer, i, frozen) for i, layer in enumerate(decoder.layers)]
+        self._layers = [_Block(layer, i, frozen, rows) for i, layer in enumerate(decoder.layers)]
         self._norm: Any = decoder.norm
-        self._head: nn.Module = model.get_output_embeddings()
+        head = model.get_output_embeddings()
+        self._head: Project = PackedLinear([head], rows) if rows and packable([head]) else head
 
     def step(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """Return the logits [B, V] that follow the tokens at their positions, both [B]."""
@@ -45,18 +48,17 @@ class Blocks:
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         for layer in self._layers:
             x = layer.step(x, cos, sin, layout)
-        logits: Tensor = self._head(_normed(x, self._norm))
-        return logits
+        return self._head(_normed(x, self._norm))
 
 
-def readable(network: nn.Module) -> bool:
-    """Return whether `Blocks` computes what this network does."""
+def blocks_of(network: nn.Module, frozen: bool = True, rows: int = 0) -> Blocks | None:
+    """Return a network's `Blocks`; None if they would not compute what it does."""
     model: Any = network
-    return model.config.model_type in FAMILIES
+    return Blocks(network, frozen, rows * frozen) if model.config.model_type in FAMILIES else None
 
 
 class _Block:
-    def __init__(self, layer: Any, index: int, frozen: bool) -> None:
+    def __init__(self, layer: Any, index: int, frozen: bool, rows: int) -> None:
         attention, config = layer.self_attn, layer.self_attn.config
         self._index, self._activation = index, layer.mlp.act_fn
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
@@ -66,13 +68,15 @@ class _Block:
         )
         self._width: int = attention.head_dim
         self._queries, self._keys = (
-            _linear(p).out_features // self._width for p in (attention.q_proj, attention.k_proj)
+            base_of(p).out_features // self._width for p in (attention.q_proj, attention.k_proj)
         )
         everywhere = config.sliding_window if config.model_type == "mistral" else None
         self._rules = Rules(attention.scaling, getattr(attention, "sliding_window", everywhere), None)
-        self._project = _side_by_side([attention.q_proj, attention.k_proj, attention.v_proj], frozen)
-        self._gated = _side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj], frozen)
-        self._attended, self._down = _added(attention.o_proj, frozen), _added(layer.mlp.down_proj, frozen)
+        self._project = _side_by_side([attention.q_proj, attention.k_proj, attention.v_proj], frozen, rows)
+        self._gated = _side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj], frozen, rows)
+        self._attended, self._down = (
+            _added(p, frozen, rows) for p in (attention.o_proj, layer.mlp.down_proj)
+        )
 
     def step(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         """Apply one layer.
@@ -103,8 +107,10 @@ class _Block:
 Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or of several side by side
 
 
-def _side_by_side(projections: list[Any], frozen: bool) -> Project:
-    layers, factors = [_linear(p) for p in projections], _factors(projections) if frozen else None
+def _side_by_side(projections: list[Any], frozen: bool, rows: int) -> Project:
+    if rows and packable(projections):
+        return PackedLinear(projections, rows)
+    layers, factors = [base_of(p) for p in projections], joined_factors(projections) if frozen else None
     if factors is None or not all(isinstance(layer, nn.Linear) for layer in layers):
         each = [_project(p, frozen) for p in projections]
         return lambda x: torch.cat([project(x) for project in each], dim=-1)
@@ -122,16 +128,8 @@ def _side_by_side(projections: list[Any], frozen: bool) -> Project:
     return project
 
 
-def _factors(projections: list[Any]) -> tuple[Tensor, Tensor] | None:
-    """Return the `lora_factors` of several layers as those of one; None where no adapter acts."""
-    factors = [f for p in projections if (f := lora_factors(p)) is not None]
-    if not factors:
-        return None
-    return torch.cat([a for a, _ in factors]), torch.block_diag(*(b for _, b in factors))  # type: ignore[no-untyped-call]
-
-
 def _project(projection: Any, frozen: bool) -> Project:
-    layer, factors = _linear(projection), lora_factors(projection)
+    layer, factors = base_of(projection), lora_factors(projection)
     if factors is None:
         return lambda x: F.linear(x, layer.weight, layer.bias)
     if not frozen:
@@ -140,9 +138,11 @@ def _project(projection: Any, frozen: bool) -> Project:
     return lambda x: adapted(x, layer.weight, layer.bias, *factors)
 
 
-def _added(projection: Any, frozen: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def _added(projection: Any, frozen: bool, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Return (x, update) -> x + projection(update), computed in one pass where there is no adapter."""
-    layer = _linear(projection)
+    if rows and packable([projection]):
+        return PackedLinear([projection], rows).added
+    layer = base_of(projection)
     if layer is not projection:
         project = _project(projection, frozen)
         return lambda x, update: x + project(update)
@@ -156,9 +156,3 @@ def _added(projection: Any, frozen: bool) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
-
-
-def _linear(projection: Any) -> nn.Linear:
-    """Return the layer itself, or the one under an adapter."""
-    layer: nn.Linear = getattr(projection, "base_layer", projection)
-    return layer

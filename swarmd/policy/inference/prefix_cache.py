@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, grouped, run, shared_prefix
-from swarmd.policy.inference.fused_decoder import Blocks, readable
+from swarmd.policy.inference.fused_decoder import Blocks
 from swarmd.policy.inference.padded import COMPACT_AT
 from swarmd.policy.inference.recorded_step import RecordedStep, records
 from swarmd.policy.models.device import gives_float32, to_device
@@ -38,7 +38,7 @@ class SharedPrefix:
         steps: int,
         device: torch.device,
         *,
-        frozen: bool = True,
+        blocks: Blocks | None = None,
         fixed: bool | None = None,
     ) -> None:
         """Lay out prompts and their rows; nothing is computed yet.
@@ -46,7 +46,7 @@ class SharedPrefix:
         Args:
             network: adopted.
             steps: tokens of each row, at most.
-            frozen: whether no weight changes before the last.
+            blocks: the network's layers for the steps; None: its own modules.
             fixed: whether steps keep their shapes as long as they can (default: where they are recorded).
         """
         model: Any = network
@@ -58,6 +58,9 @@ class SharedPrefix:
             device,
         )
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        # A CPU computes scores and sums of values in float32, and would convert all of them at each step.
+        exact = torch.promote_types(self._dtype, torch.float32)
+        self._stored = exact if device.type == "cpu" else self._dtype
         # Both here and on the device, so that nothing waits for the device to know who is left.
         self._sizes = [len(p) for p in prompts]
         self._lengths = to_device(self._sizes, device)  # [Q]
@@ -76,7 +79,7 @@ class SharedPrefix:
         self._step = RecordedStep()
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
         self._regroup([question for question in range(len(prompts)) for _ in range(copies)])
-        self._blocks = Blocks(network, frozen) if readable(network) else None
+        self._blocks = blocks
 
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
@@ -184,13 +187,11 @@ class SharedPrefix:
         if layer not in self._prefix:
             shape = (len(self._lengths), key.shape[1], self._width)
             # Zeros: what is masked is multiplied by 0, which must not be 0 times whatever was in memory.
-            self._prefix[layer] = (
-                key.new_zeros(*shape, key.shape[2]),
-                value.new_zeros(*shape, value.shape[2]),
-            )
-        keys, values = self._prefix[layer]
-        keys.transpose(1, 2)[question, positions] = key
-        values.transpose(1, 2)[question, positions] = value
+            self._prefix[layer] = tuple(
+                torch.zeros(*shape, x.shape[2], dtype=self._stored, device=self._device) for x in (key, value)
+            )  # type: ignore[assignment]
+        for stored, new in zip(self._prefix[layer], (key, value), strict=True):
+            stored.transpose(1, 2)[question, positions] = new.to(self._stored)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """Attend to the prompt and to the row's own tokens, with one softmax over both.
@@ -229,29 +230,30 @@ class SharedPrefix:
             .transpose(1, 2)
             .reshape(-1, shared, width)
         )
-        out = torch.baddbmm(out, shares[..., self._width :].flatten(0, 2), values).view(slots, heads, width)
+        out = torch.baddbmm(out, shares[..., self._width :].flatten(0, 2), values)
+        out = out.view(slots, heads, width).to(self._dtype)
         return out.index_select(0, self._slot) if self._ragged else out
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._own:
             self._own[layer] = tuple(
-                self._memory(x, x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value)
+                self._memory(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value)
             )  # type: ignore[assignment]
         keys, values = self._own[layer]
-        if self._fixed:
-            keys.index_copy_(2, self._place, key[:, :, None])
-            values.index_copy_(2, self._place, value[:, :, None])
-        else:
-            keys[:, :, self._done] = key
-            values[:, :, self._done] = value
+        for stored, new in ((keys, key), (values, value)):
+            if self._fixed:
+                stored.index_copy_(2, self._place, new.to(self._stored)[:, :, None])
+            else:
+                stored[:, :, self._done] = new
         return keys, values
 
-    def _memory(self, like: Tensor, *shape: int) -> Tensor:
+    def _memory(self, *shape: int) -> Tensor:
         # Zeros where more is read than is there, for the reason that `store` gives.
-        return like.new_zeros(shape) if self._fixed else like.new_empty(shape)
+        make = torch.zeros if self._fixed else torch.empty
+        return make(shape, dtype=self._stored, device=self._device)
 
     def _kept(self, buffer: Tensor, slots: Tensor) -> Tensor:
-        kept = self._memory(buffer, len(slots), *buffer.shape[1:])
+        kept = self._memory(len(slots), *buffer.shape[1:])
         kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, slots)
         return kept
 
@@ -354,7 +356,7 @@ def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> T
     keys = keys.transpose(1, 2)
     if rules.softcap is not None:
         # In 16 bits, as `attention.masked` has them.
-        scores = capped(torch.bmm(query * rules.scale, keys), rules.softcap)
+        scores = capped(torch.bmm(query * rules.scale, keys.to(query.dtype)), rules.softcap)
     elif query.dtype != torch.float32 and gives_float32(query.device, query.dtype):
         scores = torch.bmm(query, keys, out_dtype=torch.float32) * rules.scale
     else:

@@ -11,6 +11,7 @@ changes in the model is there from the start, and is the same for all.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -79,6 +80,19 @@ def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
     return adapter.lora_A[name].weight.to(dtype), (adapter.lora_B[name].weight * adapter.scaling[name]).to(
         dtype
     )
+
+
+def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """Return the `lora_factors` of layers side by side as those of one layer; None where no adapter acts."""
+    factors = [lora_factors(layer) for layer in layers]
+    if not any(factors):
+        return None
+    bases = [getattr(layer, "base_layer", layer) for layer in layers]
+    # A layer without an adapter has one of rank 0.
+    each = [
+        found or (base.weight[:0], base.weight[:, :0]) for found, base in zip(factors, bases, strict=True)
+    ]
+    return torch.cat([a for a, _ in each]), torch.block_diag(*(b for _, b in each))  # type: ignore[no-untyped-call]
 
 
 def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":

@@ -24,6 +24,7 @@ from swarmd.policy import language_policy
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference import recorded_step
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
+from swarmd.policy.inference.fused_decoder import blocks_of
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.inference.recorded_step import RecordedStep, records
 from swarmd.policy.language_policy import LanguagePolicy
@@ -315,7 +316,7 @@ def test_steps_of_fixed_shapes_give_what_growing_ones_do(
     samples = []
     for fixed in (False, True):
         with torch.inference_mode():
-            rows = SharedPrefix(network, prompts, 3, 80, place, fixed=fixed)
+            rows = SharedPrefix(network, prompts, 3, 80, place, blocks=blocks_of(network), fixed=fixed)
             samples.append(decode_rows(rows, room, Sampling(80, 999, frozenset(), 0.0), seeded(place, 0)))
     assert "without CUDA graphs" not in caplog.text
     for growing, same in zip(*samples, strict=True):
