@@ -120,12 +120,55 @@ def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules
     """
     batch, heads, length, width = query.shape
     query = query.reshape(batch, key.shape[1], -1, width)
-    if rules.softcap is None:
+    scores = batch * heads * length * key.shape[2]
+    narrow = query.device.type == "cpu" and query.dtype == torch.bfloat16
+    if rules.softcap is None and narrow and scores <= MAX_SCORES:
+        out = _Products.apply(query, key, value, mask, rules.scale)  # type: ignore[no-untyped-call]
+    elif rules.softcap is None:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=rules.scale)
     else:
-        scores = capped((query * rules.scale) @ key.transpose(-1, -2), rules.softcap) + mask
-        out = scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+        capped_scores = capped((query * rules.scale) @ key.transpose(-1, -2), rules.softcap) + mask
+        out = capped_scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
     return out.reshape(batch, heads, length, value.shape[-1])
+
+
+# Scores that `_Products` holds at once, three times over in float32; with more torch's kernel takes less.
+MAX_SCORES: Final = 2**24
+
+
+class _Products(torch.autograd.Function):
+    """Attention as plain products, for a CPU in bfloat16: torch's backward pass takes three times as long.
+
+    Like torch, it computes the shares again for the backward pass: they would take memory by the square of
+    the length. Scores are in float32: the biases of Qwen2.5 are a large part that all keys share, and would
+    leave few of 16 bits for the differences.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value, mask)
+        ctx.scale = scale
+        return _shares(query, key, mask, scale).to(value.dtype) @ value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask = ctx.saved_tensors
+        (by_out,), dtype = gradients, value.dtype
+        shares = _shares(query, key, mask, ctx.scale)
+        by_shares = (by_out @ value.mT).float()
+        by_scores = torch._softmax_backward_data(by_shares, shares, -1, torch.float32).to(dtype)
+        return (
+            by_scores @ key * ctx.scale,
+            by_scores.mT @ (query * ctx.scale),
+            shares.to(dtype).mT @ by_out,
+            None,
+            None,
+        )
+
+
+def _shares(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the softmax of masked scores, [B, K, S, D] and [B, K, T, D] -> [B, K, S, T], in float32."""
+    return (query.float() * scale @ key.float().mT).add_(mask).softmax(-1)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
