@@ -86,7 +86,7 @@ class Driver:
         between: Callable[[], int] | None = None,
     ) -> None:
         self.engine, self._loaded, self._rest, self._between = engine, loaded, rest, between
-        self._synced: int | None = None  # version of the weights the engine has
+        self.synced: int | None = None  # version of the weights that the engine has, or last answered with
         self._asleep = False
 
     def generate(
@@ -108,6 +108,7 @@ class Driver:
         """
         if isinstance(self.engine, OwnEngine):
             answers = self.engine.generate(prompts, copies, sampling, generator)
+            self.synced = version
         else:
             version = self._synced_to(self.engine, version)
             answers = self.engine.generate(prompts, copies, sampling, generator)
@@ -135,10 +136,10 @@ class Driver:
         if self._asleep:
             engine.wake()
             self._asleep = False
-        if version != self._synced:
+        if version != self.synced:
             x = self._loaded
             engine.sync(NetworkWeights(x.network, version, x.plan.lora_rank, x.source))
-            self._synced = version
+            self.synced = version
         return version
 
     def sleep(self) -> None:
@@ -149,7 +150,7 @@ class Driver:
 
     def forget(self) -> None:
         """Sync the weights before the next answers: they have changed, whatever their version says."""
-        self._synced = None
+        self.synced = None
 
     def close(self) -> None:
         if not isinstance(self.engine, OwnEngine):

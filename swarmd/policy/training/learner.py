@@ -3,8 +3,9 @@
 What is taken from GRPO (arXiv 2402.03300), and what is changed:
 
 1. Advantages come with the rows (`packing.rows_of`). The learner knows neither groups nor rewards.
-2. One step a batch, so on text just drawn the ratio is 1 and the clip does nothing; replay and generators
-   beside the trainer bring their own old log-probabilities. Text of others has ratio 1 (SAPO, section 3.2).
+2. One step a batch, so text that these very weights drew has ratio 1 by definition (`on_policy`), as in TRL:
+   the sampler's rounding in 16 bits would clip 3 to 4 % of its tokens. Replay and generators outside the
+   trainer bring old log-probabilities. Text of other nodes has ratio 1 (SAPO, section 3.2).
 3. No KL term in the loss; the KL from the start is only measured, every `kl_every` updates.
 4. A step is a sum over micro-batches of loss times weight, so their size changes memory and never the result.
 
@@ -166,6 +167,8 @@ class Learner:
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing
+        # Whether old log-probabilities are of the weights as they are, but for rounding.
+        self.on_policy = False
         self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
         self.reference = ReferencePolicy(network, self.weights) if learning.train.kl_every else None
         # Told how many rows are done, of how many, and the share.
@@ -350,7 +353,8 @@ class Learner:
         # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO
         # section 3.2).
         drawn, current = ~scores.old.isnan(), logprobs.clone()
-        old = torch.where(drawn, scores.old, current)
+        drew = torch.where(drawn, scores.old, current)
+        old = current if self.on_policy else drew
         train, none = self._learning.train, current.new_zeros(1)
         each, clipped = LOSSES[train.loss].per_token(logprobs.requires_grad_(), old, scores.advantages, train)
         loss = (each * scores.weights).sum()
@@ -360,7 +364,7 @@ class Learner:
         )  # type: ignore[no-untyped-call]
         # The drift is 0 where the policy that drew is not known. The KL is taken over our own tokens: `k3`
         # estimates none over text of other nodes, also if its log-probabilities of first use are known.
-        drift, kl = k3(current, old), none
+        drift, kl = k3(current, drew), none
         if reference is not None:
             kl = torch.where(scores.own, k3(reference, current), 0.0)
         # All of one type, for MPS stacks no others; a count of tokens is exact in float32.

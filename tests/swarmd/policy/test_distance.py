@@ -5,12 +5,15 @@ Log-probabilities of first use; the rate by update number.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from swarmd.config.config import ReplayConfig, WorkersConfig
+from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.pool import Pool
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
@@ -21,6 +24,7 @@ from swarmd.types import Scored
 from tests.swarmd.policy.conftest import (
     answered,
     chat_of,
+    config_of,
     external,
     flat,
     network_of,
@@ -132,6 +136,40 @@ def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
         ends.append({name: p.detach().clone() for name, p in policy.trained.items()})
         assert [r.kl is not None for r in reports] == [every == 1] * 3
     assert all(torch.equal(p, ends[1][name]) for name, p in ends[0].items())
+
+
+NARROW = {"clip_low": 1e-9, "clip_high": 1e-9}  # of any noise in 16 bits half is clipped
+
+
+@pytest.mark.parametrize(
+    ("sections", "clips"),
+    [
+        ({}, False),
+        ({"replay": ReplayConfig(mode="on")}, True),
+        ({"workers": WorkersConfig(generators=1, apart="on")}, True),
+    ],
+)
+def test_text_of_these_very_weights_has_ratio_1(
+    sections: dict[str, Any], clips: bool, folders: dict[str, Path]
+) -> None:
+    """The gradient is that of a batch without old log-probabilities; the drift still tells the noise."""
+    config = config_of(folders["llama"], dtype="bfloat16", train={"learning_rate": RATE, **NARROW})
+
+    def opened() -> LanguagePolicy:
+        return LanguagePolicy.open(config.model_copy(update=sections), 0)
+
+    policy, bare = opened(), opened()
+    batch = batch_of(policy)
+    first = policy.update(batch)
+    assert (first.clip_fraction > 0.1) is clips and first.drift > 0
+    rows = bare._rows(batch, [advantages(s, bare._loss, unweighed) for s in batch])
+    plain = bare.learner.step([replace(row, old=None) for row in rows])
+    assert (first.loss == plain.loss and first.grad_norm == plain.grad_norm) is not clips
+    stale = policy.update(batch)
+    assert stale.clip_fraction > 0.1, "they are no longer the weights that drew it"
+    fresh = batch_of(policy)
+    policy.load_weights(bytes(dict(bare.files())["weights.safetensors"]))
+    assert policy.update(fresh).clip_fraction > 0.1, "as many updates, and other weights"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
