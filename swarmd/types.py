@@ -327,5 +327,8 @@ class RoundReport:
     ] = field(default_factory=dict)
     gate_reported: Annotated[
         Mapping[str, int],
-        Figure("gate_reported", "likewise odd, and trained on, as the gate only reports: reason and count"),
+        Figure(
+            "gate_reported",
+            "likewise odd, and trained on, as the gate only reports, in one round of ten: reason and count",
+        ),
     ] = field(default_factory=dict)

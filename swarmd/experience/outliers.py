@@ -37,6 +37,8 @@ MIN_PASS_RATE = 1 / 8
 MAX_AUTHORS = 1024
 # No larger model was tried, so there the gate only reports, unless it is told to act.
 MEASURED_PARAMETERS = 100_000_000
+# A gate that only reports looks at the batch of one round in so many: a look costs a sixth of a round.
+REPORT_EVERY = 10
 
 
 class Traits(NamedTuple):
@@ -76,16 +78,16 @@ class Gate:
     # The share of an author's rollouts that pass, the newest counting most, where it is below 1.
     pass_rates: Latest[PeerId, float] = field(default_factory=lambda: Latest(MAX_AUTHORS))
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT_COMPLETIONS))
-    _round: int = 0
+    round: int = 0  # the newest round whose own rollouts were taken in
     _limits: Traits | None = None
 
     def learn(self, own: Iterable[Scored]) -> None:
         """Take in a round's own rollouts. Those of the same round count only once."""
-        new = [s for s in own if s.round > self._round and s.tokens is not None]
+        new = [s for s in own if s.round > self.round and s.tokens is not None]
         for scored in new:
             self._own.extend(look for _, look in self.traits_of(scored))
             self._limits = None
-        self._round = max((s.round for s in new), default=self._round)
+        self.round = max((s.round for s in new), default=self.round)
 
     @property
     def limits(self) -> Traits | None:
@@ -153,13 +155,13 @@ class Gate:
 
     @property
     def state(self) -> GateState:
-        return GateState(self._round, tuple(self._own), tuple(self.pass_rates.items()))
+        return GateState(self.round, tuple(self._own), tuple(self.pass_rates.items()))
 
     @state.setter
     def state(self, state: GateState) -> None:
         self._own.clear()
         self._own.extend(Traits(*own) for own in state.own)
-        self._round, self._limits = state.round, None
+        self.round, self._limits = state.round, None
         self.pass_rates = Latest(MAX_AUTHORS, state.pass_rates)
 
 
@@ -178,7 +180,8 @@ class Gated:
     def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if not self.gate.acts:
             # These are only counted.
-            self._admitted([replace(scored, tokens=None) for scored in theirs])
+            if self.gate.round % REPORT_EVERY == 0:
+                self._admitted([replace(scored, tokens=None) for scored in theirs])
             return theirs
         admitted = self._admitted(self.remember(theirs) if self.remember is not None else theirs)
         for scored, kept in zip(theirs, admitted, strict=True):

@@ -87,7 +87,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         f"refused {refused}" if refused else "",
         f"not for our model: {unfit}" if unfit else "",
         f"not trained on: {gated}" if gated else "",
-        f"odd, but trained on: {odd}" if odd else "",
+        f"odd, but trained on (of one round in ten): {odd}" if odd else "",
     ]
     return ", ".join(filter(None, parts))
 

@@ -281,9 +281,12 @@ def test_an_ending_answer_is_never_odd() -> None:
 
 
 def test_a_gate_that_does_not_act_reports() -> None:
-    """It reports on the batch once; nothing is changed and nothing leaves the pool."""
+    """It reports on the batch once, in one round of ten; nothing is changed and nothing leaves the pool."""
     pool, asked = stocked(["odd"] * 3 + ["fine."]), Asked()
-    gate = replace(warm(), acts=False, answer_end=end)
+    gate = replace(warm(), acts=False, answer_end=end, round=19)
+    assert len(gated(pool, asked, gate)([own(2)], random.Random(5))) == 5
+    assert not asked.texts and not gate.take_refused()
+    gate.round = 20
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked, gate)([own(2)], random.Random(5)) == plain
     assert len(pool) == 4 and gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8

@@ -68,7 +68,7 @@ def test_each_gate_mode_acts_as_documented(
         parameters=parameters,
     )
     node = build(config(gate=gate), 1, plain.me, plain.swarm, of_size, verifier)
-    for played in play(node, other, (1, 2, 3))[1:]:
+    for played in play(node, other, (9, 10, 20))[1:]:
         assert (played.external, sum(played.gated.values()), sum(played.gate_reported.values())) == (
             4 - gated,
             gated,
@@ -99,7 +99,8 @@ def test_with_replay_each_rollout_is_computed_once(
 
 
 @pytest.mark.parametrize(
-    ("field", "said"), [("gated", "not trained on"), ("gate_reported", "odd, but trained on")]
+    ("field", "said"),
+    [("gated", "not trained on"), ("gate_reported", "odd, but trained on (of one round in ten)")],
 )
 def test_gated_rollouts_are_recorded_and_shown(field: str, said: str) -> None:
     found = replace(report(1), **{field: {"an unlikely token": 2}})
