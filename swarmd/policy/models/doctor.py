@@ -35,7 +35,7 @@ from swarmd.policy.models.fit import (
     work_of,
 )
 from swarmd.policy.models.hub import REPOSITORIES
-from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
+from swarmd.policy.models.memory_plan import ITEMSIZE, PACKED, Plan, Shape, Workload
 from swarmd.terminal import printable
 
 SCHEMA = 1
@@ -89,6 +89,7 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
                 " once, at most"
             ),
         ),
+        *([("products", _products(plan))] if fit.device.type == "cpu" and plan.dtype == "bfloat16" else ()),
         *([("answers end at", " ".join(_ends(fit.chat)))] if fit.chat else ()),
         ("context", f"{plan.context:,} tokens, question and answer"),
     ]
@@ -121,6 +122,12 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
             " be tried."
         )
     return lines + [line for note in notes for line in ("", f"  {note}")]
+
+
+def _products(plan: Plan) -> str:
+    """Say how answers are computed on a CPU in bfloat16."""
+    packed = any(item.name == PACKED for item in plan.items)
+    return PACKED if packed else "plain: weights of this model, or by this torch, are not packed"
 
 
 def _ends(chat: Chat) -> list[str]:

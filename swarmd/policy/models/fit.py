@@ -206,6 +206,8 @@ def fit(
     # Here, for they load transformers.
     from transformers import GenerationConfig
 
+    from swarmd.policy.inference.fused_decoder import FAMILIES
+    from swarmd.policy.inference.packed_weights import packs
     from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
     from swarmd.policy.models.tokenizer import load_tokenizer
 
@@ -216,6 +218,7 @@ def fit(
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
     tried, shape = is_tried(skeleton, place.source), shape_of(skeleton, place.source)
+    work = replace(work, packed=device.type == "cpu" and architecture.model_type in FAMILIES and packs())
     tokenizer, chat, fault = None, None, None
     try:
         tokenizer = load_tokenizer(place, skeleton)
@@ -314,11 +317,11 @@ def plan_on(
 
 
 def _on(device: torch.device, work: Workload) -> Workload:
-    """Return the work without what is not on the device.
+    """Return the work as far as it is on the device.
 
     The copy of the start lies in main memory, which on CUDA is another.
     """
-    return replace(work, start_copy=False) if device.type == "cuda" else work
+    return replace(work, start_copy=work.start_copy and device.type != "cuda", on_cpu=device.type == "cpu")
 
 
 def _too_large(fit: Fit) -> str:

@@ -7,7 +7,8 @@ A round has two phases, and the larger of them has to fit beside what is always 
     always      weights; the adapter's, and a copy in the base's dtype (`lora.lora_factors`); gradients and
                 Adam's two moments of what is trained; with weights in 16 bits that are all trained a float32
                 copy of them (optimizer.py); what they were at the start (learner.py)
-    answering   keys and values of the answers in hand, and a row of logits for each of them
+    answering   keys and values of the answers in hand, and a row of logits for each of them; on a CPU in
+                bfloat16 a packed copy of the weights (packed_weights.py)
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
 
 What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k
@@ -53,6 +54,8 @@ HEAD_NUMBERS: Final = 2**20
 HEAD_TOKENS: Final = 256
 # A logit, its log-probability and its gradient, in float32.
 LOGIT_BYTES: Final = 12
+# The item of packed weights.
+PACKED: Final = "weights packed for oneDNN"
 # Numbers of an 8-bit moment that share a scale.
 BLOCK: Final = 256
 
@@ -93,6 +96,10 @@ class Workload:
     start_copy: bool = False
     # Rollouts that a round trains on: own ones, and those of other nodes.
     batch: int = 8
+    # Whether a CPU answers: keys and values are in float32.
+    on_cpu: bool = False
+    # Whether weights in bfloat16 are packed for the answers (`inference.packed_weights`).
+    packed: bool = False
 
     def within(self, context: int | None) -> "Workload":
         """Shorten the workload to a model that takes at most `context` tokens."""
@@ -188,15 +195,18 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         tokens = max(work.row, min(MAX_TOKENS, 1 << fitting.bit_length() >> 1))
 
     # Of one token, in all layers; and the tokens of one question's answers.
-    key_value, one = 2 * shape.layers * shape.key_width * size, work.completions * work.row
+    key_value = 2 * shape.layers * shape.key_width * (4 if work.on_cpu else size)
+    one = work.completions * work.row
     logits = work.completions * shape.vocabulary * LOGIT_BYTES  # of one question's answers
+    adapter = _trained(shape, lora_rank) if lora_rank else 0
+    copied = (shape.parameters + adapter) * (work.packed and dtype == "bfloat16")
     cache_tokens = CACHE_BYTES // key_value
 
     def at_once() -> int:
         """Return how many questions are answered at once: those whose keys and values are held."""
         return max(1, min(work.questions, cache_tokens // work.rollout))
 
-    while cache_tokens > one and cache_tokens * key_value + at_once() * logits > room:
+    while cache_tokens > one and cache_tokens * key_value + at_once() * logits + copied * size > room:
         # Halved from a fixed figure, so that what happens to be free seldom changes which random number meets
         # which row.
         cache_tokens //= 2
@@ -207,6 +217,8 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         Item("answering", "logits", head_rows, at_once() * logits),
         Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value),
     ]
+    if copied:
+        answering.append(Item("answering", PACKED, f"{copied:,} × {size} B", copied * size))
 
     per_token = thrifty if checkpointing else plain
     training = [
@@ -224,7 +236,7 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         context=most if shape.context is None else min(shape.context, most),
         free=free,
         usable=usable,
-        least=held + max(logits + one * key_value, work.row * thrifty + head),
+        least=held + max(logits + one * key_value + copied * size, work.row * thrifty + head),
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
         expected=held
         + max(

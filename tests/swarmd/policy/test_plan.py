@@ -22,9 +22,11 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from benchmarks.half_billion import CONFIGURATIONS
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, RoundConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt
+from swarmd.policy.inference import packed_weights
 from swarmd.policy.inference.decode import Sampling, groups
 from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
@@ -49,6 +51,12 @@ GB = 10**9
 LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
 
 
+SMOL = shape_of(
+    skeleton_of(
+        AutoConfig.for_model(**CONFIGURATIONS["smollm2-135m"]),
+        "135m",
+    )
+)
 # Half a billion weights.
 HALF = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
 
@@ -381,6 +389,33 @@ def test_the_doctor_shows_half_a_billion(
         True,
         json.loads(json.dumps(asdict(found.plan))),
     ]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_packed_weights_are_planned_and_the_doctor_says_whether_answers_use_them(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "packs", lambda: there)
+    config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16"))
+    found = examine(config, lambda _: 16 * GB)
+    text = "\n".join(explain(found, 1.0))
+    assert ("products                weights packed for oneDNN" in text) is there
+    assert ("products                plain: " in text) is not there
+    held = {item.name: item.bytes for item in found.plan.items if item.phase == "answering"}
+    assert held.get("weights packed for oneDNN", 0) == there * 2 * (HALF.parameters + found.plan.trained)
+    assert f"× {2 * 24 * 128 * 4:,} B" in text, "keys and values in float32"
+    plain = make_plan(HALF, "float32", 16, 16 * GB, replace(found.work, packed=there))
+    assert "weights packed for oneDNN" not in {item.name for item in plain.items}
+
+
+def test_a_round_of_eight_questions_is_answered_at_once() -> None:
+    """On a machine of 8 GB, of SmolLM2-135M and of half a billion, with answers of full length."""
+    work = Workload(questions=8, prompt_tokens=512, packed=True, on_cpu=True)
+    for shape in (SMOL, HALF):
+        plan = make_plan(shape, "bfloat16", 16, 8 * GB, work)
+        asked = Sampling(work.new_tokens, 2048, frozenset(), 1.0)
+        prompts = [[1] * work.prompt_tokens] * work.questions
+        assert len(list(groups(prompts, work.completions, asked, plan.cache_tokens, shared=True))) == 1
 
 
 def test_the_doctor_says_why_a_large_model_is_in_float32(
