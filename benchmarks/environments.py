@@ -20,9 +20,11 @@ ROOT = Path(__file__).parents[1]
 # of a chain's client among them, that its trainer never imports: it comes without, and what the trainer does
 # import is named.
 PACKAGES = {
-    "trl": [["torch==2.13.0", "transformers==5.23.0", "trl==1.16.0"]],
+    "trl": [["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0"]],
     # The lowest that swarmd.trl names.
     "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
+    # llama.cpp, built for CPUs, with its server.
+    "llama": [["xllamacpp==2026.10.11549"]],
     # Tasksets that swarmd.tasks.taskset loads.
     "verifiers": [["verifiers==0.4.0"]],
     "lm-eval": [["lm-eval==0.4.13"]],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from benchmarks import workload
 from benchmarks.meter import Meter
@@ -95,15 +95,8 @@ def tokens(text: str) -> int:
 
 def material(folder: Path, plan: Plan) -> tuple[Any, list[list[int]]]:
     """Make a fresh network of the work in this folder, and its questions as prompts."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    _, questions = workload.read(folder)
-    messages = [
-        [{"role": "system", "content": workload.SYSTEM}, {"role": "user", "content": question}]
-        for question in questions
-    ]
-    texts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for m in messages]
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=plan.dtype).eval().to(plan.device)
-    return network, [tokenizer(t)["input_ids"] for t in texts]
+    return network, json.loads((folder / "work.json").read_text())["prompts"]
 
 
 def lengths_of(plan: Plan) -> list[int]:

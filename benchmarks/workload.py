@@ -17,13 +17,15 @@ The questions are ReasoningGYM's, of one of two sets:
 
 import json
 import random
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from transformers.utils import logging
 
@@ -81,6 +83,12 @@ class Work:
     completions: int = 8
     learning_rate: float = 1e-6
     temperature: float = 1.0
+    lora: bool = False  # an adapter of rank 16 on every linear layer, alpha 32
+    dtype: str = ""  # "": float32 on a CPU, else bfloat16
+
+    @property
+    def torch_dtype(self) -> str:
+        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
 
 def make(work: Work, folder: Path, seed: int = 0) -> None:
@@ -107,13 +115,33 @@ def make(work: Work, folder: Path, seed: int = 0) -> None:
     chance = 64 / (23 * work.max_new_tokens) if work.lengths == "varied" else 0.0
     _shape_lengths(model, tokenizer.convert_tokens_to_ids(END), min(chance, 0.9))
     model.save_pretrained(folder)
-    (folder / "work.json").write_text(
-        json.dumps({"work": asdict(work), "questions": questions, "system": SYSTEM})
-    )
+    _describe(work, folder, questions, tokenizer)
+
+
+def lay(work: Work, folder: Path, model: Path, count: int, seed: int = 0) -> None:
+    """Write the same for a model that is there, with `count` questions. folder: not yet there."""
+    shutil.copytree(model, folder)
+    _describe(work, folder, draw(work.questions, count, seed), AutoTokenizer.from_pretrained(model))
+
+
+def _describe(work: Work, folder: Path, questions: list[str], tokenizer: Any) -> None:
+    messages = [
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        for question in questions
+    ]
+    texts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for m in messages]
+    document = {
+        "work": asdict(work) | {"torch_dtype": work.torch_dtype},
+        "questions": questions,
+        "system": SYSTEM,
+        "prompts": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
+    }
+    (folder / "work.json").write_text(json.dumps(document))
 
 
 def read(folder: Path) -> tuple[Work, list[str]]:
     document = json.loads((folder / "work.json").read_text())
+    del document["work"]["torch_dtype"]
     return Work(**document["work"]), document["questions"]
 
 

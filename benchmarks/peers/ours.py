@@ -1,4 +1,7 @@
-"""Our side: the policy's generate and update, as in a round. `python -m benchmarks.peers.ours FOLDER`."""
+"""Our side: the policy's generate and update, as in a round.
+
+`python -m benchmarks.peers.ours FOLDER [--answer]`; --answer: generate alone.
+"""
 
 import random
 import sys
@@ -17,22 +20,25 @@ from swarmd.types import Rollout, Scored, TaskRef
 def main() -> None:
     folder = Path(sys.argv[1])
     work, questions = read(folder)
-    dtype = "float32" if work.device == "cpu" else "bfloat16"
     config = NodeConfig.model_validate(
         {
             "model": {
                 "name": str(folder),
                 "device": work.device,
-                "dtype": dtype,
-                "lora": "off",
+                "dtype": work.torch_dtype,
+                "lora": "on" if work.lora else "off",
                 "system_prompt": SYSTEM,
                 "threads": 1,
             },
+            "round": {"local": len(questions), "external": 0, "completions": work.completions},
             "generate": {"max_new_tokens": work.max_new_tokens, "temperature": work.temperature},
             "train": {"learning_rate": work.learning_rate},
         }
     )
-    policy, rng, meter = LanguagePolicy.open(config, seed=0), random.Random(0), Meter(work.device)
+    rng, meter = random.Random(0), Meter(work.device)
+    imported = meter.peak_mib()
+    policy = LanguagePolicy.open(config, seed=0)
+    planned = imported + policy._loaded.plan.expected / 2**20
 
     def play() -> dict[str, Any]:
         begun = meter.now()
@@ -45,8 +51,10 @@ def main() -> None:
             )
             for n, (question, answer) in enumerate(zip(questions, answers, strict=True))
         ]  # fmt: skip
-        policy.update(batch)
-        return {"generate": generated, "tokens": sum(len(ids) for a in answers for ids in a.tokens.ids)}
+        if "--answer" not in sys.argv:
+            policy.update(batch)
+        tokens = sum(len(ids) for a in answers for ids in a.tokens.ids)
+        return {"generate": generated, "tokens": tokens, "planned_mib": planned}
 
     serve(play, meter)
 

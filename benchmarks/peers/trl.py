@@ -2,7 +2,8 @@
 
 `python benchmarks/peers/trl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work: one
 update on all completions, no reference model (beta 0), gradient checkpointing off unless its defaults are
-asked for, no logging, no saving; on CUDA in bfloat16.
+asked for, no logging, no saving; on CUDA in bfloat16. Under an adapter the update goes question by question,
+which takes less memory for the same time.
 """
 
 import json
@@ -66,16 +67,24 @@ def main() -> None:
         [{"role": "system", "content": document["system"]}, {"role": "user", "content": question}]
         for question in questions
     ]
-    rng = random.Random(0)
+    rng, parts = random.Random(0), len(questions) if work["lora"] else 1
+    adapter = None
+    if work["lora"]:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if cuda else torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, work["torch_dtype"])),
+        peft_config=adapter,
         processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
         reward_funcs=lambda completions, **_: [float(rng.random() < 0.5) for _ in completions],
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in messages] * 50),
         callbacks=[Turns(figures, meter)],
         args=GRPOConfig(
             output_dir=str(folder / "trl"),
-            per_device_train_batch_size=len(questions) * work["completions"],
+            per_device_train_batch_size=len(questions) * work["completions"] // parts,
+            gradient_accumulation_steps=parts,
+            steps_per_generation=parts,
             num_generations=work["completions"],
             max_completion_length=work["max_new_tokens"],
             max_steps=ROUNDS,
@@ -90,7 +99,7 @@ def main() -> None:
             logging_strategy="no",
             save_strategy="no",
             use_cpu=not cuda,
-            bf16=cuda,
+            bf16=work["torch_dtype"] == "bfloat16",
             disable_tqdm=True,
         ),
     )
