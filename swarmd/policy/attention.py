@@ -121,6 +121,7 @@ def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules
     batch, heads, length, width = query.shape
     query = query.reshape(batch, key.shape[1], -1, width)
     scores = batch * heads * length * key.shape[2]
+    out: Tensor
     narrow = query.device.type == "cpu" and query.dtype == torch.bfloat16
     if rules.softcap is None and narrow and scores <= MAX_SCORES:
         out = _Products.apply(query, key, value, mask, rules.scale)  # type: ignore[no-untyped-call]

@@ -56,6 +56,8 @@ def decode(
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
     done: Done = lambda *_: None,
+    *,
+    packed: bool = True,
 ) -> list[list[Sample]]:
     """Draw `copies` samples of each prompt, in order.
 
@@ -68,11 +70,12 @@ def decode(
         rest: called before each pass, too; may wait.
         drawn: called with each step's tokens, one for each row that goes on; may raise to end the decoding.
         done: told after each step how many answers have ended.
+        packed: whether to pack the weights, if that can be and pays.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared, ended = generator.device, adopt(network), 0
     with torch.inference_mode():
-        packed_rows = len(prompts) * copies if sampling.limit >= PACKED_FROM_STEPS else 0
+        packed_rows = len(prompts) * copies if packed and sampling.limit >= PACKED_FROM_STEPS else 0
         blocks = blocks_of(network, between is None, packed_rows) if shared else None
         for group in groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]

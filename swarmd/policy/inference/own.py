@@ -27,12 +27,16 @@ class OwnEngine:
         tokens: int,
         rest: Callable[[], object] = lambda: None,
         between: Callable[[], int] | None = None,
+        *,
+        packed: bool = True,
     ) -> None:
         """Wrap a network.
 
-        tokens: how many tokens' keys and values are held at once; fewer once memory was short.
+        tokens: how many tokens' keys and values are held at once; fewer once memory was short. packed: use
+            packed weights, if that can be, until memory is short.
         """
         self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
+        self._packed = packed
         self.done: Done = lambda *_: None  # told how many answers have ended
 
     def generate(
@@ -54,6 +58,7 @@ class OwnEngine:
                     self._between,
                     self._rest,
                     done=self.done,
+                    packed=self._packed,
                 )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -64,6 +69,7 @@ class OwnEngine:
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device
     ) -> None:
         release_cached(device)
+        self._packed = False
         # Of networks that copy a prompt for each answer. Others may have several prompts in less.
         largest = copies * (max(map(len, prompts)) + sampling.limit)
         if self._tokens < largest and all(

@@ -41,7 +41,8 @@ def open_engine(
     """Open the configured inference engine. Raises NoEngine and EngineFailed."""
     generate = config.generate
     if generate.engine == OWN:
-        return OwnEngine(loaded.network, loaded.plan.cache_tokens, rest, between)
+        plan = loaded.plan
+        return OwnEngine(loaded.network, plan.cache_tokens, rest, between, packed=plan.packed)
     if loaded.plan.dtype == NF4:
         raise NoEngine(
             f"{generate.engine} would answer with other weights than the base in 4 bits that is trained. Set"

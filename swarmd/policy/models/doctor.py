@@ -126,8 +126,9 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
 
 def _products(plan: Plan) -> str:
     """Say how answers are computed on a CPU in bfloat16."""
-    packed = any(item.name == PACKED for item in plan.items)
-    return PACKED if packed else "plain: weights of this model, or by this torch, are not packed"
+    return (
+        PACKED if plan.packed else "plain: no packed weights for this model, by this torch or in this memory"
+    )
 
 
 def _ends(chat: Chat) -> list[str]:

@@ -175,7 +175,7 @@ def work_of(config: NodeConfig) -> Workload:
     Prompts are about as long as the curriculum's. Those of a tiny model are shorter than `Workload` assumes,
     so its questions are not made, which would take a second.
     """
-    tiny, lengths = config.model.name in TINY, dict[str, int]()
+    tiny, lengths = config.model.name in TINY, dict[str, Any]()
     if not tiny and (asked := [*map(estimated_tokens, longest_questions(config.swarm.curriculum))]):
         model = spelled_out(config, longest=True).model
         shown = [text for example in model.examples for text in example]

@@ -13,7 +13,7 @@ A round has two phases, and the larger of them has to fit beside what is always 
 
 What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k
 the widths of queries and keys, f the inner width. It was found by counting what autograd keeps, of Qwen2,
-Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is 0.8 to 1.15
+Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is 0.8 to 1.2
 times the packed update's, and 0.9 to 1.3 times a plain forward's (tests/swarmd/policy/test_plan.py).
 
     n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their
@@ -98,7 +98,7 @@ class Workload:
     batch: int = 8
     # Whether a CPU answers: keys and values are in float32.
     on_cpu: bool = False
-    # Whether weights in bfloat16 are packed for the answers (`inference.packed_weights`).
+    # Whether weights in bfloat16 can be packed for the answers (`inference.packed_weights`).
     packed: bool = False
 
     def within(self, context: int | None) -> "Workload":
@@ -153,6 +153,7 @@ class Plan:
     expected: int
     items: tuple[Item, ...]
     optimizer: str = "adamw"
+    packed: bool = False  # whether answers use packed weights
 
     @property
     def fits(self) -> bool:
@@ -198,8 +199,10 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
     key_value = 2 * shape.layers * shape.key_width * (4 if work.on_cpu else size)
     one = work.completions * work.row
     logits = work.completions * shape.vocabulary * LOGIT_BYTES  # of one question's answers
-    adapter = _trained(shape, lora_rank) if lora_rank else 0
-    copied = (shape.parameters + adapter) * (work.packed and dtype == "bfloat16")
+    # Numbers of packed weights, if there is room: those of the layers and the head, and of a joined adapter.
+    copied = shape.parameters + (_trained(shape, lora_rank) if lora_rank else 0)
+    packed = work.packed and dtype == "bfloat16" and logits + one * key_value + copied * size <= room
+    copied *= packed
     cache_tokens = CACHE_BYTES // key_value
 
     def at_once() -> int:
@@ -236,7 +239,7 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         context=most if shape.context is None else min(shape.context, most),
         free=free,
         usable=usable,
-        least=held + max(logits + one * key_value + copied * size, work.row * thrifty + head),
+        least=held + max(logits + one * key_value, work.row * thrifty + head),
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
         expected=held
         + max(
@@ -244,6 +247,7 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
             min(tokens, work.batch * work.mean_rollout) * per_token + head,
         ),
         items=(*always, *answering, *training),
+        packed=packed,
         optimizer=work.optimizer,
     )
 

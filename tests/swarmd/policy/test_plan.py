@@ -146,7 +146,7 @@ def planned(network: Any, dtype: torch.dtype, rank: int | None, tokens: int, roo
 @pytest.mark.parametrize("rank", [None, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "way, low, high", [(plain, 0.9, 1.3), (partial(packed, checkpointing=False), 0.75, 1.15)]
+    "way, low, high", [(plain, 0.9, 1.3), (partial(packed, checkpointing=False), 0.75, 1.2)]
 )
 def test_activations_are_right_within_a_factor(
     family: str,
@@ -180,7 +180,7 @@ def test_masks_are_kept_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> 
     places = []
     for layers in (2, 6):
         masks.clear()
-        packed(network_of("qwen2", torch.bfloat16, layers, None), checkpointing=False)
+        packed(network_of("qwen2", torch.float32, layers, None), checkpointing=False)
         places.append(len({mask.data_ptr() for mask in masks}))
     assert places[0] == places[1] < len(masks)
     assert all(stride % 8 == 0 for mask in masks for stride in mask.stride()[:-1])
@@ -403,9 +403,12 @@ def test_packed_weights_are_planned_and_the_doctor_says_whether_answers_use_them
     assert ("products                plain: " in text) is not there
     held = {item.name: item.bytes for item in found.plan.items if item.phase == "answering"}
     assert held.get("weights packed for oneDNN", 0) == there * 2 * (HALF.parameters + found.plan.trained)
+    assert found.plan.packed is there
     assert f"× {2 * 24 * 128 * 4:,} B" in text, "keys and values in float32"
-    plain = make_plan(HALF, "float32", 16, 16 * GB, replace(found.work, packed=there))
-    assert "weights packed for oneDNN" not in {item.name for item in plain.items}
+    for dtype, free in (("float32", 16), ("bfloat16", 2.4)):
+        plan = make_plan(HALF, dtype, 16, int(free * GB), replace(found.work, packed=there))
+        assert plan.fits and not plan.packed, "another data type, or no room"
+        assert "weights packed for oneDNN" not in {item.name for item in plan.items}
 
 
 def test_a_round_of_eight_questions_is_answered_at_once() -> None:
