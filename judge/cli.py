@@ -25,7 +25,7 @@ from swarmd.terminal import explained, printable, run_program, tell
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
-WRONG = 1  # `check` or `verify` found something
+WRONG = 1  # `verify` found something
 EXTRA = ("fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(
@@ -93,8 +93,8 @@ def _settings(given: Mapping[str, Any]) -> JudgeSettings:
     return replace(settings, database=default_database(find_curriculum(settings.curriculum).name))
 
 
+@app.command()
 def serve(
-    context: typer.Context,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on.", show_default=DEFAULTS.host)
     ] = None,
@@ -182,25 +182,20 @@ def serve(
         raise NotAlone
     if settings.invitation:
         from swarmd.config.invitation import read_invitation
+        from swarmd.tasks.curriculum import CURRICULA
 
         # A wrong invitation is refused here, and not when somebody reads it.
-        read_invitation(settings.invitation)
+        invited = CURRICULA.get(read_invitation(settings.invitation).curriculum)
+        if invited and invited.questions != find_curriculum(settings.curriculum).questions:
+            raise JudgeError(
+                f"the invitation is to a swarm of {invited.name}, and this judge asks other questions; set"
+                f" curriculum = {invited.name!r}, or show another invitation"
+            )
     from judge.logs import set_up_logging
 
     set_up_logging(as_json=settings.log_json)
     with _its_packages():
-        if context.info_name == "check":
-            _say_checks(settings)
-        else:
-            _serve(settings, as_json)
-
-
-app.command()(serve)
-app.command(
-    "check",
-    help="Check curriculum, database, key, address and disk."
-    "\n\nTakes the options of serve. Exit code 1: one is not well. 2: the configuration cannot be used.",
-)(serve)
+        _serve(settings, as_json)
 
 
 def _serve(settings: JudgeSettings, as_json: bool) -> None:
@@ -241,22 +236,9 @@ def init(
     """Write a commented judge.toml with every setting. A file that is there is left as it is."""
     file = write_example(folder, invitation)
     tell(
-        f"{file} written. Change what you like, then: swarmd-judge check --config {file}; swarmd-judge serve"
-        f" --config {file}",
+        f"{file} written. Change what you like, then: swarmd-judge serve --config {file}",
         sys.stdout,
     )
-
-
-def _say_checks(settings: JudgeSettings) -> None:
-    from judge.checks import check as found
-
-    wrong = 0
-    for finding in found(settings):
-        wrong += not finding.well
-        line = f"{'ok   ' if finding.well else 'WRONG'}  {finding.what:<10}  {finding.said}"
-        tell(line, sys.stdout, indent=" " * 19)
-    if wrong:
-        raise typer.Exit(WRONG)
 
 
 @app.command()

@@ -92,7 +92,6 @@ LAYERS = {
         "pages",
         "app",
         "server",
-        "checks",
         "cli",
         "__main__",
     ],

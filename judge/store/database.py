@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
-from judge.store.tables import about, metadata
+from judge.store.tables import metadata
 from swarmd.errors import command_for
 
 # Of the tables as `judge.store.tables` has them.
@@ -143,28 +143,6 @@ class Database:
             self._lock.close()
 
 
-def inspect_database(database: Path | str) -> tuple[str | None, str | None]:
-    """Return the schema's version, and name and digest of the curriculum, of an existing database.
-
-    None where they are not there yet. Raises DatabaseInUse, DatabaseUnusable.
-    """
-    url = database_url(database)
-    file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
-    # Without a lock file no judge runs, and we leave none behind.
-    lock = _lock_file(file) if file and _lock_of(file).exists() else None
-    with contextlib.closing(lock) if lock else contextlib.nullcontext():
-        engine = _engine(url, alone=True, writes=False)
-        try:
-            with engine.begin() as connection:
-                version = _known(connection, shown(url))
-                held = select(about.c.value).where(about.c.name == "curriculum")
-                return version, connection.scalar(held) if version else None
-        except SQLAlchemyError as error:
-            raise _unusable(shown(url), error) from None
-        finally:
-            engine.dispose()
-
-
 def _unusable(name: str, error: Exception) -> DatabaseUnusable:
     why = " ".join(str(getattr(error, "orig", None) or error).split())
     remedy = "free some space" if "full" in why else "restore it from a backup"
@@ -174,14 +152,10 @@ def _unusable(name: str, error: Exception) -> DatabaseUnusable:
     )
 
 
-def _lock_of(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
 def _lock_file(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock_of(path).open("w")
+        lock = path.with_name(path.name + ".lock").open("w")
     except OSError as error:
         raise DatabaseUnusable(
             f"cannot write the database {path}: {error.strerror}; give another file with --database"
@@ -291,23 +265,17 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
 
 def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
     """Make the tables of a new database. Raises DatabaseUnusable where another version of the judge did."""
-    if _known(connection, name) == SCHEMA_VERSION:
+    known = inspect(connection).has_table(_VERSION.name)
+    version = connection.scalar(select(_VERSION)) if known else None
+    if version == SCHEMA_VERSION:
         return
+    if version is not None:
+        raise DatabaseUnusable(
+            f"{name} was written by another version of the judge (schema {version}, this one knows"
+            f" {SCHEMA_VERSION}); run that version, or give another one with --database"
+        )
     if not may_make:
         raise DatabaseUnusable(f"{name} is no database of a judge yet; `swarmd-judge serve` makes it one")
     metadata.create_all(connection, checkfirst=False)
     _VERSION.create(connection)
     connection.execute(insert(_VERSION).values(version_num=SCHEMA_VERSION))
-
-
-def _known(connection: Connection, name: str) -> str | None:
-    """Return the schema's version; None where there is none yet. Raises DatabaseUnusable for another's."""
-    if not inspect(connection).has_table(_VERSION.name):
-        return None
-    version = connection.scalar(select(_VERSION))
-    if version not in (None, SCHEMA_VERSION):
-        raise DatabaseUnusable(
-            f"{name} was written by another version of the judge (schema {version}, this one knows"
-            f" {SCHEMA_VERSION}); run that version, or give another one with --database"
-        )
-    return version

@@ -1,4 +1,4 @@
-"""judge.toml and `swarmd-judge init | check`.
+"""judge.toml and `swarmd-judge init`.
 
 Every setting, which source wins, and what is said about mistakes.
 """
@@ -8,21 +8,15 @@ import resource
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from judge.checks import CheckFinding, _disk, check
 from judge.cli import DEFAULTS, app
 from judge.config import EXAMPLE, SCHEMA, JudgeSettings, write_example
 from judge.errors import JudgeError, NotAlone
-from judge.store.store import Store
-from judge.verified.evaluator import Evaluator
-from p2p.identity import Identity
 from swarmd.config.sources import NODE
 from swarmd.errors import ConfigError
-from swarmd.tasks.curriculum import TINY_9
 
 STANDIN = (sys.executable, "-m", "tests.judge.verified.standin_worker")
 NOBODYS = "203.0.113.7"  # TEST-NET-3: a judge cannot listen there, and says at which port it would have
@@ -49,23 +43,21 @@ def test_every_setting_is_an_option_of_serve() -> None:
     assert [name for name in SCHEMA.keys if f"--{name.replace('_', '-')} " not in text] == []
 
 
-def said(*words: str) -> tuple[int, list[str]]:
-    """Exit code, and the lines of `check`, without what is well."""
-    done = CliRunner().invoke(app, ["check", *words])
-    assert done.exit_code in (0, 1), done.output
-    return done.exit_code, [line for line in done.output.splitlines() if line.startswith("WRONG")]
+def said(*words: str) -> str:
+    """Return why a judge that cannot listen does not start."""
+    return str(CliRunner().invoke(app, ["serve", *words]).exception)
 
 
 def test_flag_over_variable_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "judge.toml"
     file.write_text(f'host = "{NOBODYS}"\nport = 1\ncurriculum = "tiny-9"\ndatabase = "{tmp_path / "j"}"\n')
     monkeypatch.setenv("SWARMD_JUDGE_CONFIG", str(file))
-    assert f"{NOBODYS} port 1:" in said()[1][0]
+    assert f"{NOBODYS} port 1:" in said()
     with monkeypatch.context() as variable:
         variable.setenv("SWARMD_JUDGE_PORT", "2")
-        assert f"{NOBODYS} port 2:" in said()[1][0] and f"{NOBODYS} port 3:" in said("--port", "3")[1][0]
+        assert f"{NOBODYS} port 2:" in said() and f"{NOBODYS} port 3:" in said("--port", "3")
     file.write_text(f'host = "{NOBODYS}"\n')
-    assert f"{NOBODYS} port 8400:" in said()[1][0]
+    assert f"{NOBODYS} port 8400:" in said()
 
 
 def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
@@ -146,68 +138,13 @@ def test_init_without_room_leaves_no_half_file(tmp_path: Path) -> None:
     write_example(tmp_path)
 
 
-def test_check_finds_nothing_wrong_with_what_serve_made_and_changes_nothing(tmp_path: Path) -> None:
-    database = tmp_path / "j.sqlite3"
-    options = ("--curriculum", "tiny-9", "--port", "0", "--database", str(database))
-    assert said(*options) == (0, [])
-    assert list(tmp_path.iterdir()) == []
-    Store(database, f"tiny-9 {TINY_9.digest}").close()
-    Identity.load_or_create(tmp_path / "j.sqlite3.key")
-    assert said(*options) == (0, [])
-
-
-def test_check_says_what_is_wrong(tmp_path: Path) -> None:
-    database = tmp_path / "j.sqlite3"
-    options = ("--port", "0", "--database", str(database))
-    store = Store(database, f"tiny-9 {TINY_9.digest}")
-    assert "another judge is using" in said(*options, "--curriculum", "tiny-9")[1][0]
-    store.close()
-    assert "holds answers to tiny-9" in said(*options)[1][0]
-    key = tmp_path / "j.sqlite3.key"
-    Identity.load_or_create(key)
-    key.chmod(0o644)
-    assert "chmod 600" in said(*options, "--curriculum", "tiny-9")[1][0]
-    # Below a file
-    assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]
-
-
-def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) -> None:
-    def findings(**others: Any) -> dict[str, CheckFinding]:
-        settings = JudgeSettings(tmp_path / "j", "tiny-9", port=0, **others)
-        return {finding.what: finding for finding in check(settings, Evaluator(60.0, STANDIN))}
-
-    assert findings()["uploads"].said == "no weights are evaluated"
-    assert findings(verified_bytes=1, verified_model=("good",))["uploads"] == CheckFinding(
-        "uploads", "weights of good, 1 bytes at most"
-    )
-    nope = findings(verified_bytes=2**60, verified_model=("nope",))
-    assert not nope["uploads"].well and "--verified-model" in nope["uploads"].said
-    assert not nope["disk"].well and "MiB free" in nope["disk"].said
-    elsewhere_kept = JudgeSettings("postgresql://judge@host/name", key=tmp_path / "judge.key")
-    assert "PostgreSQL's disk has free is not known" in _disk(elsewhere_kept).said
-    (tmp_path / "letter").touch()
-    below = findings(verified_bytes=1, verified_model=("good",), verified_folder=tmp_path / "letter" / "a")
-    assert not below["uploads"].well and "--verified-folder" in below["uploads"].said
-    (elsewhere := tmp_path / "elsewhere").mkdir()
-    assert findings(key=elsewhere / "judge.key")["disk"].said.startswith(f"{tmp_path}: ")
-
-
-def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
-    database = tmp_path / "j.sqlite3"
-    Store(database, f"tiny-9 {TINY_9.digest}").close()
-    (tmp_path / "j.sqlite3.lock").unlink()  # a copy, or a backup
-    assert said("--curriculum", "tiny-9", "--port", "0", "--database", str(database)) == (0, [])
-    assert list(tmp_path.iterdir()) == [database]
-
-
 def test_an_option_that_needs_uploads() -> None:
-    for command in ("check", "serve"):
-        done = CliRunner().invoke(app, [command, "--verified-model=other"])
-        assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)
+    done = CliRunner().invoke(app, ["serve", "--verified-model=other"])
+    assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)
 
 
 def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
-    for command in (["check"], ["serve"], ["moderate", "log"]):
+    for command in (["serve"], ["moderate", "log"]):
         done = CliRunner().invoke(app, command, env={"SWARMD_JUDGE_PROT": "1"})
         assert str(done.exception) == ("SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT?")
 

@@ -1,4 +1,4 @@
-"""The judge dials its invitation: the page "Join" and `check` say whether somebody answers."""
+"""The judge dials its invitation: the page "Join" says whether somebody answers."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import trio
 from typer.testing import CliRunner
 
 from judge.cli import app
+from judge.errors import JudgeError
 from judge.evaluation.dialling import dial, dial_all
 from p2p.identity import Identity
 from swarmd.config.invitation import Invitation, write_invitation
@@ -53,20 +54,10 @@ async def test_the_join_page_says_that_nobody_answers(tmp_path: Path) -> None:
             assert await eventually(told)
 
 
-@pytest.mark.net
-@pytest.mark.parametrize(
-    ("curriculum", "words"),
-    [("tiny-9", ["nothing listens", "`swarmd bootstrap`"]), ("sapo-9", ["set curriculum = 'sapo-9'"])],
-)
-def test_check_dials_the_invitation_and_compares_its_curriculum(
-    tmp_path: Path, curriculum: str, words: list[str]
-) -> None:
-    with kept_port() as port:
-        invitation = inviting(f"/ip4/127.0.0.1/tcp/{port}/p2p/{ME}", curriculum=curriculum)
-        options = ["--curriculum", "tiny-9", "--port", "0", "--database", str(tmp_path / "judge")]
-        done = CliRunner().invoke(app, ["check", *options, "--invitation", invitation])
-    (wrong,) = (line for line in done.output.splitlines() if line.startswith("WRONG"))
-    assert done.exit_code == 1 and [word for word in words if word not in wrong] == []
+def test_an_invitation_to_other_questions_is_refused(tmp_path: Path) -> None:
+    options = ["--curriculum", "tiny-9", "--database", str(tmp_path / "judge")]
+    done = CliRunner().invoke(app, ["serve", *options, "--invitation", inviting(curriculum="sapo-9")])
+    assert isinstance(done.exception, JudgeError) and "set curriculum = 'sapo-9'" in str(done.exception)
 
 
 def test_init_takes_the_curriculum_of_an_invitation(tmp_path: Path) -> None:
@@ -75,9 +66,4 @@ def test_init_takes_the_curriculum_of_an_invitation(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     text = (tmp_path / "judge.toml").read_text()
     assert f'\ninvitation = "{inviting()}"' in text and '\ncurriculum = "tiny-9"' in text
-    checked = CliRunner().invoke(
-        app,
-        ["check", "--config", str(tmp_path / "judge.toml"), "--port", "0", "--database", str(tmp_path / "j")],
-    )
-    assert "ok     curriculum  tiny-9" in checked.output
     assert CliRunner().invoke(app, ["init", str(tmp_path / "b"), "--invitation", "swarm:x"]).exit_code == 1

@@ -367,7 +367,7 @@ def test_the_version_as_an_option() -> None:
 def test_a_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
     code = "import os, sys; os.rmdir(os.getcwd()); from judge.cli import main; main()"
     (gone := tmp_path / "gone").mkdir()
-    starting = [sys.executable, "-c", code, "check", "--database", "judge.sqlite3"]
+    starting = [sys.executable, "-c", code, "serve", "--database", "judge.sqlite3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(starting, cwd=gone, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
