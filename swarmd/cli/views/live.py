@@ -332,7 +332,7 @@ def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> 
         (f"reward, mean of the last {min(SMOOTH_ROUNDS, len(means))} rounds", "dim"),
         no_wrap=True,
     )
-    for row, line in enumerate(braille(means, width - 6, rows, low, high)):
+    for row, line in enumerate(area(means, width - 6, rows, low, high)):
         label = f"{high:.2f} " if row == 0 else f"{low:.2f} " if row == rows - 1 else " " * 5
         text.append("\n" + label, "dim")
         text.append("│", "dim")
@@ -350,27 +350,12 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-# Unicode braille: bit of (row, column) in one character.
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-
-
-def braille(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
-    """Draw a curve through `values` as `rows` lines of `width` braille characters, 2 x 4 dots each."""
-    if not values or width < 1 or rows < 1:
-        return [" " * max(0, width)] * rows
-    columns, levels = 2 * width, 4 * rows
-    cells = [[0] * width for _ in range(rows)]
-    before: int | None = None
-    for column in range(columns):
-        place = column * (len(values) - 1) / (columns - 1)
-        left, part = int(place), place % 1
-        value = values[left] * (1 - part) + values[min(left + 1, len(values) - 1)] * part
-        level = round((levels - 1) * min(1.0, max(0.0, (high - value) / (high - low))))
-        start = (
-            level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
-        )
-        for dot in range(min(start, level), max(start, level) + 1):
-            # The dots are joined to the column before.
-            cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
-        before = level
-    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
+def area(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
+    """Draw the area under a curve through `values` as `rows` lines of `width` characters, in eighths."""
+    places = [round(at * (len(values) - 1) / max(1, width - 1)) for at in range(width)]
+    shares = [min(1.0, max(0.0, (values[place] - low) / (high - low))) for place in places]
+    heights = [max(1, round(8 * rows * share)) for share in shares]
+    return [
+        "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
+        for row in reversed(range(rows))
+    ]

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from swarmd.cli import status
-from swarmd.cli.views.live import LivePage, LiveView, braille
+from swarmd.cli.views.live import LivePage, LiveView, area
 from swarmd.cli.views.plain import JsonView, LogView, PlainView
 from swarmd.daemon.local_api.status_words import (
     answer_lines,
@@ -224,16 +224,10 @@ def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
 
 
 def test_the_curve_goes_where_the_values_go() -> None:
-    rising = braille([0.0, 1.0], 10, 4, 0.0, 1.0)
-    assert [len(line) for line in rising] == [10] * 4
-    assert rising[0].strip() and rising[0].startswith(" ")  # top right
-    assert rising[3].strip() and rising[3].endswith(" ")  # bottom left
-    flat = braille([0.5], 10, 4, 0.0, 1.0)
-    assert [bool(line.strip()) for line in flat] in ([False, True, False, False], [False, False, True, False])
-    assert flat[1] in ("⣀" * 10, " " * 10)
-    spike = braille([0.0] * 50 + [1.0] + [0.0] * 49, 50, 4, 0.0, 1.0)
-    assert all(line.strip() for line in spike)  # joined from bottom to top
-    assert braille([], 5, 2, 0, 1) == [" " * 5] * 2
+    rising = area([0.0, 1.0], 10, 4, 0.0, 1.0)
+    assert rising == ["     █████", "     █████", "     █████", "▁▁▁▁▁█████"]
+    assert area([0.5], 3, 4, 0.0, 1.0) == ["   ", "   ", "███", "███"]
+    assert area([0.3, 2.0], 2, 1, 0.0, 1.0) == ["▂█"]  # in eighths, and never beyond the top
 
 
 def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> None:
