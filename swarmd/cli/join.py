@@ -220,15 +220,10 @@ def invite(
     as_json: AsJson = False,
 ) -> None:
     """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
-    from swarmd.config.invitation import as_link
-
     document = _document(as_state_dir(state_dir), config)
     for note in document["notes"]:
         tell(printable(note))
-    if as_json:
-        print_json({**document, "link": as_link(document["invitation"])})
-    else:
-        print(document["invitation"])
+    answer(document, document["invitation"], as_json)
 
 
 def _document(folder: Path, config: Path | None) -> dict[str, Any]:

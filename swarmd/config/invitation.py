@@ -79,11 +79,6 @@ def write_invitation(invitation: Invitation) -> str:
     return f"{text},check={_check(text)}"
 
 
-def as_link(text: str) -> str:
-    """Return an invitation with `swarm://`, which more programs recognise as a link."""
-    return text.replace(SCHEME, f"{SCHEME}//", 1)
-
-
 def read_invitation(text: str) -> Invitation:
     """Read an invitation from somebody else. Raises ConfigError, which says what is wrong and what to do.
 
