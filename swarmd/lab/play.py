@@ -215,6 +215,7 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
         ],
         "generated": [report.generated for report in reports],
         "informative": [report.informative for report in reports],
+        "in_form": [report.answers and report.answers.in_form for report in reports],
         "updates": [report.updates for report in reports],
         "useful": [report.update.useful for report in reports],
         "local": [report.local for report in reports],

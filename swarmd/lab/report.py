@@ -84,8 +84,13 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
         for place, node in enumerate(results.experiment.setting(column.slug).nodes):
             kinds.setdefault(_kind(node), []).append(place)
         for kind, places in kinds.items() if len(kinds) > 1 else ():
-            means = [mean_there([run.late_by_node[i] for i in places]) for run in column.runs.values()]
-            late = interval([mean for mean in means if mean is not None])
+            late, form = (
+                interval([mean for of in found if (mean := mean_there([of[i] for i in places])) is not None])
+                for found in (
+                    [run.late_by_node for run in column.runs.values()],
+                    [run.form_by_node for run in column.runs.values()],
+                )
+            )
             ends = interval(
                 [
                     fmean(ones[i] for i in places)
@@ -93,8 +98,10 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
                     if (ones := run.pass_1_by_node)
                 ]
             )
-            rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(ends, 3)))
-    return [("setting", "nodes", "what they are", "last tenth", "pass@1"), *rows] if rows else []
+            rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(form, 3), shown(ends, 3)))
+    return (
+        [("setting", "nodes", "what they are", "last tenth", "in the form", "pass@1"), *rows] if rows else []
+    )
 
 
 def hostile(results: Results) -> Sequence[Sequence[str]]:
@@ -115,6 +122,7 @@ def _kind(node: NodeConfig) -> str:
     specialties = f", asks {', '.join(node.tasks.specialties)}" if node.tasks.specialties else ""
     return (
         node.model.name
+        + ("" if node.model.examples in ("auto", "off") else ", with examples")
         + (", frozen" if node.round.train == "off" else "")
         + f", {node.round.local}/{node.round.external}"
         + specialties

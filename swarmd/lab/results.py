@@ -49,6 +49,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "reward": ("double", "mean reward of the node's own completions; null: it was away"),
     "generated": ("int32", "own rollouts"),
     "informative": ("int32", "of these, rollouts whose completions earned different rewards"),
+    "in_form": ("double", "share of own completions in the asked form; null: there are none"),
     "updates": ("int32", "updates of the policy"),
     "useful": ("int32", "rollouts trained on in which a completion had an advantage"),
     "local": ("int32", "own rollouts trained on"),

@@ -70,6 +70,7 @@ class RunFigures:
     # Share of the answers at the end that show the poison; None: there are no hostile peers.
     marked: float | None
     late_by_node: tuple[float | None, ...]  # reward of each node, last tenth of the rounds; None: away
+    form_by_node: tuple[float | None, ...]  # share of its answers in the asked form, at the same time
     pass_1_by_node: tuple[float, ...]  # pass@1 at the end; (): not measured
 
 
@@ -121,6 +122,9 @@ def figures(
         hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
         marked=_marked(looks[-1]) if looks else None,
         late_by_node=tuple(map(mean_there, zip(*by_node[-late:], strict=True))),
+        form_by_node=tuple(
+            map(mean_there, zip(*(line.get("in_form", ()) for line in rounds[-late:]), strict=True))
+        ),
         pass_1_by_node=(
             tuple(fmean(right) / looks[-1]["answers"] for right in looks[-1]["right"]) if looks else ()
         ),

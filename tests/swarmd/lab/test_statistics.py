@@ -28,6 +28,7 @@ LINES = [
         "hostile": [1, 0],
         "cpu": [3.0, 1.0],
         "entropy": [0.5, 0.75],
+        "in_form": [0.25, 0.5],
     },
     {
         "round": 2,
@@ -41,6 +42,7 @@ LINES = [
         "updates": [3, 0],
         "cpu": [5.0, 4.0],
         "entropy": [0.25, None],
+        "in_form": [0.75, None],
         "evaluation": {"answers": 2, "right": [[1, 2], [0, 2]], "marked": [1, 2]},
     },
 ]
@@ -53,7 +55,9 @@ def of_lines() -> RunFigures:
 def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
     found = of_lines()
     assert found.late_by_node[1] is None
-    assert replace(found, late_by_node=found.late_by_node[:1], predicted=0.0) == RunFigures(
+    assert replace(
+        found, late_by_node=found.late_by_node[:1], form_by_node=found.form_by_node[:1], predicted=0.0
+    ) == RunFigures(
         cumulative=8.0,
         rewards=((1.0, 3.0), (4.0, None)),
         late=4.0,
@@ -71,6 +75,7 @@ def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
         hostile=1 / 4,
         marked=3 / 8,
         late_by_node=(4.0,),
+        form_by_node=(0.75,),
         pass_1_by_node=(0.75, 0.5),
     )
     # m·I is 1 and 1.5 in the first round, 2 and 0 in the second.
@@ -126,7 +131,10 @@ def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
         with results.writing(run) as append:
             append(LINES[1])
             append({**LINES[2], "reward": [0.5, None if run.seed == 1 else 0.25]})
-    assert [row[3] for row in groups(results)[1:]] == ["0.500 ± 0.000", "0.250 ± 0.000"]
+    assert [row[3:5] for row in groups(results)[1:]] == [
+        ("0.500 ± 0.000", "0.750 ± 0.000"),
+        ("0.250 ± 0.000", "–"),
+    ]
     page = write_report(results, {}).read_text()
     assert "3 of 6 runs: 2 settings, 3 seeds, 2 rounds, 1 or 2 nodes" in page
     assert "this decides nothing" not in page
