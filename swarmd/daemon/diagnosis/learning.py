@@ -74,19 +74,18 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     ),
     (
         "the questions fill the model's context of {context} tokens, so that nothing is answered",
-        "choose a model with a longer context, or a shorter model.system_prompt",
+        "choose a model with a longer context, or a shorter model.system_prompt or model.examples",
         lambda seen: not seen.tokens,
     ),
     (
         "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}, and {in_form} are in the asked"
         " form, <answer>…</answer>",
-        "raise it; if answers never end, see `swarmd doctor model`",
+        "raise it, or {shows}; see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
     (
         "{in_form} of {made} answers are in the asked form, <answer>…</answer>",
-        "wait for other nodes, whose answers teach the form; or show it in model.system_prompt, or choose a"
-        " larger instruct model (`swarmd models`)",
+        "{shows}; or wait for other nodes, whose answers teach the form",
         lambda seen: _formless(seen),
     ),
     (
@@ -106,9 +105,23 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda _: True,
     ),
 )
-_CUT = (
-    "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}",
-    "raise it if answers need more room; if they never end, see `swarmd doctor model`",
+# The same, though something was learnt.
+STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
+    (
+        "none of {made} answers ends within generate.max_new_tokens = {limit}",
+        "raise it; if none ends then, choose an instruct model (`swarmd doctor model` says where they end)",
+        lambda seen: 0 < seen.made == seen.cut,
+    ),
+    (
+        "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}",
+        "raise it if answers need more room; if they never end, see `swarmd doctor model`",
+        lambda seen: _mostly_cut(seen),
+    ),
+    (
+        "all {made} answers are right, so that only other nodes' rollouts teach this one",
+        "choose harder questions: swarm.curriculum, tasks.specialties",
+        lambda seen: 0 < seen.made <= seen.rewards,
+    ),
 )
 
 
@@ -123,14 +136,26 @@ def _formless(seen: Lately) -> bool:
 def trouble_of(
     lines: Sequence[Mapping[str, Any]], model: Mapping[str, Any], sample: str = ""
 ) -> Trouble | None:
-    """Return why the last rounds taught nothing, or that many answers do not end; None if all is well.
+    """Return why the last rounds taught nothing, or little though there was something; None if all is well.
 
     lines: of metrics.jsonl. model: as the trainer describes it. sample: one of the answers.
     """
-    if (seen := lately(lines)) is None or (seen.trained and not _mostly_cut(seen)):
+    if (seen := lately(lines)) is None:
         return None
+    rows = STILL if seen.trained else CAUSES
+    if (found := next((row for row in rows if row[2](seen)), None)) is None:
+        return None
+    says, remedy, _ = found
     blanks = {**asdict(seen), "limit": model.get("new_tokens"), "context": model.get("context")}
-    says, remedy = _CUT if seen.trained else next(row[:2] for row in CAUSES if row[2](seen))
     lead = "" if seen.trained else f"nothing was learnt in the last {many(seen.rounds, 'round')}: "
     shown = f", such as “{' '.join(sample.split())[:SAMPLE_CHARACTERS]}”" if sample.strip() else ""
-    return Trouble(lead + says.format(**blanks) + shown, remedy)
+    return Trouble(lead + says.format(**blanks) + shown, remedy.format(shows=_shows_form(model)))
+
+
+def _shows_form(model: Mapping[str, Any]) -> str:
+    """Return the next setting that shows a model the asked form; model: as the trainer describes it."""
+    if not model.get("examples"):
+        return 'set model.examples = "on"'
+    if not model.get("opening"):
+        return 'set model.opening = "<answer>"'
+    return "choose another instruct model (`swarmd models`), or model.examples of your own"

@@ -48,8 +48,8 @@ def model_words(model: Mapping[str, Any]) -> str:
         else None
     )
     lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
-    shown = f"with {many(model['examples'], 'example')}" if model.get("examples") else None
-    opened = f"opened by {model['opening']}" if model.get("opening") else None
+    shown = f"+{many(model['examples'], 'example')}" if model.get("examples") else None
+    opened = f"+opening {model['opening']}" if model.get("opening") else None
     parts = (model.get("model"), size, model.get("device"), model.get("dtype"), lora, shown, opened)
     return printable(" ".join(map(str, filter(None, parts))))
 

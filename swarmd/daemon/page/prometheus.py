@@ -82,6 +82,7 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
             "rollouts in the last batch",
             [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
         ),
+        single("useful_rollouts", "rollouts of the last batch that taught something", last.get("useful")),
         single("peers_heard", "peers whose rollouts arrive", document.get("peers")),
         single("peers_connected", "peers connected", document.get("connected")),
         (

@@ -34,7 +34,7 @@ STATES = [
     (
         line(answers={"in_form": 0.0}),
         "0 of 32 answers are in the asked form",
-        "show it in model.system_prompt",
+        'set model.examples = "on"',
     ),
     (line(reward_sum=0.0), "all 32 answers are wrong", "easier questions"),
     (line(reward_sum=16.0), "all 32 answers are right", "harder questions"),
@@ -54,14 +54,41 @@ def test_each_cause_is_told_with_its_remedy_and_a_sample(
 
 def test_every_row_has_a_state_that_it_is_told_of() -> None:
     remedies = [trouble_of([state, state], MODEL) for state, _, _ in STATES]
-    assert [found and found.remedy for found in remedies] == [remedy for _, remedy, _ in CAUSES]
+    shows = 'set model.examples = "on"'
+    assert [found and found.remedy for found in remedies] == [
+        remedy.format(shows=shows) for _, remedy, _ in CAUSES
+    ]
 
 
-def test_many_cut_answers_are_told_of_though_something_is_learnt() -> None:
-    cut = line(trained=9, answers={"cut": 0.5})
-    found = trouble_of([cut, cut], MODEL)
-    assert found is not None and found.cause == "16 of 32 answers are cut at generate.max_new_tokens = 4"
-    assert trouble_of([line(trained=9, answers={"cut": 0.4})] * 2, MODEL) is None
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ({"examples": 0, "opening": ""}, 'set model.examples = "on"'),
+        ({"examples": 2, "opening": ""}, 'set model.opening = "<answer>"'),
+        ({"examples": 2, "opening": "<answer>"}, "choose another instruct model"),
+    ],
+)
+@pytest.mark.parametrize("cut", [0.0, 0.97])
+def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
+    asked: dict[str, Any], remedy: str, cut: float
+) -> None:
+    found = trouble_of([line(answers={"cut": cut, "in_form": 0.0})] * 2, MODEL | asked)
+    assert found is not None and remedy in found.remedy and "{" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"answers": {"cut": 1.0}}, "none of 32 answers ends within generate.max_new_tokens = 4"),
+        ({"answers": {"cut": 0.5}}, "16 of 32 answers are cut at generate.max_new_tokens = 4"),
+        ({"reward_sum": 16.0}, "all 32 answers are right, so that only other nodes' rollouts teach this one"),
+        ({"answers": {"cut": 0.4}, "reward_sum": 15.0}, ""),
+        ({"answers": NONE, "reward_sum": 0.0}, ""),
+    ],
+)
+def test_some_troubles_are_told_of_though_something_is_learnt(changes: dict[str, Any], cause: str) -> None:
+    found = trouble_of([line(trained=9, **changes)] * 2, MODEL)
+    assert (found.cause if found else "") == cause
 
 
 def test_short_rounds_are_taken_together_before_a_word_is_said() -> None:

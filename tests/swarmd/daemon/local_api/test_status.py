@@ -219,6 +219,14 @@ def test_harmless_refusals_are_counted_for_programs_and_not_shown() -> None:
     assert "refused  1 not a frame" in status_lines(both)
 
 
+def test_the_status_says_how_the_model_is_asked() -> None:
+    of = board()
+    of.model = {"model": "a/b", "device": "cpu", "examples": 2, "opening": "<answer>\x1b"}
+    assert "model    a/b cpu +2 examples +opening <answer>\\x1b" in status_lines(document(of))
+    of.model = {"model": "a/b", "device": "cpu", "examples": 0, "opening": ""}
+    assert "model    a/b cpu" in status_lines(document(of))
+
+
 def test_the_status_of_a_node_with_every_trouble_fits_a_terminal_of_80_by_24() -> None:
     of = board()
     of.round, of.rewards = 120, deque([0.0, 0.0])
@@ -231,9 +239,10 @@ def test_the_status_of_a_node_with_every_trouble_fits_a_terminal_of_80_by_24() -
         "parameters": 134_500_000,
         "device": "cpu",
         "lora": 16,
+        "examples": 2,
     }
     of.learning = trouble_of(
-        [line] * 2, {"new_tokens": 12}, "It is Thursday, Monday comes next in this week: " * 3
+        [line] * 2, {"new_tokens": 12, **of.model}, "It is Thursday, Monday comes next in this week: " * 3
     )
     silent = {"url": "https://judge.example", "score": None, "n": 0, "cause": "it is down", "remedy": "wait"}
     alone = next(cause for cause in CAUSES if "first here" in cause.says).trouble().document()
