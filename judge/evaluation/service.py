@@ -423,10 +423,11 @@ class JudgeService:
         if signed.sequence > (now + config.AHEAD_S) * 1e9:
             raise Refused(AHEAD)
         floor = -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
+        enough = floor
         if floor < 0:
-            # The peer may have been forgotten, and its requests of that time captured.
-            floor = int(self._silent_since(now) * 1e9)
-        if refusal := claim(self._sequences, signed, floor):
+            # The peer may have been forgotten, and its requests of that time captured. This floor rises.
+            floor, enough = int(self._silent_since(now) * 1e9), int(now * 1e9)
+        if refusal := claim(self._sequences, signed, floor, enough):
             raise Refused(refusal)
 
     async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[ScoredAnswer]:

@@ -165,10 +165,11 @@ class Sessions:
         self._closed[question.id] = (question.peer, why)
 
 
-def claim(highest: Latest[PeerId, int], signed: Signed, floor: int) -> Refusal | None:
+def claim(highest: Latest[PeerId, int], signed: Signed, floor: int, enough: int = -1) -> Refusal | None:
     """Use a signed request's sequence number up; a Refusal where it, or a larger one, was used before.
 
-    highest: by peer, as far as it is remembered. floor: the highest that the store remembers.
+    highest: by peer, as far as it is remembered. floor: the highest that the store remembers. enough: a
+    number above which the next request is accepted, if that is more.
     """
     used = max(highest.get(signed.peer, -1), floor)
     if signed.sequence <= used:
@@ -176,7 +177,7 @@ def claim(highest: Latest[PeerId, int], signed: Signed, floor: int) -> Refusal |
             409,
             "this sequence number, or a larger one, was used before",
             "Sign again with a larger one: nobody can send a captured request twice.",
-            extra=(("sequence", used),),
+            extra=(("sequence", max(used, enough)),),
         )
     highest[signed.peer] = signed.sequence
     return None
