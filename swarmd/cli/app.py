@@ -9,7 +9,6 @@ usable device or model, 4 cannot reach what was asked for, 5 another node owns t
 running, 130 interrupted.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ import typer
 from typer.main import get_command
 
 from swarmd.cli import join, judge, lab, machine, peers, service, settings, status, tasks
-from swarmd.cli.options import HELP, AsJson, answer, without_flag_types
+from swarmd.cli.options import HELP, AsJson, without_flag_types
 from swarmd.terminal import explained
 
 app = typer.Typer(
@@ -76,18 +75,6 @@ def demo(
     raise typer.Exit(run(nodes, rounds, out, as_json))
 
 
-def version(as_json: AsJson = False) -> None:
-    """Print the versions that a bug report should name."""
-    from swarmd.state.logs import installed_version
-
-    versions = {"python": sys.version.split()[0]} | {
-        package: installed_version(package)
-        for package in ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
-    }
-    text = "\n".join(f"{package} {number}" for package, number in versions.items())
-    answer({"schema": 1, "versions": versions}, text, as_json)
-
-
 # By panel, in the order in which `swarmd --help` shows them: what a volunteer does first comes first, groups
 # of commands last.
 COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str]]] = {
@@ -122,7 +109,6 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
     "This machine": {
         "models": (machine.models, "swarmd models"),
         "bug-report": (status.bug_report, "swarmd bug-report --hide-addresses"),
-        "version": (version, "swarmd version --json"),
         "config": settings.config_app,
         "identity": settings.identity_app,
         "doctor": machine.doctor_app,

@@ -28,6 +28,7 @@ from p2p.identity import Identity
 from swarmd.cli.app import app
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
+from swarmd.state.logs import installed_version
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.terminal import explained, run_program
 from swarmd.testing import TIMEOUT_S
@@ -365,7 +366,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
         "sqlalchemy",
         "asyncio",
     }
-    for arguments in (["--help"], ["join", "--help"], ["doctor", "--help"], ["version", "--json"]):
+    for arguments in (["--help"], ["join", "--help"], ["doctor", "--help"], ["--version"]):
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments],
             capture_output=True,
@@ -374,13 +375,10 @@ def test_help_and_version_import_nothing_heavy() -> None:
             check=True,
         )
         assert not heavy & set(done.stderr.split()), arguments
-    versions = json.loads(done.stdout)
-    assert (versions["schema"], versions["versions"]["reasoning-gym"]) == (1, "0.1.25")
 
 
 def test_the_version_as_an_option(run: Run) -> None:
-    version = json.loads(run("version", "--json").out)["versions"]["swarmd"]
-    assert run("--version") == Said(0, f"swarmd {version}\n", "")
+    assert run("--version") == Said(0, f"swarmd {installed_version()}\n", "")
 
 
 def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
