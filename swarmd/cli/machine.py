@@ -132,14 +132,18 @@ def _examine(
 
 
 def export(
-    to: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to, new or empty.")] = Path(
-        "swarmd-export"
-    ),
+    to: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder to write to, new or empty; with --gguf a new file."),
+    ] = Path("swarmd-export"),
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")
     ] = False,
     ollama: Annotated[
         bool, typer.Option("--ollama", help="Write a Modelfile too, with template, stops and parameters.")
+    ] = False,
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Write one GGUF file instead, for llama.cpp and ollama.")
     ] = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
@@ -150,7 +154,6 @@ def export(
     from swarmd.policy.export import FILES, loss_of
     from swarmd.policy.export import export as write
     from swarmd.policy.inference.modelfile import COMMANDS
-    from swarmd.policy.models.tiny import WEIGHTS as TINY
     from swarmd.policy.training.policy_files import described
     from swarmd.state.metrics import each_round
     from swarmd.trainer.snapshot import read_snapshot
@@ -162,8 +165,9 @@ def export(
         run.files,
         each_round(folder / METRICS_FILE, run.round),
         _curriculum_name(node),
-        to.expanduser().absolute(),
+        (to if to.suffix or not gguf else to.with_suffix(".gguf")).expanduser().absolute(),
         adapter_only=adapter,
+        gguf=gguf,
         ollama=node if ollama else None,
         loading=interrupted_at_once,
     )
@@ -172,13 +176,8 @@ def export(
     if made.figures.untrained:
         tell(f"nothing was trained yet: the exported weights are those of {made.origin.base}, unchanged")
     if ollama:
-        tell(
-            "for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n"
-            + "\n".join(f"    {command}" for command in COMMANDS)
-            + f"\nbut llama.cpp does not know the tokenizer of {made.origin.base}, and makes no GGUF of it"
-            * (made.origin.base in TINY)
-        )
-    if not as_json:
+        tell("for ollama, in that folder:\n" + "\n".join(f"    {command}" for command in COMMANDS))
+    if not as_json and not gguf:
         tell(
             f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:\n"
             f"To publish it: hf upload OWNER/NAME {quote(str(made.folder))}"

@@ -26,6 +26,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
 from swarmd.policy.models.device import DTYPES
 from swarmd.policy.models.files.model_folder import TOKENIZER_FILES, read_config_json, small_files
+from swarmd.policy.models.files.to_gguf import write_gguf
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.load import fingerprint_of, in_peft, load_weights, lora_config
@@ -249,15 +250,17 @@ def export(
     *,
     adapter_only: bool = False,
     ollama: NodeConfig | None = None,
+    gguf: bool = False,
     loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Exported:
-    """Write the checkpoint's model into `out`, which must be new or empty; whole or not at all.
+    """Write the checkpoint's model into the folder `out`, which must be new or empty; whole or not at all.
 
     Args:
         files: those of FILES.
         metrics: the lines of its rounds.
         curriculum: its name.
         ollama: the node's configuration, to write a Modelfile too.
+        gguf: `out` is to be a GGUF file.
         loading: entered while the base model is looked up and loaded.
 
     Raises:
@@ -271,10 +274,12 @@ def export(
         raise ConfigError(
             "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
         )
-    if adapter_only and ollama is not None:
-        raise ConfigError("--ollama needs the whole model. Leave --adapter out.")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is there already, and not an empty folder. Choose another.")
+    if adapter_only + gguf + (ollama is not None) > 1:
+        raise ConfigError("--adapter, --ollama and --gguf write different things. Give one of them.")
+    if out.exists() and (gguf or not (out.is_dir() and not any(out.iterdir()))):
+        raise ConfigError(
+            f"{out} is there already{', and not an empty folder' * (not gguf)}. Choose another."
+        )
     with loading():
         place = hub.locate(identity.source, identity.revision)
         if adapter_only:
@@ -300,15 +305,18 @@ def export(
     partial = durable.draft_beside(out)
     try:
         partial.mkdir(parents=True)
-        _write(partial, network, place, adapter_only)
         (partial / "README.md").write_text(card(origin, figures), encoding="utf-8")
+        if gguf:
+            write_gguf(partial / out.name, network, load_tokenizer(place, network), place.source)
+        else:
+            _write(partial, network, place, adapter_only)
         if for_ollama:
             (partial / "Modelfile").write_text(for_ollama, encoding="utf-8")
         # Use the mode of this user's files; safetensors makes its own readable by the owner alone.
         mode = (partial / "README.md").stat().st_mode
         for path in partial.iterdir():
             path.chmod(mode)
-        durable.name_folder(partial, out)
+        durable.name_folder(partial / out.name if gguf else partial, out)
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise CannotRecord(

@@ -15,7 +15,7 @@ from swarmd.errors import ConfigError
 from swarmd.policy.models.chat import Chat, TemplateFails
 
 COMMANDS: Final = (
-    "python llama.cpp/convert_hf_to_gguf.py . --outfile model.gguf",
+    "swarmd export --gguf model.gguf",
     "ollama create my-model",
     "ollama run my-model",
 )
@@ -40,7 +40,7 @@ def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> 
     drawing = {"temperature": f"{temperature:g}", "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
     limits = {"num_predict": new_tokens, "num_ctx": min(context, MAX_CONTEXT_TOKENS)}
     lines = [
-        "# In this folder, with https://github.com/ggml-org/llama.cpp beside it:",
+        "# In this folder, with the node's --state-dir if it has one:",
         *(f"#     {command}" for command in COMMANDS),
         "FROM ./model.gguf",
         f"TEMPLATE {_QUOTES}{template}{_QUOTES}",

@@ -123,12 +123,23 @@ def test_the_card_names_the_curriculum_that_was_joined(
 
 def test_an_export_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
     said = run("export", "--state-dir", trained, tmp_path / "out", "--ollama")
-    assert said.code == 0 and "convert_hf_to_gguf.py . --outfile model.gguf" in said.err
-    assert "llama.cpp does not know the tokenizer of tiny" in said.err
+    assert said.code == 0 and "swarmd export --gguf model.gguf" in said.err
     lines = (tmp_path / "out" / "Modelfile").read_text().splitlines()
     assert "FROM ./model.gguf" in lines and 'PARAMETER stop "<|endoftext|>"' in lines
     refused = run("export", "--state-dir", trained, tmp_path / "other", "--ollama", "--adapter")
     assert refused.code == 2 and not (tmp_path / "other").exists()
+
+
+def test_an_export_as_a_gguf_file(run: Run, trained: Path, tmp_path: Path) -> None:
+    said = run("export", "--gguf", tmp_path / "mine", "--state-dir", trained)
+    assert (said.code, said.out) == (0, f"{tmp_path / 'mine.gguf'}\n") and "hf upload" not in said.err
+    assert [path.name for path in tmp_path.glob("*mine*")] == ["mine.gguf"]
+    assert (tmp_path / "mine.gguf").read_bytes()[:4] == b"GGUF"
+    again = run("export", "--gguf", tmp_path / "mine.gguf", "--state-dir", trained)
+    assert again.code == 2 and "is there already. Choose another" in again.err
+    for other in ("--ollama", "--adapter"):
+        both = run("export", "--gguf", other, tmp_path / "both", "--state-dir", trained)
+        assert both.code == 2 and "Give one of them" in both.err
 
 
 def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> None:
