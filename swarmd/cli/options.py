@@ -36,7 +36,7 @@ ModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.",
+        help="tiny, qwen2.5-0.5b, …, a Hugging Face repository, a local folder or a GGUF file.",
         show_default="tiny",
     ),
 ]

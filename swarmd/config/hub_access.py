@@ -7,6 +7,7 @@ UnicodeEncodeError for a token.
 import errno
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
@@ -15,6 +16,15 @@ from swarmd.terminal import printable
 PROXIES: Final = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "https_proxy", "http_proxy")
 HUB: Final = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
 CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+def hub_folder() -> Path:
+    """Return the folder of the hub's files, which holds its cache. Raises NoModel."""
+    from huggingface_hub import constants
+
+    if any(folder.startswith("~") for folder in (constants.HF_HOME, constants.HF_HUB_CACHE)):
+        raise NoModel("there is no home folder for the hub's cache: HOME is not set. Set HOME or HF_HOME.")
+    return Path(constants.HF_HOME)
 
 
 def fault_of(

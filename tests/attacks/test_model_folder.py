@@ -336,11 +336,11 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "gguf": (
         lambda at: (at / "model.safetensors").write_bytes(b"GGUF" + bytes(99)),
-        "GGUF file cannot be loaded yet",
+        "a GGUF file is given by its own path",
     ),
     "only-gguf": (
         lambda at: (at / "model.safetensors").rename(at / "tiny-Q4_1.gguf"),
-        "GGUF file cannot be loaded yet",
+        "empty or damaged. Download it again",
     ),
     "variant": (
         lambda at: (at / "model.safetensors").rename(at / "model.fp16.safetensors"),
@@ -408,12 +408,10 @@ def test_a_file_that_is_not_its_content_is_told_by_name(kind: str, tmp_path: Pat
 
 def test_a_path_to_a_file_is_told_what_to_give_instead(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    (folder / "tiny.gguf").write_bytes(b"GGUF")
     for name, message in (
-        (str(folder / "tiny.gguf"), "safetensors model that it was made from"),
-        (str(folder / "none.gguf"), "GGUF"),
-        ("owner/name/file-Q4_K_M.gguf", "GGUF"),
-        (str(folder / "model.safetensors"), "is a file. Give the folder"),
+        (str(folder / "none.gguf"), "hf download OWNER/NAME"),
+        ("owner/name/file-Q4_K_M.gguf", "or give the safetensors model that it was made from"),
+        (str(folder / "model.safetensors"), "is a file. Give a GGUF file, or the folder"),
     ):
         with pytest.raises(NoModel, match=message):
             preflight.check(ModelConfig(name=name))

@@ -1,4 +1,4 @@
-"""Locates a model's files: in a folder, in this package or on the Hugging Face hub.
+"""Locates a model's files: in a folder, a GGUF file, this package or on the Hugging Face hub.
 
 Each failure has its own message. It imports no torch, so that looking for a model costs nothing.
 """
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from swarmd.config.messages import nearest, shown
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub_fault
-from swarmd.policy.models.files import model_folder
+from swarmd.policy.models.files import gguf, model_folder
 from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.terminal import printable
@@ -39,14 +39,15 @@ class Place:
     `folder` holds the small ones; the weights may still have to be downloaded.
     """
 
-    source: str  # what a checkpoint remembers: a tiny name, a repository id, or a folder
+    source: str  # what a checkpoint remembers: a tiny name, a repository id, a folder or a GGUF file
     folder: Path
     repository: str | None = None  # None: there is only the folder
     revision: str | None = None  # the commit, where there is a repository
+    gguf: Path | None = None  # the file that `folder`, of the cache, is made from
 
 
 def find_local(name: str) -> Place | None:
-    """Return the place of a tiny model or a local folder; None for a repository's name.
+    """Return the place of a tiny model, a local folder or a GGUF file; None for a repository's name.
 
     Uses no network. Raises NoModel, also for an unknown name without an owner, which is a misspelt short
     name, and ConfigError for a repository if the hub's library cannot read its variables.
@@ -59,6 +60,8 @@ def find_local(name: str) -> Place | None:
             )
         return Place(name, TINY[name])
     path, there = _folder(name)
+    if (file := gguf.file_of(path)) is not None:
+        return Place(str(file.resolve()), gguf.folder_for(file), gguf=file)
     if there:
         if not (path / "config.json").exists():
             raise model_folder.no_model(path, f"the folder {path}", "config.json")
@@ -66,7 +69,7 @@ def find_local(name: str) -> Place | None:
     if name.lower().endswith(".gguf"):
         raise model_folder.gguf(shown(name))
     if os.path.isfile(path):  # noqa: PTH113  `Path.is_file` raises for a name that is too long
-        raise NoModel(f"{path} is a file. Give the folder that holds the model's files.")
+        raise NoModel(f"{path} is a file. Give a GGUF file, or the folder that holds the model's files.")
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
     if "/" not in name and name not in REPOSITORIES:
@@ -80,11 +83,14 @@ def find_local(name: str) -> Place | None:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a model's name stands for a folder of this machine.
+    """Return whether a model's name stands for a folder, or a GGUF file, of this machine.
 
     A path does, whether it exists or not.
     """
-    return name not in TINY and (name.startswith((".", "/", "~")) or _folder(name)[1])
+    path, there = _folder(name)
+    return name not in TINY and (
+        name.startswith((".", "/", "~")) or there or os.path.isfile(path)  # noqa: PTH113  as above
+    )
 
 
 def _folder(name: str) -> tuple[Path, bool]:
@@ -100,6 +106,8 @@ def locate(name: str, revision: str | None) -> Place:
     Raises NoModel and Unreachable.
     """
     if (place := find_local(name)) is not None:
+        if place.gguf is not None:
+            gguf.convert(place.gguf, place.folder, "config.json")
         return place
     repository = REPOSITORIES.get(name, name)
     from swarmd.policy.models.files import download
@@ -126,9 +134,12 @@ def has_weights(place: Place) -> bool:
 def with_weights(place: Place, report: Callable[[Download], None] = lambda _: None) -> Path:
     """Download a model's weights, if needed, and return their folder.
 
-    report: gets the progress of a download. Raises NoModel where there are no weights that are safe to load.
+    A GGUF file's are converted. report: gets the progress. Raises NoModel where there are no weights that are
+    safe to load.
     """
     folder = place.folder
+    if place.gguf is not None:
+        gguf.convert(place.gguf, folder, model_folder.WEIGHTS, report)
     if place.repository is not None and place.revision is not None:
         from swarmd.policy.models.files import download
 
@@ -141,7 +152,7 @@ def with_weights(place: Place, report: Callable[[Download], None] = lambda _: No
 def _choices() -> str:
     return (
         f"Use one of {', '.join((*TINY, *REPOSITORIES))}, a repository of the Hugging Face hub (owner/name),"
-        " or a local folder."
+        " a local folder or a GGUF file."
     )
 
 

@@ -18,7 +18,7 @@ import psutil
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
-from swarmd.policy.models.files import model_folder
+from swarmd.policy.models.files import gguf, model_folder
 
 # Any of these is a driver that CUDA, or ROCm's CUDA, could use: NVIDIA's, WSL's, AMD's, and that of NVIDIA's
 # small boards.
@@ -39,7 +39,9 @@ def check(config: ModelConfig) -> None:
     Raises NoModel where the folder is missing or holds no model, or where the device cannot exist.
     """
     place = hub.find_local(config.name)
-    if place is not None:
+    if place is not None and place.gguf is not None:
+        gguf.check(place.gguf)
+    elif place is not None:
         model_folder.read_config_json(place.folder, place.source)
         model_folder.small_files(place.folder, place.source)
         model_folder.weight_map(place.folder, place.source)

@@ -37,6 +37,7 @@ from swarmd.policy.attention import NAME
 from swarmd.policy.export import FILES
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.files.progress import Download
 from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef, Tokens
 
 BITSANDBYTES = pytest.mark.skipif(
@@ -193,9 +194,10 @@ def open_policy(
     seed: int = 0,
     rest: Callable[[], object] = lambda: None,
     between: Callable[[], int] | None = None,
+    report: Callable[[Download], None] = lambda _: None,
     **changes: Any,
 ) -> LanguagePolicy:
-    return LanguagePolicy.open(config_of(folder, **changes), seed, rest=rest, between=between)
+    return LanguagePolicy.open(config_of(folder, **changes), seed, report=report, rest=rest, between=between)
 
 
 def files_of(policy: LanguagePolicy) -> dict[str, bytes]:

@@ -36,7 +36,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from swarmd.config.hub_access import fault_of
+from swarmd.config.hub_access import fault_of, hub_folder
 from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.models.files.progress import Download, Progress
 
@@ -71,10 +71,7 @@ def fetch(
     with _explained(repository, revision, choices):
         if _bound not in (asked := get_session().event_hooks["request"]):
             asked.append(_bound)
-        if constants.HF_HUB_CACHE.startswith("~"):
-            raise NoModel(
-                "there is no home folder for the hub's cache: HOME is not set. Set HOME or HF_HOME."
-            )
+        hub_folder()
         try:
             files, unreached = snapshot_download(repository, **what, dry_run=True), None
         except DryRunError as error:

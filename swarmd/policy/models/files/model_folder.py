@@ -105,10 +105,11 @@ def small_files(folder: Path, source: str, patterns: Sequence[str] = SMALL_FILES
     }
 
 
-def plain_file(path: Path, source: str, most: int | None = None) -> Path:
+def plain_file(path: Path, source: str, most: int | None = None, begins: bytes = b"") -> Path:
     """Return where a file of a model lies, links resolved.
 
-    most: its bytes at most. Raises NoModel where it is no plain file inside the model's folder.
+    most: its bytes at most. begins: its first bytes, if they are known. Raises NoModel where it is no plain
+    file inside the model's folder.
     """
     of = f"{path.name} of {source}"
     try:
@@ -135,7 +136,9 @@ def plain_file(path: Path, source: str, most: int | None = None) -> Path:
             f"{of} is a pointer of Git LFS, not the file itself. Run `git lfs pull` in its folder, or"
             " download the model again."
         )
-    if head.startswith(b"GGUF"):
+    if not head.startswith(begins):
+        raise NoModel(f"{of} does not begin as its format does: it is empty or damaged. Download it again.")
+    if head.startswith(b"GGUF") and not begins:
         raise gguf(of)
     if most is not None and found.st_size > most:
         raise NoModel(f"{of} has more than {most:,} bytes: it is no model's. Choose another model.")
@@ -147,7 +150,8 @@ def plain_file(path: Path, source: str, most: int | None = None) -> Path:
 
 def gguf(what: str) -> NoModel:
     return NoModel(
-        f"{what}: a GGUF file cannot be loaded yet. Give the safetensors model that it was made from: a"
+        f"{what}: a GGUF file is given by its own path on this machine. Download it first (`hf download"
+        " OWNER/NAME FILE.gguf --local-dir .`), or give the safetensors model that it was made from: a"
         " folder, or a repository of the hub (owner/name, without -GGUF)."
     )
 

@@ -16,6 +16,7 @@ class Download:
     done: int  # bytes that are here, of all files
     total: int
     rate: float  # bytes a second; 0: not known yet
+    doing: str = "downloading"
 
     @property
     def seconds_left(self) -> float | None:
@@ -27,7 +28,7 @@ class Download:
     def words(self) -> str:
         """Say how far it is: "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
         words, left = (
-            f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
+            f"{self.doing} {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
             self.seconds_left,
         )
         return words + (f", {duration_words(left)} left" if left else "")
@@ -42,12 +43,14 @@ class Progress:
         total: int,
         report: Callable[[Download], None],
         clock: Callable[[], float] = time.monotonic,
+        doing: str = "downloading",
     ) -> None:
         """Begin a download.
 
-        source: what is downloaded, in words. total: bytes of all files.
+        source: what is downloaded, in words. total: bytes of all files. doing: the verb.
         """
         self._source, self._total, self._report, self._clock = source, total, report, clock
+        self._doing = doing
         # Bytes on the disk, and those of them that came since we began.
         self._there = self._got = 0
         self._begun = self._said = clock()
@@ -69,4 +72,4 @@ class Progress:
     def _say(self) -> None:
         self._said = self._clock()
         rate = self._got / max(1e-9, self._said - self._begun)
-        self._report(Download(self._source, self._there, self._total, rate))
+        self._report(Download(self._source, self._there, self._total, rate, self._doing))
