@@ -19,6 +19,8 @@ from swarmd.terminal import printable
 
 REPOSITORIES: Mapping[str, str] = MappingProxyType(
     {
+        "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
         "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
         "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
         "qwen3-0.6b": "Qwen/Qwen3-0.6B",

@@ -36,7 +36,7 @@ def test_models_are_listed_smallest_first_as_the_plan_says() -> None:
     sizes = [model.fit.shape.parameters for model in models.values()]  # type: ignore[attr-defined]
     assert sizes == sorted(sizes)
     fitting = [name for name, model in models.items() if model.fit.plan.fits]  # type: ignore[attr-defined]
-    assert fitting == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen3.5-0.8b"]
+    assert fitting == ["tiny", "smollm2-135m", "smollm2-360m", "qwen2.5-0.5b", "qwen3-0.6b", "qwen3.5-0.8b"]
     assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
 
 
@@ -85,7 +85,19 @@ QWEN35 = {
     "tie_word_embeddings": True,
 }
 DEEP = {"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4}
+SMOL = {
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
 NAMED_CONFIGS = {
+    "smollm2-135m": SMOL
+    | {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9}
+    | {"num_key_value_heads": 3},
+    "smollm2-360m": SMOL
+    | {"num_hidden_layers": 32, "hidden_size": 960, "intermediate_size": 2560, "num_attention_heads": 15}
+    | {"num_key_value_heads": 5},
     "qwen2.5-0.5b": TIED,
     "qwen2.5-1.5b": TIED
     | {"num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12},
