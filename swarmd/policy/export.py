@@ -270,12 +270,12 @@ def export(
         CannotRecord: the disk will not take it.
     """
     identity = policy_files.described(files["policy.json"])
+    if adapter_only + gguf + (ollama is not None) > 1:
+        raise ConfigError("--adapter, --ollama and --gguf write different things. Give one of them.")
     if adapter_only and identity.lora_rank is None:
         raise ConfigError(
             "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
         )
-    if adapter_only + gguf + (ollama is not None) > 1:
-        raise ConfigError("--adapter, --ollama and --gguf write different things. Give one of them.")
     if out.exists() and (gguf or not (out.is_dir() and not any(out.iterdir()))):
         raise ConfigError(
             f"{out} is there already{', and not an empty folder' * (not gguf)}. Choose another."
