@@ -339,8 +339,8 @@ def _show_leaving(plan: Leaving, *, running: bool) -> None:
         f"in {plan.folder}",
         f"would be removed: {_names(plan.removed)}",
         f"would stay: {_names(plan.stays)}",
-        "downloaded models stay in the hub's cache (`hf cache ls`; converted GGUF files in swarmd-gguf beside it),"
-        " settings in `swarmd config path`",
+        "downloaded models stay in the hub's cache (`hf cache ls`), GGUF files that were converted in"
+        " swarmd-gguf beside it, settings in `swarmd config path`",
     ]
     if any(path.name == "identity.key" for path in plan.removed):
         lines.append(

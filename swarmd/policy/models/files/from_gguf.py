@@ -144,7 +144,7 @@ def _write_small_files(file: str, private: str, out: Path) -> None:
 def _write_weights(file: str, out: Path, folder: Path) -> None:
     metadata, _ = _read(file)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    dtype = _TYPES.get(metadata.get("general.file_type"), torch.float16)
+    dtype = _TYPES.get(metadata.get("general.file_type", -1), torch.float16)
     tensors = load_gguf_checkpoint(file, True, _names_alone(config, file), dtype)["tensors"]
     kept = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     save_file(kept, out / WEIGHTS, {"format": "pt"})
