@@ -75,7 +75,8 @@ Database = Annotated[
 Curriculum = Annotated[
     str | None,
     typer.Option(
-        help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.", show_default=DEFAULTS.curriculum
+        help="The swarm's: ladder-9, sapo-9, tiny-9, -strict, or its own tasks.",
+        show_default=DEFAULTS.curriculum,
     ),
 ]
 Config = Annotated[

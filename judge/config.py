@@ -126,7 +126,7 @@ _Name = Annotated[str, Field(min_length=1)]
 class JudgeSettings:
     # A SQLite file, or the address of a PostgreSQL database; "": default_database.
     database: str | Path = ""
-    curriculum: str = "sapo-9"
+    curriculum: str = "ladder-9"
     deadline: Annotated[float, Field(ge=1, le=86_400)] = 120.0  # seconds from question to answer
     host: _Name = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8400  # 0: any free one

@@ -51,7 +51,7 @@ if not _release(LOWEST_TRL) <= _release(version("trl")) <= _release(NEWEST_TRL):
 
 
 def dataset(swarm: JoinedSwarm, size: int = 1000, system_prompt: str = SYSTEM_PROMPT) -> Any:
-    """Draw training questions as a data set: columns prompt, specialty and n.
+    """Draw training questions of all levels as a data set: columns prompt, specialty and n.
 
     system_prompt: asks for <answer>…</answer>; "": none.
     """
@@ -62,7 +62,7 @@ def dataset(swarm: JoinedSwarm, size: int = 1000, system_prompt: str = SYSTEM_PR
             "specialty": task.ref.specialty,
             "n": task.ref.n,
         }
-        for task in swarm.tasks.draw(size)
+        for task in swarm.tasks.draw(size, all_levels=True)
     ]
     return Dataset.from_list(rows)
 

@@ -29,7 +29,8 @@ from p2p.types import PeerId
 class TaskRef:
     """Names one item of a curriculum, the same everywhere.
 
-    The item is `create_dataset(specialty, seed=n, size=1, **config)[0]`.
+    The item is `create_dataset(subject, seed=n, size=1, **config)[0]`; the subject is the specialty's name up
+    to a dot.
     """
 
     specialty: str
@@ -298,6 +299,9 @@ class RoundReport:
     informative: Annotated[
         int, Figure("informative", "of these, rollouts whose completions earned different rewards")
     ] = 0
+    levels: Annotated[
+        Mapping[str, int], Figure("levels", "of ladder-9, the level that is asked next: subject and level")
+    ] = field(default_factory=dict)
     answers: Annotated[AnswerFigures | None, Figure("answers", "our own completions")] = None
     shown: ShownRollout | None = None
     off_policy_mean: Annotated[

@@ -11,7 +11,7 @@ import torch
 
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.chat import Chat
-from swarmd.tasks.answers import GradeReason, read
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TRAINING_TASKS
 from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.source import CurriculumTasks
@@ -105,7 +105,7 @@ def _earned(source: CurriculumTasks, tasks: Sequence[Task], answer: str) -> floa
 
 def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
     """Grade a whole completion in this process."""
-    answer = read(task.ref.specialty, text)
+    answer = tasks.curriculum.read(task.ref.specialty, text)
     return grade(tasks, task, answer) if isinstance(answer, str) else answer
 
 

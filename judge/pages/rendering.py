@@ -91,7 +91,7 @@ def _environment() -> Environment:
         "iso": iso,
         "ago": lambda at, now: ago(now - at),
         "nickname": nickname,
-        "words": lambda name: name.replace("_", " "),
+        "words": lambda name: name.replace("_", " ").replace(".", ", level "),
     }
     environment.globals |= {
         "static": static,

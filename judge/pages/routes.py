@@ -34,6 +34,7 @@ from judge.figures.leaderboard import (
 from judge.figures.overlap import TRAINING, new_texts
 from judge.pages import rendering, views
 from swarmd.config.invitation import read_invitation
+from swarmd.tasks.curriculum import level_of, subject_of
 
 # Points of a small curve.
 CURVE_POINTS = 16
@@ -147,6 +148,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
 async def node(request: Request, peer: PathName, before: Before = None) -> tuple[str, Mapping[str, Any]]:
     service, standing = service_of(request), await standing_of(request, peer)
     record = standing.record
+    named = [(subject_of(name), str(level_of(name)), reward) for name, reward in record.recent]
     rows, more = await service.read(service.reader.history, peer, before or NEWEST, ANSWERS_SHOWN)
     tasks = [service.question(row["specialty"], row["n"]) for row in rows]
     history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
@@ -154,6 +156,8 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
         "standing": standing,
         "segments": views.segments(record.curve),
         "segment_rows": views.segment_rows,
+        "subjects": by_specialty([(subject, reward) for subject, _, reward in named]),
+        "levels": by_specialty([(level, reward) for _, level, reward in named if level != "0"]),
         "specialties": by_specialty(record.recent),
         "passes": record.pass_at,
         "said": _said(record.model, record.said),

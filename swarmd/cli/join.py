@@ -53,7 +53,7 @@ def join(
     curriculum: Annotated[
         str | None,
         typer.Option(
-            help="What the swarm asks: sapo-9, tiny-9, one of them with -strict, or own tasks: a file.",
+            help="What the swarm asks: ladder-9, sapo-9 or tiny-9, also with -strict, or own tasks: a file.",
             show_default="auto",
         ),
     ] = None,

@@ -293,7 +293,7 @@ class SwarmConfig(_Section):
     ] = ()  # multiaddresses ending in /p2p/<peer id>
     # Look for members on the local network, and be found there; never on loopback.
     mdns: Literal["on", "off"] = "on"
-    # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only
+    # auto: tiny-9 for the tiny models, ladder-9 for the rest; the strict ones pay for no answer that only
     # ReasoningGYM takes for right. A file, or what an installed package offers: own tasks (docs/own-tasks.md)
     curriculum: Annotated[str, AfterValidator(curriculum_name), Field(description=EXPECTED)] = "auto"
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from swarmd.config.messages import nearest
 
-BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
+BUILT_IN = (
+    "auto",
+    "ladder-9",
+    "sapo-9",
+    "tiny-9",
+    "ladder-9-strict",
+    "sapo-9-strict",
+    "tiny-9-strict",
+)
 FILES = (".py", ".jsonl", ".parquet", ".yaml")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
 # What a name that begins so looks like, in full and in words.

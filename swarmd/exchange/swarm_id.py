@@ -12,18 +12,18 @@ from swarmd.config.invitation import Invitation
 from swarmd.errors import ConfigError
 from swarmd.exchange import wire
 from swarmd.state.logs import installed_version
-from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum
+from swarmd.tasks.curriculum import CURRICULA, LADDER_9, TINY_9, Curriculum
 from swarmd.tasks.own import find_curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
-    """Return the curriculum: for `auto` the easy one with the tiny models, the paper's with the rest.
+    """Return the curriculum: for `auto` the easy one with the tiny models, the ladder with the rest.
 
     Own tasks and an own reward are loaded, once (`own`). Raises ConfigError.
     """
     name = config.swarm.curriculum
     if name == "auto":
-        name = (TINY_9 if config.model.name.startswith("tiny") else SAPO_9).name
+        name = (TINY_9 if config.model.name.startswith("tiny") else LADDER_9).name
     return find_curriculum(name, config.tasks.reward)
 
 

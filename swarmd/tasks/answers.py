@@ -122,23 +122,23 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
         yield text[start + len(_OPEN) : end].strip(), position
 
 
-def refusal(specialty: str, answer: str) -> GradeReason | None:
+def refusal(subject: str, answer: str) -> GradeReason | None:
     """Return why this answer may not be scored, or None if it may.
 
-    Raises KeyError for a specialty that is not ours.
+    Raises KeyError for a subject that is not ours.
     """
-    if len(answer) > MAX_ANSWER_CHARACTERS[specialty]:
+    if len(answer) > MAX_ANSWER_CHARACTERS[subject]:
         return GradeReason.TOO_LONG
     return None if _SAFE.fullmatch(answer) else GradeReason.UNSAFE
 
 
-def read(specialty: str, text: str) -> str | GradeReason:
+def read(subject: str, text: str) -> str | GradeReason:
     """Return the answer of a completion, checked, or why it cannot be scored.
 
     A completion that was cut off after a whole answer counts.
     """
     answer = _answer(text)
-    return answer if isinstance(answer, GradeReason) else refusal(specialty, answer) or answer
+    return answer if isinstance(answer, GradeReason) else refusal(subject, answer) or answer
 
 
 def read_own(text: str, longest: int, *, whole: bool = False) -> str | GradeReason:

@@ -9,15 +9,14 @@ import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from swarmd.errors import ConfigError
 from swarmd.tasks import answers
-from swarmd.types import Task, TaskRef
+from swarmd.types import Scored, Task, TaskRef
 
 # n below this is for training, from HELD_OUT on for evaluation.
 TRAINING_TASKS = 900_000_000
@@ -51,7 +50,9 @@ class OwnReward(NamedTuple):
 @dataclass(frozen=True)
 class Curriculum:
     name: str
-    configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
+    # Specialty -> ReasoningGYM configuration. `arc_1d.2` is the data set arc_1d at level 2; the wire and all
+    # else know specialties by their names alone.
+    configs: Mapping[str, Mapping[str, Any]]
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
     # Specialties with enough texts to hold some of them out. They are in no digest.
     held_by_text: frozenset[str] = frozenset()
@@ -101,18 +102,19 @@ class Curriculum:
     def asked(self, wanted: Sequence[str]) -> Sequence[str]:
         """Return the specialties that a node asks itself: those wanted, or all if none are named.
 
-        Raises ConfigError for one that the curriculum lacks.
+        A subject stands for all its levels. Raises ConfigError for a name that the curriculum lacks.
         """
-        if unknown := sorted(set(wanted) - set(self.specialties)):
+        subjects = {subject_of(specialty): None for specialty in self.specialties}
+        if unknown := sorted(set(wanted) - {*subjects, *self.specialties}):
             raise ConfigError(
                 f"tasks.specialties: {', '.join(unknown)} is not in {self.name}, which has"
-                f" {', '.join(self.specialties)}"
+                f" {', '.join(subjects)}"
             )
-        return tuple(sorted(set(wanted))) or self.specialties
+        return tuple(s for s in self.specialties if not wanted or {s, subject_of(s)} & set(wanted))
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:
         """Return the answer of a completion, checked, or why it cannot be scored."""
-        return answers.read(specialty, text)
+        return answers.read(subject_of(specialty), text)
 
     def tagged(self, specialty: str, text: str) -> str:
         """Return the text with <answer> tags around it, if they are due and missing."""
@@ -157,96 +159,223 @@ def _sixteen(document: str) -> str:
     return hashlib.sha256(document.encode()).hexdigest()[:16]
 
 
-def _freeze(configs: dict[str, dict[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    return MappingProxyType({name: MappingProxyType(config) for name, config in configs.items()})
+def subject_of(specialty: str) -> str:
+    """Return the subject of a specialty: the name of its ReasoningGYM data set."""
+    return specialty.partition(".")[0]
+
+
+def level_of(specialty: str) -> int:
+    """Return the level of a specialty, from 1; 0 if its subject has no levels."""
+    return int(specialty.partition(".")[2] or 0)
 
 
 # SAPO section 4: nine specialties at ReasoningGYM's defaults. base_conversion's default minimum of 0 has the
 # empty answer.
-SAPO_9 = Curriculum(
-    "sapo-9",
-    _freeze(
-        {
-            "base_conversion": {"min_value": 1},
-            "basic_arithmetic": {},
-            "arc_1d": {},
-            "bf": {},
-            "propositional_logic": {},
-            "fraction_simplification": {},
-            "decimal_arithmetic": {},
-            "calendar_arithmetic": {},
-            "binary_matrix": {},
-        }
-    ),
-    held_by_text=frozenset(
-        (
-            "base_conversion",
-            "basic_arithmetic",
-            "arc_1d",
-            "bf",
-            "propositional_logic",
-            "fraction_simplification",
-            "decimal_arithmetic",
-            "calendar_arithmetic",
-            "binary_matrix",
-        )
-    ),
-    sample="cd6b686df54caa9c",
-)
+_SAPO: Mapping[str, Mapping[str, Any]] = {
+    "base_conversion": {"min_value": 1},
+    "basic_arithmetic": {},
+    "arc_1d": {},
+    "bf": {},
+    "propositional_logic": {},
+    "fraction_simplification": {},
+    "decimal_arithmetic": {},
+    "calendar_arithmetic": {},
+    "binary_matrix": {},
+}
 
 # The same nine, easy enough for a model of 860 thousand parameters to learn in minutes.
+_TINY: Mapping[str, Mapping[str, Any]] = {
+    "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 1, "max_value": 15},
+    "basic_arithmetic": {
+        "min_terms": 2,
+        "max_terms": 2,
+        "min_digits": 1,
+        "max_digits": 1,
+        "operators": ("+", "-"),
+        "allow_parentheses": False,
+        "allow_negation": False,
+    },
+    "arc_1d": {"min_size": 8, "max_size": 8, "num_train": 2},
+    "bf": {"difficulty": 1},
+    "propositional_logic": {
+        "min_vars": 2,
+        "max_vars": 3,
+        "min_statements": 2,
+        "max_statements": 2,
+        "min_complexity": 1,
+        "max_complexity": 2,
+    },
+    "fraction_simplification": {
+        "min_value": 1,
+        "max_value": 9,
+        "min_factor": 2,
+        "max_factor": 4,
+        "styles": ("plain",),
+    },
+    "decimal_arithmetic": {
+        "min_num_decimal_places": 1,
+        "max_num_decimal_places": 1,
+        "min_terms": 2,
+        "max_terms": 2,
+        "precision": 4,
+    },
+    "calendar_arithmetic": {"tasks": ("weekday_offset",), "offset_upper_bound": 5},
+    "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
+}
+
+# ladder-9: each subject's levels. Level 1 is tiny-9's, or easier where a pretrained model of 135 million
+# parameters gets nothing of tiny-9 right (docs/experiments.md); level 4 is sapo-9's.
+_LADDER: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "base_conversion": (
+        # Most of these numbers are one digit, the same in both bases.
+        {"min_base": 6, "max_base": 10, "min_value": 1, "max_value": 9},
+        _TINY["base_conversion"],
+        {"min_base": 2, "max_base": 10, "min_value": 1, "max_value": 127},
+        _SAPO["base_conversion"],
+        {"min_base": 2, "max_base": 36, "min_value": 1_000, "max_value": 10_000},
+    ),
+    "basic_arithmetic": (
+        _TINY["basic_arithmetic"],
+        {
+            "min_terms": 2,
+            "max_terms": 3,
+            "max_digits": 2,
+            "operators": ("+", "-"),
+            "allow_parentheses": False,
+            "allow_negation": False,
+        },
+        {"min_terms": 2, "max_terms": 4, "max_digits": 2, "operators": ("+", "-", "*")},
+        _SAPO["basic_arithmetic"],
+        {"min_terms": 5, "max_terms": 8, "min_digits": 3, "max_digits": 5},
+    ),
+    "arc_1d": (
+        _TINY["arc_1d"],
+        {"min_size": 8, "max_size": 10},
+        {"min_size": 10, "max_size": 16},
+        _SAPO["arc_1d"],
+        {"min_size": 20, "max_size": 40, "num_train": 2},
+    ),
+    # Difficulty 1 is the default. A question of 2 or 3 has 1,200 characters, and takes up to 0.6 s to make.
+    "bf": (_TINY["bf"],),
+    "propositional_logic": (
+        # Each premise has an operator, and so follows.
+        {
+            "min_vars": 2,
+            "max_vars": 2,
+            "min_statements": 2,
+            "max_statements": 2,
+            "min_complexity": 2,
+            "max_complexity": 2,
+        },
+        _TINY["propositional_logic"],
+        {"min_vars": 2, "max_vars": 4, "min_statements": 2, "max_statements": 3, "max_complexity": 3},
+        _SAPO["propositional_logic"],
+        {"min_vars": 4, "max_vars": 6, "min_statements": 4, "max_statements": 6, "min_complexity": 2},
+    ),
+    "fraction_simplification": (
+        _TINY["fraction_simplification"],
+        {"max_value": 30, "min_factor": 2, "max_factor": 10, "styles": ("plain",)},
+        {"max_value": 100, "min_factor": 2, "max_factor": 20, "styles": ("plain", "latex_inline")},
+        _SAPO["fraction_simplification"],
+        {"min_value": 100, "max_value": 10_000, "min_factor": 10, "max_factor": 1_000},
+    ),
+    "decimal_arithmetic": (
+        {"min_num_decimal_places": 0, "max_num_decimal_places": 0, "max_terms": 2, "precision": 4},
+        _TINY["decimal_arithmetic"],
+        {"min_num_decimal_places": 2, "max_num_decimal_places": 2, "max_terms": 4, "precision": 8},
+        _SAPO["decimal_arithmetic"],
+        {"min_num_decimal_places": 4, "max_num_decimal_places": 6, "min_terms": 5, "max_terms": 10},
+    ),
+    "calendar_arithmetic": (
+        _TINY["calendar_arithmetic"],
+        {"tasks": ("weekday_offset",), "offset_upper_bound": 14},
+        {"tasks": ("weekday_offset", "weekday_of_date"), "offset_upper_bound": 30},
+        _SAPO["calendar_arithmetic"],
+        {"offset_upper_bound": 365, "leap_year_range": 2_000},
+    ),
+    "binary_matrix": (
+        {"min_n": 2, "max_n": 3, "p_zero": 0.5},
+        _TINY["binary_matrix"],
+        {"min_n": 3, "max_n": 6},
+        _SAPO["binary_matrix"],
+        {"min_n": 8, "max_n": 10, "p_zero": 0.1},
+    ),
+}
+
+SAPO_9 = Curriculum("sapo-9", _SAPO, held_by_text=frozenset(_SAPO), sample="cd6b686df54caa9c")
 TINY_9 = Curriculum(
     "tiny-9",
-    _freeze(
-        {
-            "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 1, "max_value": 15},
-            "basic_arithmetic": {
-                "min_terms": 2,
-                "max_terms": 2,
-                "min_digits": 1,
-                "max_digits": 1,
-                "operators": ("+", "-"),
-                "allow_parentheses": False,
-                "allow_negation": False,
-            },
-            "arc_1d": {"min_size": 8, "max_size": 8, "num_train": 2},
-            "bf": {"difficulty": 1},
-            "propositional_logic": {
-                "min_vars": 2,
-                "max_vars": 3,
-                "min_statements": 2,
-                "max_statements": 2,
-                "min_complexity": 1,
-                "max_complexity": 2,
-            },
-            "fraction_simplification": {
-                "min_value": 1,
-                "max_value": 9,
-                "min_factor": 2,
-                "max_factor": 4,
-                "styles": ("plain",),
-            },
-            "decimal_arithmetic": {
-                "min_num_decimal_places": 1,
-                "max_num_decimal_places": 1,
-                "min_terms": 2,
-                "max_terms": 2,
-                "precision": 4,
-            },
-            "calendar_arithmetic": {"tasks": ("weekday_offset",), "offset_upper_bound": 5},
-            "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
-        }
-    ),
+    _TINY,
     sample="49d7931d4d3ffd7e",
     # Other specialties have a few hundred texts at most.
     held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),
     offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or network
 )
+_LADDER_CONFIGS = {
+    f"{subject}.{level}": config
+    for subject, levels in _LADDER.items()
+    for level, config in enumerate(levels, 1)
+}
+LADDER_9 = Curriculum(
+    "ladder-9",
+    _LADDER_CONFIGS,
+    sample="d8e1a4769c40e683",
+    # These have fewer than 2,000 texts.
+    held_by_text=frozenset(_LADDER_CONFIGS)
+    - {
+        *(f"{subject}.1" for subject in _TINY if subject not in ("arc_1d", "bf", "calendar_arithmetic")),
+        *(f"{subject}.2" for subject in ("base_conversion", "binary_matrix", "propositional_logic")),
+    },
+)
 
-SAPO_9_STRICT = replace(SAPO_9, name="sapo-9-strict", strict=True)
-TINY_9_STRICT = replace(TINY_9, name="tiny-9-strict", strict=True)
+CURRICULA: Mapping[str, Curriculum] = {
+    each.name: each
+    for one in (LADDER_9, SAPO_9, TINY_9)
+    for each in (one, replace(one, name=f"{one.name}-strict", strict=True))
+}
 
-CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9, SAPO_9_STRICT, TINY_9_STRICT)}
+
+class Staircase:
+    """Chooses one level for each subject, by the node's own success. Pure.
+
+    A group of answers that are all right moves its subject one level up, a group without a right answer one
+    level down, and a mixed group, which is the one that teaches something, leaves the level as it is. So the
+    level stays where most groups are mixed, with no constant to tune (docs/experiments.md has the measured
+    effect). A group of another level than the present one moves nothing: several groups of one round are one
+    step, and so are late ones of generators beside the rounds.
+    """
+
+    def __init__(self, specialties: Iterable[str]) -> None:
+        """Begin each subject at the lowest of its levels among `specialties`."""
+        self._steps: dict[str, list[str]] = {}
+        for specialty in sorted(specialties, key=lambda name: (subject_of(name), level_of(name))):
+            self._steps.setdefault(subject_of(specialty), []).append(specialty)
+        self._now = {subject: steps[0] for subject, steps in self._steps.items()}
+
+    @property
+    def asked(self) -> Sequence[str]:
+        """The specialty of each subject that is asked now, sorted by subject."""
+        return list(self._now.values())
+
+    @property
+    def levels(self) -> Mapping[str, int]:
+        """The present level of each subject that has levels."""
+        return {subject: level for subject, now in self._now.items() if (level := level_of(now))}
+
+    def saw(self, local: Iterable[Scored]) -> None:
+        """Move by our own groups, in their order."""
+        for scored in local:
+            specialty, rewards = scored.ref.specialty, set(scored.rewards)
+            if len(rewards) == 1 and specialty == self._now.get(subject := subject_of(specialty)):
+                steps = self._steps[subject]
+                at = steps.index(specialty) + (1 if rewards == {1.0} else -1)
+                self._now[subject] = steps[min(max(at, 0), len(steps) - 1)]
+
+    def restore(self, levels: Mapping[str, int]) -> None:
+        """Go on from the levels of a checkpoint; leave out those that this node does not ask."""
+        for subject, level in levels.items():
+            if (specialty := f"{subject}.{level}") in self._steps.get(subject, ()):
+                self._now[subject] = specialty
 
 
 class DrawnTasks(ABC):
@@ -261,10 +390,15 @@ class DrawnTasks(ABC):
         Raises ConfigError for a specialty that the curriculum lacks.
         """
         self.curriculum, self._asked = curriculum, curriculum.asked(asked)
+        self.staircase = Staircase(self._asked)
 
-    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Draw `count` training tasks, specialty uniform with replacement (SAPO section 5)."""
-        return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, self._asked)) for _ in range(count)]
+    def draw(self, count: int, rng: random.Random, *, all_levels: bool = False) -> Sequence[Task]:
+        """Draw `count` training tasks, subject uniform with replacement (SAPO section 5).
+
+        Each is of its subject's present level, or with `all_levels` of any.
+        """
+        asked = self._asked if all_levels else self.staircase.asked
+        return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, asked)) for _ in range(count)]
 
     def trains_on(self, task: Task) -> bool:
         """Return whether a node may train on it: neither its number nor its text is held out."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from swarmd.tasks import strict
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
-from swarmd.tasks.curriculum import TRAINING_TASKS
+from swarmd.tasks.curriculum import TRAINING_TASKS, subject_of
 from swarmd.tasks.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
 
@@ -20,12 +20,13 @@ Entry = Mapping[str, Any]
 
 def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
     """Return CORRECT, WRONG, or why the answer is not scored."""
-    refused = refusal(task.ref.specialty, answer)
+    subject = subject_of(task.ref.specialty)
+    refused = refusal(subject, answer)
     if refused:
         return refused
     lenient = TRAINED if task.ref.n < TRAINING_TASKS else SCORES
     scores = STRICT if tasks.curriculum.strict else lenient
-    score = scores.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
+    score = scores.get(subject, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
     # Above 1: calendar_arithmetic divides a wrong answer's distance by the right one, which may be below 0.
     return GradeReason.CORRECT if PASS_SCORE <= score <= 1 else GradeReason.WRONG
 

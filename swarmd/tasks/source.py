@@ -8,10 +8,10 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
-from swarmd.tasks.curriculum import CURRICULA, Curriculum, DrawnTasks
+from swarmd.tasks.curriculum import CURRICULA, Curriculum, DrawnTasks, subject_of
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.own import OwnCurriculum, OwnTasks
 from swarmd.tasks.sandbox.client import Verifier
@@ -26,7 +26,7 @@ class CurriculumTasks(DrawnTasks):
     """Draws from a curriculum, and regenerates any item of it.
 
     ReasoningGYM's item i of seed s depends on s + i alone. Item n of a specialty is
-    `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
+    `create_dataset(subject, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
     or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see
     `_neutral_ground`.
     """
@@ -56,7 +56,9 @@ class CurriculumTasks(DrawnTasks):
         """Return ReasoningGYM's data set object for this specialty, with its scorer."""
         if specialty not in self._datasets:
             config = self.curriculum.configs[specialty]
-            self._datasets[specialty] = reasoning_gym.create_dataset(specialty, seed=0, size=1, **config)
+            self._datasets[specialty] = reasoning_gym.create_dataset(
+                subject_of(specialty), seed=0, size=1, **config
+            )
         return self._datasets[specialty]
 
     def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:
@@ -80,7 +82,7 @@ def open_tasks(
     return OwnTasks(curriculum, maker, asked)
 
 
-@lru_cache(maxsize=4)
+@cache
 def tasks_of(curriculum_name: str) -> CurriculumTasks:
     """Return the tasks of swarmd's curriculum with this name."""
     return CurriculumTasks(CURRICULA[curriculum_name])

@@ -63,6 +63,7 @@ class RunState:
     guard: GuardState = field(default_factory=GuardState)
     # The state of a round's parts:
     gate: GateState = field(default_factory=GateState)
+    levels: Mapping[str, int] = field(default_factory=dict)  # of the staircase, by subject
     success: Success = field(default_factory=Success)
     own: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)

@@ -172,6 +172,7 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         used=tuple(parts.pool.used),
         guard=parts.schedule.state,
         gate=parts.gate.state if parts.gate else GateState(),
+        levels=parts.tasks.staircase.levels,
         success=parts.sharing.success,
         own=parts.sharing.own,
         others=parts.sharing.others,
@@ -212,4 +213,5 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
         parts.schedule.state = state.guard
     if parts.gate is not None:
         parts.gate.state = state.gate
+    parts.tasks.staircase.restore(state.levels)
     parts.sharing.success, parts.sharing.own, parts.sharing.others = state.success, state.own, state.others

@@ -104,6 +104,7 @@ def report_of(
         resting=resting,
         generated=len(local),
         informative=sum(s.informative for s in local),
+        levels=parts.tasks.staircase.levels,
         answers=_answer_figures(local, lengths, parts.tasks.curriculum.read),
         shown=_shown(local[0]) if local else None,
         off_policy_mean=_mean(off_policy) or 0.0,

@@ -79,10 +79,12 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
             rewards = parts.reward(
                 [(task.ref, a.completions) for task, a in zip(tasks, answers, strict=True)]
             )
-            local += [
+            new = [
                 Scored(Rollout(task.ref, a.completions, parts.me), task.question, r, t, a.tokens)
                 for task, a, r in zip(tasks, answers, rewards, strict=True)
             ]
+        parts.tasks.staircase.saw(new)
+        local += new
     return local
 
 

@@ -179,6 +179,19 @@ def test_where_the_whole_text_is_scored_it_is_judged_as_it_is_given(tmp_path: Pa
     swarm.close()
 
 
+def test_what_is_shared_moves_the_level_that_is_asked(tmp_path: Path) -> None:
+    with swarmd.join(curriculum="ladder-9", listen=LOOPBACK, folder=tmp_path) as swarm:
+        asked = lambda: swarm.tasks.source.staircase.levels["fraction_simplification"]  # noqa: E731
+        drawn = swarm.tasks.draw(100)
+        task = next(task for task in drawn if task.ref.specialty == "fraction_simplification.1")
+        right = f"<answer>{swarm.tasks.truth(task)}</answer>"
+        swarm.share(task, [right, right])
+        wait_until(lambda: asked() == 2)
+        swarm.share_judged(task, [swarm.judge(task, "no")])
+        assert asked() == 2, "it is of the level before"
+        assert len({task.ref.specialty for task in swarm.tasks.draw(400, all_levels=True)}) > 35
+
+
 def test_a_dead_network_is_reported_and_raises_nothing(tmp_path: Path) -> None:
     swarm = joined(tmp_path)
     assert control.call(tmp_path, "stop", timeout=TIMEOUT_S)["stopping"]

@@ -94,9 +94,12 @@ class Questions:
     def __init__(self, source: DrawnTasks, rng: random.Random) -> None:
         self.source, self._rng = source, rng
 
-    def draw(self, count: int = 1) -> Sequence[Task]:
-        """Draw tasks, specialty uniform with replacement (SAPO section 5)."""
-        return self.source.draw(count, self._rng)
+    def draw(self, count: int = 1, *, all_levels: bool = False) -> Sequence[Task]:
+        """Draw tasks, subject uniform with replacement (SAPO section 5).
+
+        Each is of the level that the answers which were shared so far lead to, or with `all_levels` of any.
+        """
+        return self.source.draw(count, self._rng, all_levels=all_levels)
 
     def task(self, ref: TaskRef) -> Task | None:
         """Return the task of a reference, the same on every node; None where there is none."""
@@ -263,7 +266,9 @@ class JoinedSwarm:
     def share_judged(self, task: Task, answers: Sequence[Judged]) -> bool:
         """Share answers that `judge` has scored. False where nobody could learn from them."""
         given = _Given(task, tuple(answer.completion for answer in answers))
-        return self._offer(self._scored(given, tuple(answer.score.reward for answer in answers)))
+        scored = self._scored(given, tuple(answer.score.reward for answer in answers))
+        self.tasks.source.staircase.saw([scored])
+        return self._offer(scored)
 
     def collect(
         self, count: int, wait: float = 0.0, unfit: Callable[[ScoredGroup], str | None] = lambda _: None
@@ -395,6 +400,7 @@ class JoinedSwarm:
         """Score what the program shared and what came of others, and put each where it belongs."""
         rewards = self._verifier.score([(g.task.ref, g.completions) for g in given]) if given else []
         local = [self._scored(g, r) for g, r in zip(given, rewards, strict=True)]
+        self.tasks.source.staircase.saw(local)
         for scored in local:
             self._offer(scored)
         received, _ = self._parts.swarm.collect()

@@ -116,6 +116,11 @@ def answers_words(line: Mapping[str, Any]) -> str:
     )
 
 
+def levels_words(line: Mapping[str, Any]) -> str:
+    """Name the level that each subject of a ladder is asked at; "" without levels."""
+    return ", ".join(f"{subject} {level}" for subject, level in (line.get("levels") or {}).items())
+
+
 def progress_words(document: Mapping[str, Any]) -> str:
     """Say how far a long round is: "answers 12 of 32, about 2 min left"; "" for a short one."""
     if not (progress := document.get("progress")):
@@ -190,6 +195,7 @@ def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("learning", sentence(document.get("learning"))),
         ("trouble", sentence(document.get("trouble"))),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
+        ("levels", levels_words(last or {})),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
         ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}  {document.get('engine', '')}"),

@@ -24,6 +24,7 @@ from swarmd.daemon.local_api.status_words import (
     judge_words,
     learnt_from_words,
     learnt_words,
+    levels_words,
     mean_reward_words,
     model_words,
     other_pauses,
@@ -241,6 +242,7 @@ def _round(document: Document) -> str:
         ("Reward", mean_reward_words(document)),
         ("Answers", answers_words(last or {})),
         ("Last round", learnt_from_words(last) if last else ""),
+        ("Levels", levels_words(last or {})),
         (
             "Shared",
             f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"

@@ -33,7 +33,7 @@ from swarmd.policy.models.files import model_folder
 from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.tasks.curriculum import CURRICULA, SAPO_9
+from swarmd.tasks.curriculum import CURRICULA, LADDER_9
 from swarmd.terminal import printable
 
 # What generate.max_new_tokens = 0 stands for.
@@ -116,7 +116,7 @@ def longest_questions(curriculum: str) -> tuple[str, ...]:
     curriculum: `swarm.curriculum` of a model that is not tiny. Empty for own tasks, which only their
         contained process can make.
     """
-    known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
+    known = LADDER_9 if curriculum == "auto" else CURRICULA.get(curriculum)
     if known is None:
         return ()
     # Imported here: ReasoningGYM takes a second to import.
@@ -270,7 +270,7 @@ def spelled_out(config: NodeConfig, *, longest: bool = False) -> NodeConfig:
     """
     model, curriculum = config.model, config.swarm.curriculum
     examples, opening = model.examples, model.opening
-    known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
+    known = LADDER_9 if curriculum == "auto" else CURRICULA.get(curriculum)
     if opening == "auto":
         opening = "<answer>" if longest else ""
     if examples == "on" or (examples == "auto" and longest and known):

@@ -6,7 +6,7 @@ ReasoningGYM once; its workers (worker.py) regenerate each task from its referen
 
 import sys
 
-from swarmd.tasks.curriculum import CURRICULA
+from swarmd.tasks.curriculum import CURRICULA, SAPO_9
 from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.plugin import rewarded
 from swarmd.tasks.sandbox.worker import Prepared, Work, run
@@ -27,13 +27,12 @@ def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:
 
 
 def warm_up() -> Work:
-    """Generate and grade one task of each kind, so that workers have nothing left to import."""
-    for curriculum in CURRICULA:
-        tasks = tasks_of(curriculum)
-        for specialty in tasks.curriculum.specialties:
-            task = tasks.task(TaskRef(specialty, 1))
-            if task is not None:
-                grade(tasks, task, solution(tasks, task))
+    """Generate and grade one task of each subject, so that workers have nothing left to import."""
+    tasks = tasks_of(SAPO_9.name)
+    for specialty in SAPO_9.specialties:
+        task = tasks.task(TaskRef(specialty, 1))
+        if task is not None:
+            grade(tasks, task, solution(tasks, task))
     return Work(prepare)
 
 

@@ -23,7 +23,7 @@ from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.tasks.answers import ScoredAnswer
-from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
+from swarmd.tasks.curriculum import LADDER_9, SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion, Task, TaskRef
 from tests.judge import hostile, replies
@@ -284,6 +284,30 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
             assert len(response.content) <= 100_000
             seen, after = seen + len(response.json()["peers"]), response.json()["more_after"]
         assert seen == 50
+
+
+async def test_a_node_on_a_ladder_has_a_profile_by_level(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "judge.sqlite3", f"ladder-9 {LADDER_9.digest}")) as store:
+        steps: list[Any] = []
+        for number, (specialty, reward) in enumerate(
+            [("arc_1d.1", 1.0), ("arc_1d.1", 0.0), ("arc_1d.3", 0.0), ("binary_matrix.1", 1.0)]
+        ):
+            asked = question(1_000_000_000 + number, PEER)
+            asked = replace(asked, task=Task(TaskRef(specialty, asked.task.ref.n), "?", {}))
+            given = [Completion("x", True)], [ScoredAnswer.of(reward)]
+            steps.append((store.asked, (asked, number, 1.0)))
+            steps.append((store.graded, (asked, *given, 0.5, number, 1.0)))
+        store.together(steps)
+    async with open_court(tmp_path / "judge.sqlite3", tmp_path, wall=2.0, curriculum="ladder-9") as court:
+        text = " ".join(hostile.Parsed((await court.http.get(f"/nodes/{PEER}")).text).text.split())
+        record = (await court.http.get(f"/v1/peers/{PEER}")).json()
+    assert "arc 1d1 of 20 of 1 binary matrix1 of 1– all67% 2 of 30% 0 of 1" in text
+    assert "By levelSpecialtyLevel 1Level 3" in text and "arc 1d33%1 of 3" in text
+    assert "arc 1d, level 3" in text and record["specialties"]["arc_1d.1"]["n"] == 2
+
+
+async def test_a_node_without_levels_has_no_table_of_them(site: httpx2.AsyncClient) -> None:
+    assert "By level" not in (await site.get(f"/nodes/{PEER}")).text
 
 
 @pytest.fixture

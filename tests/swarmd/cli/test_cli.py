@@ -287,9 +287,11 @@ def test_a_question_of_somebodys_file_controls_no_terminal(run: Run, tmp_path: P
 def test_tasks_are_listed_and_shown(run: Run) -> None:
     listed = json.loads(run("task", "list", "--json").out)
     assert [one["name"] for one in listed["curricula"]] == [
+        "ladder-9",
+        "ladder-9-strict",
         "sapo-9",
-        "tiny-9",
         "sapo-9-strict",
+        "tiny-9",
         "tiny-9-strict",
     ]
     assert len(run("task", "list", "--curriculum", "tiny-9").out.splitlines()) == 9

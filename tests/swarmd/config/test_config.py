@@ -179,7 +179,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ('[swarm]\nname = "a\\nb"', r"found 'a\nb'"),
         (
             "[swarm]\ncurriculum = 'tiny9'",
-            "swarm.curriculum: expected auto, sapo-9, tiny-9, sapo-9-strict, tiny-9-strict, a .py, ",
+            "swarm.curriculum: expected auto, ladder-9, sapo-9, tiny-9, ladder-9-strict, sapo-9-strict,",
         ),
         (
             "[swarm]\ncurriculum = 'tiny9'",

@@ -44,7 +44,7 @@ from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.memory_plan import MAX_TOKENS, Plan, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
-from swarmd.tasks.curriculum import SAPO_9
+from swarmd.tasks.curriculum import LADDER_9
 from tests.swarmd.policy.conftest import BITSANDBYTES, FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
@@ -581,19 +581,18 @@ LONGEST_IN_QWEN = {
 
 def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> None:
     """They are estimated: there is no tokenizer before a download."""
-    longest = dict(zip(SAPO_9.specialties, longest_questions("auto"), strict=True))
-    assert longest_questions("sapo-9") == longest_questions("auto") and longest_questions("own.jsonl") == ()
+    longest = dict(zip(LADDER_9.specialties, longest_questions("auto"), strict=True))
+    assert longest_questions("ladder-9") == longest_questions("auto") and longest_questions("own.jsonl") == ()
     for specialty, tokens in LONGEST_IN_QWEN.items():
         # Of 32 questions, not of 400
-        assert 0.85 * tokens <= estimated_tokens(longest[specialty]) <= 1.06 * tokens, specialty
+        assert 0.85 * tokens <= estimated_tokens(longest[f"{specialty}.4"]) <= 1.06 * tokens, specialty
     make_model(tmp_path, max_position_embeddings=4096)
     plain = {"system_prompt": "Be short.", "examples": "off", "opening": ""}
     config = NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu", **plain))
     work = work_of(config)
-    assert (
-        523 + 32 <= work.prompt_tokens <= 523 + 32 + 2 * 64
-        and work.mean_prompt_tokens == 32 + 3 + sum(map(estimated_tokens, longest.values())) // 9
-    )
+    assert 523 + 32 <= work.prompt_tokens <= 523 + 32 + 2 * 64 and work.mean_prompt_tokens == 32 + 3 + sum(
+        map(estimated_tokens, longest.values())
+    ) // len(longest)
     found = fit(config.model, work, lambda _: 40 * GB)
     assert found.plan.least > fit(config.model, Workload(), lambda _: 40 * GB).plan.least
 

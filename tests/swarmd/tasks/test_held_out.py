@@ -82,7 +82,7 @@ def test_a_peer_goes_round_the_whole_set(seed: bytes, peer: str, questions: int)
     assert place_in_set(seed, peer, questions, questions) == places[0]
 
 
-@pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
+@pytest.mark.parametrize("name", ["ladder-9", "sapo-9", "tiny-9"])
 def test_held_out_texts_are_asked_by_the_judge_and_trained_on_by_nobody(name: str) -> None:
     tasks = tasks_of(name)
     asked = [question(tasks, b"\x01" * 32, index) for index in range(60)]
@@ -128,7 +128,7 @@ def test_about_one_text_of_sixteen_is_held_out() -> None:
 
 
 def test_a_strict_curriculum_holds_out_the_same_texts() -> None:
-    for name in ("sapo-9", "tiny-9"):
+    for name in ("ladder-9", "sapo-9", "tiny-9"):
         assert CURRICULA[name].held_by_text == CURRICULA[f"{name}-strict"].held_by_text
 
 

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.tiny_models.evaluation import grade_text
 from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, subject_of
 from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.logic import proves, table
@@ -30,7 +30,7 @@ from swarmd.tasks.strict import is_decimal, is_fraction, says_all
 from tests.swarmd.tasks.hostile import CODE
 from tests.swarmd.tasks.watched import watched
 
-ITEMS = 250  # of each specialty of each curriculum: 4,500 in all
+ITEMS = 250  # of each specialty of sapo-9 and tiny-9; of each level of ladder-9 a fifth
 FAITHFUL = sorted(name for name, c in CURRICULA.items() if not c.strict)
 KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name].specialties]
 
@@ -38,7 +38,7 @@ KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name]
 def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
     """Return ReasoningGYM's own data set and entry, made without any code of ours."""
     dataset = reasoning_gym.create_dataset(
-        ref.specialty, seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
+        subject_of(ref.specialty), seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
     )
     with contextlib.redirect_stdout(io.StringIO()):
         return dataset, dataset[0]
@@ -52,7 +52,7 @@ def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int
 def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
     """Yield the answer with a small mistake in it."""
     # Well-formed ones: what upstream makes of broken formulas is not a mark
-    if task.ref.specialty == "propositional_logic":
+    if subject_of(task.ref.specialty) == "propositional_logic":
         names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]
         joined = " ∨ ".join(premises)
         swapped = answer.translate({ord(a): ord(rng.choice("∧∨→↔")) for a in "∧∨→↔"})
@@ -89,9 +89,10 @@ def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
 
 @pytest.mark.parametrize("name, specialty", KINDS)
 def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str) -> None:
-    rng, tasks = random.Random(f"{name} {specialty}"), tasks_of(name)
-    items = drawn(tasks, specialty, rng, ITEMS)
-    assert len(items) == ITEMS
+    rng, tasks, subject = random.Random(f"{name} {specialty}"), tasks_of(name), subject_of(specialty)
+    count = ITEMS // 5 if name == "ladder-9" else ITEMS
+    items = drawn(tasks, specialty, rng, count)
+    assert len(items) == count
     solutions = [solution(tasks, task) for task in items]
     marks: Counter[bool] = Counter()
     solved = 0
@@ -103,13 +104,13 @@ def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str
             text = f"I think <answer>{answer}</answer>"
             theirs = dataset.score_answer(reasoning_gym.utils.extract_answer(text), entry) >= PASS_SCORE
             ours = grade_text(tasks, task, text)
-            stricter = specialty == "fraction_simplification" and task.ref.n < TRAINING_TASKS
+            stricter = subject == "fraction_simplification" and task.ref.n < TRAINING_TASKS
             paid = theirs and (not stricter or alone(task, answer))
             assert (ours is GradeReason.CORRECT) == paid, (task.ref, answer, ours)
             marks[theirs] += 1
     # Premises may be tautologies: nothing follows
-    assert solved >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)
-    assert min(marks[True], marks[False]) >= ITEMS // 2, "both kinds of answers have to be there to compare"
+    assert solved >= count * (0.95 if subject == "propositional_logic" else 1)
+    assert min(marks[True], marks[False]) >= count // 2, "both kinds of answers have to be there to compare"
 
 
 def alone(task: Task, answer: str) -> bool:
@@ -119,7 +120,7 @@ def alone(task: Task, answer: str) -> bool:
 
 
 @pytest.mark.parametrize("ambient", [3, 12, 28])
-@pytest.mark.parametrize("name", FAITHFUL)
+@pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
 def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(
     name: str, ambient: int
 ) -> None:
@@ -156,7 +157,7 @@ def test_marking_runs_nothing_even_where_nothing_contains_it(
             code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code
         ):
             answer = payload.format(path=target.path, port=target.port)
-            assert grade(tasks, task, answer) is (refusal(specialty, answer) or GradeReason.WRONG)
+            assert grade(tasks, task, answer) is (refusal(subject_of(specialty), answer) or GradeReason.WRONG)
         assert target.touched() == []
 
 
@@ -235,7 +236,7 @@ def test_the_contained_process_marks_the_same(name: str) -> None:
     items: list[tuple[TaskRef, Sequence[Completion]]] = []
     expected: list[tuple[GradeReason, ...]] = []
     for specialty in tasks.curriculum.specialties:
-        for task in drawn(tasks, specialty, rng, 100):
+        for task in drawn(tasks, specialty, rng, 900 // len(tasks.curriculum.specialties)):
             right = solution(tasks, task)
             texts = [f"<answer>{a}</answer>" for a in [right, *slips(task, right, rng)[:3]]]
             items.append((task.ref, [Completion(text, True) for text in texts]))
@@ -323,7 +324,7 @@ def test_right_answers_earn_in_strict_curricula_too(name: str) -> None:
     for specialty in tasks.curriculum.specialties:
         paid = share(name, specialty, lambda task, _: solution(tasks, task))
         # Premises may all be tautologies
-        assert paid == 1 or (specialty == "propositional_logic" and paid > 0.97), specialty
+        assert paid == 1 or (subject_of(specialty) == "propositional_logic" and paid > 0.97), specialty
 
 
 @pytest.mark.parametrize("name", ["sapo-9", "sapo-9-strict"])
@@ -337,8 +338,8 @@ def test_digits_in_upper_case_are_wrong_in_both_as_the_question_says(name: str) 
 
 
 def test_strict_and_faithful_curricula_share_a_swarm() -> None:
-    assert len({c.digest for c in CURRICULA.values()}) == len(CURRICULA) == 4
-    for name in ("sapo-9", "tiny-9"):
+    assert len({c.digest for c in CURRICULA.values()}) == len(CURRICULA) == 6
+    for name in ("ladder-9", "sapo-9", "tiny-9"):
         faithful, strict = CURRICULA[name], CURRICULA[f"{name}-strict"]
         assert (
             swarm_digest(faithful) == swarm_digest(strict) and curriculum_named(swarm_digest(strict)) == name
@@ -348,7 +349,7 @@ def test_strict_and_faithful_curricula_share_a_swarm() -> None:
             and strict.asks_as(faithful.digest)
             and not faithful.asks_as("0" * 16)
         )
-    assert len({swarm_digest(c) for c in CURRICULA.values()}) == 2 and not CURRICULA["sapo-9"].asks_as(
+    assert len({swarm_digest(c) for c in CURRICULA.values()}) == 3 and not CURRICULA["sapo-9"].asks_as(
         CURRICULA["tiny-9"].digest
     )
 

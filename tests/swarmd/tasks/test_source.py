@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from swarmd.errors import ConfigError
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, subject_of
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
 from swarmd.testing import TIMEOUT_S
@@ -61,7 +61,7 @@ def test_other_processes_make_the_same_tasks() -> None:
     assert fingerprint("random", "forwards", LANG="de_DE.UTF-8") == first
 
 
-@pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
+@pytest.mark.parametrize("name", ["ladder-9", "sapo-9", "tiny-9"])
 def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -> None:
     """Where questions differ, the curriculum's `sample` has to: such nodes must not meet.
 
@@ -70,7 +70,11 @@ def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -
     tasks = tasks_of(name)
     refs = [TaskRef(specialty, n) for specialty in tasks.curriculum.specialties for n in SAMPLED]
     made = [task for task in map(tasks.task, refs) if task is not None]
-    answers = {"sapo-9": "5b8758b9e9306666", "tiny-9": "0ba2e4cb42882b2a"}
+    answers = {
+        "ladder-9": "28b8fe23a2db3acc",
+        "sapo-9": "5b8758b9e9306666",
+        "tiny-9": "0ba2e4cb42882b2a",
+    }
     assert digest(task.question for task in made) == tasks.curriculum.sample
     assert digest(str(task.entry["answer"]) for task in made) == answers[name]
 
@@ -82,8 +86,10 @@ def test_the_digest_is_what_it_was() -> None:
     The second digest is the judges': that changes with SCORING too.
     """
     assert {name: (c.questions, c.digest) for name, c in CURRICULA.items()} == {
+        "ladder-9": ("6d0f416ba472c682", "1285ca33175ed042"),
         "sapo-9": ("3541b25d59826e8c", "86507d2136b005d5"),
         "tiny-9": ("da8ff5a97660a718", "644c079777f1e3f6"),
+        "ladder-9-strict": ("6d0f416ba472c682", "5f9cf928fab1dac5"),
         "sapo-9-strict": ("3541b25d59826e8c", "fbab07273bb2713a"),
         "tiny-9-strict": ("da8ff5a97660a718", "e93700488c4becc2"),
     }
@@ -106,7 +112,7 @@ def test_items_equal_reasoning_gyms(name: str) -> None:
     for specialty, config in tasks.curriculum.configs.items():
         for n in (0, 3, 12_345):
             task = tasks.task(TaskRef(specialty, n))
-            theirs = reasoning_gym.create_dataset(specialty, seed=n, size=1, **config)[0]
+            theirs = reasoning_gym.create_dataset(subject_of(specialty), seed=n, size=1, **config)[0]
             assert (task.question, task.entry["answer"]) == (theirs["question"], theirs["answer"])
 
 

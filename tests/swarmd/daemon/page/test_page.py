@@ -12,6 +12,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.local_api.status import LIMITS
+from swarmd.daemon.local_api.status_words import status_lines
 from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import IO_TIMEOUT_S
 from tests.swarmd.cli.test_view import PEER, document
@@ -151,6 +152,15 @@ def test_the_page_says_what_the_status_says() -> None:
     late = rendering.parts(document(rewards=[0.5] * 500, round=900), PEERS, now=0.0)["state"]
     assert "50 % right 500 rounds ago, 50 % now" in late
     assert "right" not in rendering.parts(document(rewards=[0.5] * 19, round=19), PEERS, now=0.0)["state"]
+
+
+def test_the_levels_of_a_ladder_are_one_row() -> None:
+    levels = {"arc_1d": 1, "basic_arithmetic": 3}
+    last = {**document()["last"], "levels": levels}
+    assert "Levels arc_1d 1, basic_arithmetic 3" in " ".join(whole(document(last=last)).text.split())
+    assert "levels   arc_1d 1, basic_arithmetic 3" in status_lines(document(last=last))
+    assert "Levels" not in whole(document()).text
+    assert not any(line.startswith("levels") for line in status_lines(document()))
 
 
 def test_a_command_in_a_text_is_shown_as_one() -> None:
