@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from swarmd.config.config import ReplayConfig, WorkersConfig
-from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.pool import Pool
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
@@ -153,7 +152,9 @@ def test_text_of_these_very_weights_has_ratio_1(
     sections: dict[str, Any], clips: bool, folders: dict[str, Path]
 ) -> None:
     """The gradient is that of a batch without old log-probabilities; the drift still tells the noise."""
-    config = config_of(folders["llama"], dtype="bfloat16", train={"learning_rate": RATE, **NARROW})
+    config = config_of(
+        folders["llama"], dtype="bfloat16", train={"learning_rate": RATE, "importance_cap": 0.0, **NARROW}
+    )
 
     def opened() -> LanguagePolicy:
         return LanguagePolicy.open(config.model_copy(update=sections), 0)
@@ -162,8 +163,9 @@ def test_text_of_these_very_weights_has_ratio_1(
     batch = batch_of(policy)
     first = policy.update(batch)
     assert (first.clip_fraction > 0.1) is clips and first.drift > 0
-    rows = bare._rows(batch, [advantages(s, bare._loss, unweighed) for s in batch])
-    plain = bare.learner.step([replace(row, old=None) for row in rows])
+    plain = bare.stepping(
+        lambda learner, rows: learner.step([replace(row, old=None) for row in rows])
+    ).update(batch)
     assert (first.loss == plain.loss and first.grad_norm == plain.grad_norm) is not clips
     stale = policy.update(batch)
     assert stale.clip_fraction > 0.1, "they are no longer the weights that drew it"
