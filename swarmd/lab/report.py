@@ -191,11 +191,17 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         agents = [trailing(node) for run in column.runs.values() for node in zip(*run.rewards, strict=True)]
         there = [[mean for mean in each if mean is not None] for each in zip(*agents, strict=True)]
         rounds = [number for number, each in enumerate(there, 1) if each]
+        # One round alone is a point.
         there = list(filter(None, there))
         # Between two $ matplotlib would set mathematics.
         name = column.name.replace("$", r"\$")
         axes.plot(
-            rounds, list(map(fmean, there)), color=colour, linewidth=2, label=name, marker=_marker(rounds)
+            rounds,
+            list(map(fmean, there)),
+            color=colour,
+            linewidth=2,
+            label=name,
+            marker="." * (len(rounds) == 1),
         )
         axes.fill_between(
             rounds, list(map(min, there)), list(map(max, there)), color=colour, alpha=0.12, linewidth=0
@@ -229,7 +235,12 @@ def _node_figure(found: Sequence[Column]) -> Any:
                 means = [math.nan if mean is None else mean for mean in trailing(node)]
                 rounds = range(1, len(means) + 1)
                 panel.plot(
-                    rounds, means, color=colours[seed], linewidth=0.8, alpha=0.8, marker=_marker(means)
+                    rounds,
+                    means,
+                    color=colours[seed],
+                    linewidth=0.8,
+                    alpha=0.8,
+                    marker="." * (len(means) == 1),
                 )
         # A panel is as wide as 36 letters.
         panel.set_title(fill(column.name, 36), fontsize=10, parse_math=False)
@@ -252,11 +263,6 @@ def trailing(rewards: Sequence[float | None]) -> list[float | None]:
     Rounds in which the node was away do not count.
     """
     return [mean_there(rewards[max(0, end - WINDOW_ROUNDS) : end]) for end in range(1, len(rewards) + 1)]
-
-
-def _marker(points: Sequence[Any]) -> str:
-    """Return the marker of a line: one round alone is a point."""
-    return "." if len(points) == 1 else ""
 
 
 def _png(figure: Any) -> bytes:
