@@ -129,7 +129,7 @@ def tried(
     for way in ways_of(config, tasks.curriculum):
         with suppress(NoModel):
             asked[way] = policy.showing(way.examples, way.opening)
-    found = {way: WayFigures() for way in asked}
+    found = dict[Way, WayFigures]()
     completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
     questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
     for number, task in enumerate(questions, 1):
@@ -140,7 +140,9 @@ def tried(
                 return found
             (answers,) = shown.generate([task.question], completions, seed=seed, most_tokens=most)
             (rewards,) = reward([(task.ref, answers.completions)])
-            found[way].add(answers, rewards, partial(tasks.curriculum.read, task.ref.specialty))
+            found.setdefault(way, WayFigures()).add(
+                answers, rewards, partial(tasks.curriculum.read, task.ref.specialty)
+            )
             took = clock() - begun
             if found[way].works and not whole:
                 break
@@ -160,7 +162,7 @@ def chosen(found: Mapping[Way, WayFigures]) -> Way:
 
 def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
     """Say what was found and what follows, and what to do if no way works."""
-    told = (f"{way} {x.in_form} of {x.answers}, {x.right} right" for way, x in found.items() if x.groups)
+    told = (f"{way} {x.in_form} of {x.answers}, {x.right} right" for way, x in found.items())
     groups = max(seen.groups for seen in found.values())
     slow = f" (a slow model: {groups} of {QUESTIONS} questions)" * (groups < LEAST_QUESTIONS)
     said = [f"answers in the asked form: {'; '.join(told)}{slow}: training {chosen(found)}"]
