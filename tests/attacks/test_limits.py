@@ -4,6 +4,7 @@ Read from the code, added up, and played to its edge by all at once.
 """
 
 import re
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,8 +12,12 @@ from typing import Any, NoReturn
 import pytest
 import trio
 import trio.testing
+from libp2p.kad_dht.common import BUCKET_SIZE
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from multiaddr import Multiaddr
 
 from p2p.admission import dials, fair_queue, places, replays
 from p2p.admission.fair_queue import FairQueue
@@ -21,13 +26,15 @@ from p2p.admission.replays import Holder, Replays, Trace
 from p2p.blobs import blobs, fetch
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import Fetcher, Want
-from p2p.engines.libp2p import network, pubsub, request_response, rpcs
+from p2p.engines.libp2p import dht, network, pubsub, request_response, rpcs
 from p2p.engines.libp2p.network import Muxer
 from p2p.engines.libp2p.relay import RelayLimits
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, ingress
+from p2p.engines.libp2p.stack import make_host
 from p2p.engines.libp2p.streams import READ_BYTES
 from p2p.engines.traffic import Line, RateGate, Traffic
+from p2p.identity import Identity
 from p2p.rate_limit import MAX_PIECE
 from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
@@ -43,6 +50,7 @@ OFFER = 512  # bytes of one on the board, with what names it, rounded up
 OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of ours, with what is around it
 BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an RPC that is not whole
 NAME = 100  # bytes of a message's id in a list
+ADDRESS = 256  # bytes of one in a provider record, with its part of the record
 AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
 
 
@@ -138,6 +146,12 @@ LIMITS = (
         f"a /24, or /48 of IPv6, {dials.UNANSWERED_AT_ONCE:g} in vain, and one a minute",
         f"{dials._MAX_BLOCKS:,} blocks",
         dials._MAX_BLOCKS * 256 / MIB,
+    ),
+    Limit(
+        "provider records of the DHT",
+        f"a group an equal part of a key's {BUCKET_SIZE}, and of the keys, where they are full",
+        f"{dht.MAX_KEYS} keys",
+        dht.MAX_KEYS * BUCKET_SIZE * dht.MAX_ADDRESSES * ADDRESS / MIB,
     ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
 )
@@ -257,6 +271,30 @@ async def test_all_fetches_at_once() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert len(limits) == fetch.QUESTIONS_AT_ONCE and max(limits) <= blobs.MAX_BLOB_BYTES
         nursery.cancel_scope.cancel()
+
+
+async def test_all_provider_records_at_once() -> None:
+    """One key is full of the longest addresses, and there are twice as many keys as are kept."""
+    store = dht.BoundedProviders(host=make_host(Identity(bytes(32))))
+
+    def fill(key: int) -> None:
+        for provider in range(BUCKET_SIZE + 1):
+            names = (f"/dns4/{key:02}{provider:058}.{n:060}/tcp/4001" for n in range(dht.MAX_ADDRESSES + 1))
+            found = PeerInfo(ID(provider.to_bytes(34, "big")), [*map(Multiaddr, names)])
+            store.add_provider(key.to_bytes(34, "big"), found)
+
+    # The library's caches are full before.
+    fill(0)
+    tracemalloc.start()
+    for key in range(1, 3):
+        fill(key)
+    taken = tracemalloc.get_traced_memory()[0] / 2
+    tracemalloc.stop()
+    assert len(store.providers[bytes(34)]) == BUCKET_SIZE
+    assert taken <= BUCKET_SIZE * dht.MAX_ADDRESSES * ADDRESS
+    for key in range(2 * dht.MAX_KEYS):
+        store.add_provider(key.to_bytes(34, "big"), PeerInfo(ID(bytes(34)), [Multiaddr("/tcp/1")]))
+    assert len(store.providers) == dht.MAX_KEYS
 
 
 def test_all_blobs_at_once() -> None:
