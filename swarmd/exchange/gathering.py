@@ -218,7 +218,8 @@ class Gatherer:
                 blob = await self._member.fetch(want, fetch.replies)
         finally:
             del self._under_way[item.key]
-        if fetch.replies.get(item.author) is HolderReply.NO or blob is None:
+        refused = fetch.replies.get(item.author) is HolderReply.NO
+        if blob is None or (refused and self._real(item, blob) is None):
             # Whoever else has the blob: an offer without a blob behind it is a failure.
             self._unserved(fetch)
         if blob is not None and self._accept(fetch, blob):
@@ -247,26 +248,33 @@ class Gatherer:
         if self._serving.failed(author, cost, fetch.since, now) and cost == HARD:
             self._member.report(author, Reason.UNSERVED)
 
+    def _real(self, item: Offered, blob: bytes) -> Offered | None:
+        """Return the real author's offer, if the item's author copied it."""
+        if offers.decode_blob(blob, item) is not Reason.NOT_ITS_OWN:
+            return None
+        real = self._board.offered.get((offers.author_of(blob), item.id))
+        return real if real is not None and real.ref == item.ref else None
+
     def _accept(self, fetch: _Fetch, blob: bytes) -> bool:
         """Hand on the rollout of a fetched blob, if an offer says what it is. Returns whether one does."""
         item, found = fetch.item, offers.decode_blob(blob, fetch.item)
+        # A copied offer takes nothing from the real author: its rollout is used if it offers the same.
+        real = self._real(item, blob) if found is Reason.NOT_ITS_OWN else None
         if isinstance(found, Reason):
             log.info("a blob of %s: %s", item.author, found.value)
             self._member.report(item.author, found)
             self._board.take_down(item.author)
             self._tried(item.author, served=False)
-            self._serving.failed(item.author, HARD, fetch.since, self._clock())
-        if found is Reason.NOT_ITS_OWN:
-            # A copied offer takes nothing from the real author: its rollout is used if it offers the same.
-            real = self._board.offered.get((offers.author_of(blob), item.id))
-            if real is not None and real.ref == item.ref:
-                self._board.take(real)
-                item, found = real, offers.decode_blob(blob, real)
+            now, copied = self._clock(), real is not None
+            self._serving.failed(item.author, HARD, fetch.since, now, copied=copied)
+        if real is not None:
+            self._board.take(real)
+            item, found = real, offers.decode_blob(blob, real)
         if isinstance(found, Reason):
             return False
-        for copied in self._board.same(item):
-            self._member.report(copied.author, Reason.NOT_ITS_OWN)
-            self._board.take_down(copied.author)
+        for copy in self._board.same(item):
+            self._member.report(copy.author, Reason.NOT_ITS_OWN)
+            self._board.take_down(copy.author)
         # Otherwise other nodes had it, and the author may not have been asked.
         if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
             self._serving.served(item.author, self._clock())

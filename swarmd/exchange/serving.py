@@ -87,9 +87,10 @@ class Serving:
         alive = connected and now - self._served_at < LATELY_S
         return HARD if said is HolderReply.NO or alive else SOFT
 
-    def failed(self, author: PeerId, cost: int, since: float, now: float) -> bool:
+    def failed(self, author: PeerId, cost: int, since: float, now: float, *, copied: bool = False) -> bool:
         """Charge the author for a failure: nobody had what it offered, and we asked from `since` on.
 
+        copied: whether it led to a rollout of the real author, so that it costs the other strangers nothing.
         Returns whether the author had served before and is set aside for this.
         """
         record = self._record(author)
@@ -97,7 +98,7 @@ class Serving:
             return False
         record.failing, record.failed_at = True, now
         record.credit -= cost
-        if not record.serves:
+        if not record.serves and not copied:
             self._strangers = max(0, self._strangers - 1)
         if record.credit > 0:
             return False

@@ -362,8 +362,10 @@ async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_t
     for sender in (*others, author):
         sender.member.publish(offers.KIND, body)
     assert b.gatherer.document()["on_offer"] == 2 * (thieves + 1)
+    b.gatherer._serving._strangers = 3
     async with running(b):
         await settled(1)
+    assert b.gatherer._serving._strangers == 4, "the author serves, and its thieves cost newcomers nothing"
     assert sorted(r.ref for r in b.rollouts()) == [r.ref for r in rollouts]
     assert {envelope.author for envelope in b.got} == {author.id}
     assert all(b.member.score(thief.id) <= -9.9 for thief in others) and b.member.score(author.id) == 0
