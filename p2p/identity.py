@@ -136,7 +136,7 @@ class Identity:
             with source.open("rb") as file:
                 content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
             if (identity := cls._parsed(content)) is None:
-                raise KeyFileUnusable(f"{source}: it holds no whole key. Nothing was changed.")
+                raise KeyFileUnusable(f"{source}: it holds no whole key; name another. Nothing was changed.")
             old = path.read_bytes() if path.exists() else None
             kept = durable.free_aside(path) if old is not None and old != content else None
             if kept is not None and old is not None:

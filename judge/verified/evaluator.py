@@ -66,7 +66,8 @@ class Evaluator:
             raise VerifiedUnusable(f"{reply.error} Name other models with --verified-model.")
         if not isinstance(reply, ModelDescriptions) or not reply.contained:
             raise VerifiedUnusable(
-                "weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64"
+                "weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64. Leave"
+                " --verified-bytes out."
             )
         return reply.models
 

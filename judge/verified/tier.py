@@ -48,9 +48,7 @@ ONE_AT_A_TIME = Refusal(
     "Look at them, and upload others when they are done.",
 )
 CROWDED_UPLOADS = Refusal(429, "too many uploads of your network wait", "Upload again later.", retry_after=60)
-FAILED = (
-    "Check the weights with `swarmd task` first; tell the judge's operator if others are refused like this."
-)
+FAILED = "Try the weights with `swarmd chat`; if they answer there, tell the judge's operator."
 
 
 class UploadQuery(BaseModel):
@@ -101,7 +99,9 @@ async def open_tier(
     try:
         folder = UploadFolder(settings.uploads_folder)
     except OSError as error:
-        raise VerifiedUnusable(f"the folder of uploads cannot be used: {error}") from None
+        raise VerifiedUnusable(
+            f"the folder of uploads cannot be used: {error}. Name another with --verified-folder."
+        ) from None
     tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)
     await tier.recover()
     return tier
@@ -197,7 +197,7 @@ class VerifiedTier:
                 Refusal(
                     413,
                     "the weights are too large for this judge",
-                    f"It takes {most:,} bytes. Send an adapter.",
+                    f"It takes {most:,} bytes. Send an adapter, or one of a lower rank.",
                 )
             )
         with _unfit_refused():
@@ -255,7 +255,7 @@ class VerifiedTier:
         except Exception:
             # Whatever went wrong, the next one is evaluated.
             log.exception("the weights %s of %s were not evaluated", upload.digest, upload.peer)
-            await self._refuse(upload, "the judge failed; this is its own fault", FAILED)
+            await self._refuse(upload, FAULT.error, FAULT.remedy)
         else:
             at = self._judge.wall()
             self._let_go(upload)

@@ -40,7 +40,7 @@ def engine(name: str) -> Callable[..., P2pEngine]:
         loaded: Callable[..., P2pEngine] = points[name].load()
     except (ImportError, AttributeError) as error:
         raise EngineMissing(
-            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). "
-            'Install the package that brings it anew, or set swarm.engine to "libp2p"'
+            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). Install the package"
+            " that brings it again" + ', or set swarm.engine to "libp2p"' * (name not in BUILT_IN)
         ) from error
     return loaded

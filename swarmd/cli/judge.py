@@ -190,7 +190,7 @@ def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
     """
     if config["lora_alpha"] != 2 * config["r"] or config.get("use_rslora"):
         raise ConfigError(
-            "the adapter's scale is not lora_alpha / r = 2, as swarmd's is: the judge cannot evaluate it."
+            "the adapter's scale is not lora_alpha / r = 2: use one of `swarmd export --adapter`."
         )
     return {"lora_rank": int(config["r"])}
 
@@ -242,7 +242,8 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     fields = said(evaluation)
     if fields is None:
         raise SwarmdError(
-            f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked."
+            f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked:"
+            " tell its operator."
         )
     found = _curriculum(str(fields.get("curriculum", "")), curriculum)
     with Verifier(found) as verifier:

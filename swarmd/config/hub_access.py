@@ -14,7 +14,7 @@ from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
 from swarmd.terminal import printable
 
 PROXIES: Final = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "https_proxy", "http_proxy")
-HUB: Final = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+HUB: Final = ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
 CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -25,6 +25,11 @@ def hub_folder() -> Path:
     if any(folder.startswith("~") for folder in (constants.HF_HOME, constants.HF_HUB_CACHE)):
         raise NoModel("there is no home folder for the hub's cache: HOME is not set. Set HOME or HF_HOME.")
     return Path(constants.HF_HOME)
+
+
+def cache_name() -> str:
+    """Return the variable that says where the hub's cache is: HF_HUB_CACHE goes before HF_HOME."""
+    return "HF_HUB_CACHE" if os.environ.get("HF_HUB_CACHE") else "HF_HOME"
 
 
 def fault_of(
@@ -39,18 +44,20 @@ def fault_of(
     why = printable((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        token = "HF_TOKEN" if environ.get("HF_TOKEN") else "the token of `hf auth login`, or the lack of one"
-        return NoModel(
-            f"the Hugging Face hub refuses {token} for {what} (status {status}). Correct it, or log in with a"
-            " token that may read it (`hf auth login`)."
+        # The hub's library takes HF_TOKEN before the token of a login.
+        token, remedy = (
+            ("HF_TOKEN", "Set it to a token that may read this, or unset it")
+            if environ.get("HF_TOKEN")
+            else ("the lack of a token, or that of `hf auth login`", "Log in with a token that may read this")
         )
+        return NoModel(f"the Hugging Face hub refuses {token} for {what} (status {status}). {remedy}.")
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return NoModel(
-            f"no room on the disk to download {what}. Free some space, or set HF_HOME to another disk."
+            f"no room on the disk to download {what}. Free some space, or set {cache_name()} to another disk."
         )
     if number is not None and getattr(error, "filename", None):
-        return NoModel(f"cannot store {what}: {why}. Correct that folder, or set HF_HOME to another one.")
+        return NoModel(f"cannot store {what}: {why}. Correct that folder, or set {cache_name()} to another.")
     there = [name for name in (*PROXIES, *HUB, *CERTIFICATES) if environ.get(name)]
     if (
         number is None
@@ -58,7 +65,7 @@ def fault_of(
         and not isinstance(error, UnsupportedProtocol)
     ):
         # OSErrors of huggingface_hub, which also says so that fewer bytes came than the hub had told.
-        checks = ["the connection", "HF_HUB_OFFLINE", *[name for name in there if name not in CERTIFICATES]]
+        checks = ["the connection", *[name for name in there if name not in CERTIFICATES]]
         return Unreachable(
             f"cannot fetch {what} from the Hugging Face hub, and it is not in the local cache ({why}). Check"
             f" {', '.join(checks)}, or {otherwise}."

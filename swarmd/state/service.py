@@ -124,7 +124,10 @@ def user_service(
         return _launchd(command, home)
     if platform == "linux":
         return _systemd(command, config_home or home / ".config")
-    raise ConfigError(f"services are known for Linux (systemd) and macOS (launchd), not for {platform}.")
+    raise ConfigError(
+        f"services are known for Linux (systemd) and macOS (launchd), not for {platform}. Start `swarmd join`"
+        " by what your system has."
+    )
 
 
 def _program() -> Sequence[str]:

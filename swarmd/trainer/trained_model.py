@@ -111,7 +111,10 @@ class TrainedModel:
         try:
             text = self.chat.conversation(messages)
         except TemplateFails as error:
-            raise CannotAnswer(f"the model's chat template refuses this conversation: {error}") from None
+            raise CannotAnswer(
+                f"the model's chat template refuses this conversation: {error}. Let a user and the assistant"
+                " speak in turn."
+            ) from None
         ids: list[int] = self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= self.context:
             raise CannotAnswer(

@@ -6,13 +6,21 @@ exist. What the words are is not looked at.
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
 from typer.main import get_command
 
+from judge.cli import app as judge_app
+from p2p import engines
+from p2p.errors import EngineMissing
 from p2p.peers.introduction import Introduced
 from p2p.types import _REMEDIES, Reason
 from swarmd.cli.app import app
@@ -20,6 +28,7 @@ from swarmd.config.config import NodeConfig, WhenConfig
 from swarmd.daemon.diagnosis import isolation, learning
 from swarmd.daemon.diagnosis.isolation import BEHIND_S, Facts, certain, why_alone
 from swarmd.daemon.guest.conditions import MachineFacts, PauseConditions, out_of_budget
+from swarmd.policy.models.files import model_folder
 from tests import ROOT
 
 ALONE = Facts(name="main", curriculum="sapo-9", digest="ours")
@@ -119,13 +128,7 @@ PAUSES: dict[str, dict[str, Any]] = {
 
 def kinds() -> set[str]:
     """Return the kinds of PauseCause that the code makes."""
-    calls = (
-        node
-        for path in (ROOT / "swarmd" / "daemon" / "guest").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "PauseCause"
-    )
-    return {ast.literal_eval(call.args[0]) for call in calls}
+    return {ast.literal_eval(call.args[0]) for _, call in calls() if called(call) == "PauseCause"}
 
 
 def test_every_pause_has_a_state_and_ends_with_it() -> None:
@@ -147,37 +150,279 @@ def test_every_reason_with_a_remedy_is_told_with_it() -> None:
         assert said.remedy == remedy or reason in isolation._NOT_A_CAUSE, reason
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield each text of the product that is no docstring, with its file."""
-    for folder in ("swarmd", "p2p", "judge"):
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    """Yield each module of the product, by its path."""
+    for folder in ("p2p", "swarmd", "judge"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            tree = ast.parse(path.read_text())
-            docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-                    yield str(path.relative_to(ROOT)), node.value
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
-def commands() -> set[str]:
-    found = set()
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
-        found |= {name, *(f"{name} {below}" for below in getattr(command, "commands", {}))}
+TREES = dict(parsed())
+
+
+def written(node: ast.AST) -> str:
+    """Return the text that an expression makes. What is filled in stands as {its expression}."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(written, parts))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return written(left) + written(right)
+        case ast.BinOp(left=left, op=ast.Mult()):
+            return written(left)
+        case ast.IfExp(body=body, orelse=other):
+            return f"{written(body)} {written(other)}"
+        case ast.FormattedValue(value=value):
+            return f"{{{ast.unparse(value)}}}"
+    return f"{{{ast.unparse(node)}}}"
+
+
+CLASSES = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+DOCS = {node.name: ast.get_docstring(node) or "" for node in CLASSES}
+BASES = {node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for node in CLASSES}
+
+
+def is_error(name: str) -> bool:
+    """Return whether a class is OperatorError, or derives from it."""
+    return name == "OperatorError" or any(map(is_error, BASES.get(name, ())))
+
+
+ERRORS = {*filter(is_error, BASES)}
+# What carries a remedy beside these: the place of the remedy among the arguments.
+REFUSALS = {"Refusal": 2, "UnfitWeights": 1, "NotJudged": 1, "Cause": 2}
+
+
+def called(call: ast.Call) -> str:
+    """Return the name of the class that a call makes one of, also by a method of it, such as `to`."""
+    names = [name for name in ast.unparse(call.func).split(".") if name[:1].isupper()]
+    return names[-1] if names else ""
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    for file, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield f"{file}:{node.lineno}", node
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield each text of the product, whole, and the docstrings that are shown, with its place."""
+    for file, tree in TREES.items():
+        shown = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in ERRORS]
+        yield from ((f"{file}:{node.lineno}", ast.get_docstring(node) or "") for node in shown)
+        parts = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr | ast.BinOp | ast.Expr)
+            for part in ast.iter_child_nodes(node)
+        }
+        for node in ast.walk(tree):
+            text = isinstance(node, ast.JoinedStr | ast.BinOp) or (
+                isinstance(node, ast.Constant) and isinstance(node.value, str)
+            )
+            if text and id(node) not in parts and " " in (said := written(node)):
+                yield f"{file}:{node.lineno}", said  # type: ignore[attr-defined]
+
+
+def options() -> dict[str, set[str]]:
+    """Return each command, such as `swarmd doctor model`, with its options."""
+    found: dict[str, set[str]] = {}
+
+    def add(name: str, command: Any) -> None:
+        found[name] = {"--help", *(o for each in command.params for o in (*each.opts, *each.secondary_opts))}
+        for below, more in getattr(command, "commands", {}).items():
+            add(f"{name} {below}", more)
+
+    add("swarmd", get_command(app))
+    add("swarmd-judge", get_command(judge_app))
     return found
 
 
-def test_a_remedy_names_only_commands_and_settings_that_exist() -> None:
-    known, unknown = commands(), []
-    settings = NodeConfig().model_dump()
-    for file, text in texts():
-        for name, below in re.findall(r"`swarmd ([a-z-]+)(?: ([a-z-]+))?", text):
-            grouped = any(each.startswith(f"{name} ") for each in known)
-            if name not in known or (grouped and below and f"{name} {below}" not in known):
-                unknown.append(f"{file}: swarmd {name} {below}")
-        if file.startswith("judge"):
-            continue
-        for section, key in re.findall(r"(?<![\w./-])([a-z]+)\.([a-z_]+)(?![\w./(-])", text):
-            is_file = key in {"jsonl", "gguf", "md", "json", "py", "toml", "safetensors"}
-            is_key = " " in text and not is_file
-            if is_key and isinstance(settings.get(section), dict) and key not in settings[section]:
-                unknown.append(f"{file}: {section}.{key}")
+COMMANDS = options()
+GROUPS = {name.rpartition(" ")[0] for name in COMMANDS}
+# Options of other programs that we name.
+OTHERS = {"--outfile", "--no-deps"}
+
+
+def command_of(words: list[str]) -> str:
+    """Return the longest command that the words begin with."""
+    name = words[0]
+    for word in words[1:]:
+        if f"{name} {word}" not in COMMANDS:
+            break
+        name += f" {word}"
+    return name
+
+
+def test_a_remedy_names_only_commands_and_options_that_exist() -> None:
+    unknown = []
+    for place, text in texts():
+        for quoted in re.findall(r"`(swarmd(?:-judge)?(?: [^`]*)?)`", text):
+            words = quoted.split()
+            name = command_of(words)
+            rest = words[len(name.split()) :]
+            unknown += [f"{place}: {quoted}"] * (name in GROUPS and bool(rest) and rest[0].isalpha())
+            given = {re.split("[={]", word)[0] for word in rest if word.startswith("--")}
+            unknown += [f"{place}: {quoted}: {word}" for word in given - COMMANDS[name]]
+        # `swarmd/terminal.py` and others work for both programs.
+        known = {word for each in COMMANDS.values() for word in each}
+        for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`[^`]*`", "", text))):
+            unknown += [f"{place}: {option}"] * (option not in known | OTHERS)
     assert not unknown, "\n".join(unknown)
+
+
+FILES = {"jsonl", "gguf", "md", "json", "py", "toml", "safetensors", "jinja", "key", "log", "com", "sh", "co"}
+
+
+def named_settings(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield section, key and the value that a text asks for, if any."""
+    form = r"(?<![\w./{-])([a-z]+)\.([a-z_]+)(?![\w(/-])(?:(?: =| to)? ([\"'][^\"']*[\"']|\[[^\]]*\]|\d+))?"
+    yield from re.findall(form, text)
+
+
+def test_a_remedy_names_only_settings_and_values_that_exist() -> None:
+    settings, unknown = NodeConfig().model_dump(), []
+    for place, text in texts():
+        for section, key, value in named_settings(re.sub(r"\{[^{}]*\}", "{}", text)):
+            if key in FILES or not isinstance(settings.get(section), dict):
+                continue
+            if key not in settings[section]:
+                unknown.append(f"{place}: {section}.{key}")
+            elif value and "{}" not in value:
+                given = ast.literal_eval(value)
+                try:
+                    given = tuple(given) if isinstance(given, list) else given
+                    NodeConfig.model_validate({section: {key: given}})
+                except ValueError as error:
+                    unknown.append(f"{place}: {section}.{key} = {value}: {error}")
+    assert not unknown, "\n".join(unknown)
+
+
+# Where a remedy sets a setting that the function does not look at: why it can be applied.
+ALWAYS = {
+    "swarmd/policy/models/device.py:": "the caller found what needs the change",
+    "swarmd/daemon/diagnosis/": "tables, which are walked above",
+    "swarmd/cli/": "examples",
+    "p2p/peers/mdns.py:run": "runs only where it is on",
+    "swarmd/daemon/guest/limits.py:changed": "said where the engine cannot pace",
+    "swarmd/policy/models/fit.py:_alternatives": "tries each change",
+    "swarmd/policy/models/lora.py:require_nf4": "called for nf4 alone",
+    "swarmd/policy/training/learner.py:step": "said where no weight is an adapter's",
+    "swarmd/policy/training/optimizer.py:_adam": "called for adamw8bit alone",
+}
+
+
+def test_a_remedy_sets_a_setting_only_where_that_setting_is_looked_at() -> None:
+    """Otherwise it is said to somebody who has set it so already, and whom it cannot help."""
+    blind = []
+    for file, tree in TREES.items():
+        functions = [
+            node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        for function in functions:
+            names = {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
+            names |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+            names |= {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)} | {function.name}
+            said = [written(n) for n in ast.walk(function) if isinstance(n, ast.JoinedStr | ast.Constant)]
+            for section, key, value in (each for text in said for each in named_settings(text)):
+                known = isinstance(NodeConfig().model_dump().get(section), dict)
+                seen = any(key.split("_")[0] in name.lower() for name in names)
+                place = f"{file}:{function.name}"
+                if known and value and not seen and not place.startswith(tuple(ALWAYS)):
+                    blind.append(f"{place}: {section}.{key} = {value}")
+    assert not blind, "\n".join(blind)
+
+
+@pytest.mark.parametrize("name", ["libp2p", "another"])
+def test_an_engine_that_cannot_be_loaded_is_replaced_by_another(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = {name: EntryPoint(name, "no_such_module:Engine", engines.GROUP)}
+    monkeypatch.setattr(engines, "offered", lambda: broken)
+    if name in engines.BUILT_IN:
+        monkeypatch.setattr(engines, "BUILT_IN", broken)
+    with pytest.raises(EngineMissing, match="Install the package") as found:
+        engines.engine(name)
+    assert ("set swarm.engine" in str(found.value)) == (name != "libp2p")
+
+
+def test_a_damaged_file_of_the_hubs_cache_is_removed_first(tmp_path: Path) -> None:
+    cached = tmp_path / "models--owner--small" / "snapshots" / "c0ffee"
+    assert model_folder.again(cached) == f"Remove {tmp_path / 'models--owner--small'} and start again"
+    assert model_folder.again(tmp_path / "a folder") == "Download the model again"
+
+
+def test_a_remedy_names_only_extras_packages_variables_and_files_that_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = {path.parent.name for path in ROOT.glob("engines/*/pyproject.toml")}
+    hub = Path(constants.__file__).read_text()
+    wanted = [
+        (place, call.args[0].value)
+        for place, call in calls()
+        if ast.unparse(call.func).endswith("command_for") and isinstance(call.args[0], ast.Constant)
+    ]
+    unknown = [
+        f"{place}: {extra}" for place, extra in wanted if extra not in project["optional-dependencies"]
+    ]
+    for place, text in texts():
+        for extra in re.findall(r"swarmd\[([a-z-]+)\]", text):
+            unknown += [f"{place}: {extra}"] * (extra not in project["optional-dependencies"])
+        for engine in re.findall(r"swarmd-engine-([a-z]+)", text):
+            unknown += [f"{place}: {engine}"] * (engine not in packages)
+        for variable in re.findall(r"\bHF_[A-Z_]+", text):
+            unknown += [f"{place}: {variable}"] * (variable not in hub)
+        for file in re.findall(r"(?:docs|packaging|scripts)/[\w/-]+\.(?:md|sh)", text):
+            unknown += [f"{place}: {file}"] * (not (ROOT / file).exists())
+    assert wanted and not unknown, "\n".join(unknown)
+
+
+# An imperative, or the choices themselves.
+REMEDY = re.compile(
+    r"\b(?:add|ask|change|check|choose|close|convert|copy|correct|create|declare|download|find|fix|forward|free|"
+    r"give|go on|install|invite|join|keep|leave|let|log in|look|lower|make|mend|move|name|put|raise|reach|"
+    r"remove|rename|repair|resolve|restart|restore|run|save|say|see|send|set|shorten|show|sign|start|stop|take|"
+    r"tell|train|try|unset|update|upgrade|upload|use|wait|write|nothing (?:has|is) to|"
+    r"there (?:is|are)|which has|looks like|begins with|go from|expected|needs? at least)\b",
+    re.IGNORECASE,
+)
+# Errors whose cause says all: each with the reason.
+PLAIN = {
+    "LabFailed": "of the programs that the lab starts: their logs are named",
+    "RunsFailed": "of the runs of an experiment: their own messages",
+    "EngineFailed": "see `engine.checked`",
+    "WorkerFailed": "hands on a worker's own message",
+    "BadExperiment": "a mistake in a file, at its place",
+    "BadResults": "a file of results that cannot be written, with the system's reason",
+    "NoQuestion": "the judge stops",
+}
+
+
+def test_each_error_and_each_refusal_says_what_to_do() -> None:
+    silent = []
+    for place, call in calls():
+        name = called(call)
+        if name in REFUSALS and len(call.args) > REFUSALS[name]:
+            remedy = call.args[REFUSALS[name]]
+            said = written(remedy)
+            if isinstance(remedy, ast.Constant | ast.JoinedStr) and len(said) < 10 and said != "{advice}":
+                silent.append(f"{place}: {name}: {said!r}")
+        if name not in ERRORS or name in PLAIN or not call.args or ast.unparse(call.func).endswith(".to"):
+            continue
+        # Otherwise the message is another function's, which is walked too.
+        text = written(call.args[0])
+        handed_on = re.search(
+            r"\{(?:self\.)?(?:\w*remedy|_LIED|hint|choices|what|advice|error|first)\}(?: another model)?\.?$",
+            text,
+        )
+        whole = isinstance(call.args[0], ast.Constant | ast.JoinedStr | ast.BinOp)
+        if whole and not handed_on and not REMEDY.search(text):
+            silent.append(f"{place}: {name}: {text}")
+    for file, tree in TREES.items():
+        bare = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+        for raised in bare:
+            named = raised.func if isinstance(raised, ast.Call) and not raised.args else raised
+            if isinstance(named, ast.Name) and named.id in ERRORS:
+                doc = DOCS[named.id]
+                silent += [f"{file}:{named.lineno}: {doc}"] * (not REMEDY.search(doc))
+    assert not silent, "\n".join(silent)

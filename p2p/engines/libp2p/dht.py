@@ -111,7 +111,8 @@ MAX_STREAMS, MAX_STREAMS_EACH = 64, 4
 STREAM_S = 30.0
 # What a read costs (`metering`). A question takes three, so a peer may ask 50 a second.
 READ_COST = 20.0
-# Keys of provider records. One with BUCKET_SIZE providers, each with MAX_ADDRESSES of MAX_LENGTH, takes 80 KB.
+# Keys of provider records. One with BUCKET_SIZE providers, each with MAX_ADDRESSES of MAX_LENGTH, takes
+# 80 KB.
 MAX_KEYS = 256
 
 

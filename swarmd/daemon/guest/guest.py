@@ -219,7 +219,9 @@ class Guest:
             and not isinstance(until, bool)
             and self._clock() < until < self._clock() + 366 * 86_400
         ):
-            raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
+            raise SwarmdError(
+                "A pause may last at most one year. Give less, or no time: `swarmd resume` ends it."
+            )
         warning = self._asked.begin(until)
         self._decide()
         return {

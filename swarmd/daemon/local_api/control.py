@@ -124,7 +124,7 @@ class _Request(msgspec.Struct):
 
 def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mapping[str, Any]]:
     if len(line) > MAX_REQUEST_BYTES:
-        raise SwarmdError(f"The request is over {MAX_REQUEST_BYTES} bytes.")
+        raise SwarmdError(f"The request is over {MAX_REQUEST_BYTES} bytes. Send a smaller one.")
     try:
         request = msgspec.json.decode(line, type=_Request)
     except (ValueError, RecursionError):

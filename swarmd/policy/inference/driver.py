@@ -118,9 +118,11 @@ class Driver:
                 answers = [[replace(s, versions=(version,) * len(s.ids)) for s in each] for each in answers]
         first = [s.logprobs[0] for samples in answers for s in samples if s.ids]
         if first and all(map(math.isnan, first)):
+            dtype = dtype_name(self._loaded.dtype)
+            remedy = "Set model.dtype to 'float32', or choose" if dtype != "float32" else "Choose"
             raise NoModel(
-                f"the probabilities of {self._loaded.source} are no numbers in"
-                f" {dtype_name(self._loaded.dtype)}. Set model.dtype to 'float32', or choose another model."
+                f"the probabilities of {self._loaded.source} are no numbers in {dtype}. {remedy} another"
+                " model."
             )
         return answers
 

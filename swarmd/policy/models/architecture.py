@@ -183,7 +183,7 @@ def cache_argument(network: nn.Module) -> str:
 def _not_built(source: str, error: Exception) -> NoModel:
     return NoModel(
         f"the network that the config.json of {source} describes cannot be built"
-        f" ({hub.first_line(error)}). Download the model again, or choose another one."
+        f" ({hub.first_line(error)}). Correct it in a local copy, or choose another model."
     )
 
 

@@ -20,7 +20,7 @@ from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import TEXT_PART, has_other_parts, read_config
 from swarmd.policy.models.device import free_memory, is_out_of_memory, within_memory
-from swarmd.policy.models.files.model_folder import checked_folder, read_config_json
+from swarmd.policy.models.files.model_folder import again, checked_folder, read_config_json
 from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.fit import FittedModel, fit
 from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
@@ -98,8 +98,8 @@ def load_model(
 
 def _too_large(source: str, why: str) -> NoModel:
     return NoModel(
-        f"not enough memory for {source}: {why}. Close other programs, set model.lora to 'on', or choose a"
-        " smaller model. `swarmd doctor model` shows what it takes."
+        f"not enough memory for {source}: {why}. Close other programs, or choose a smaller model. `swarmd"
+        " doctor model` shows what it takes."
     )
 
 
@@ -131,7 +131,7 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(
             f"the weights of {source} cannot be loaded, or do not fit its configuration"
-            f" ({hub.first_line(error)}). Download them again, or choose another model."
+            f" ({hub.first_line(error)}). {again(folder)}, or choose another model."
         ) from error
     finally:
         transformers_logging.set_verbosity(told)
@@ -139,8 +139,7 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
         # transformers would go on with random weights.
         some = ", ".join(sorted(report["missing_keys"])[:3])
         raise NoModel(
-            f"the weights of {source} are not all there ({some} …). Download it again, or choose another"
-            " model."
+            f"the weights of {source} are not all there ({some} …). {again(folder)}, or choose another model."
         )
     return network
 

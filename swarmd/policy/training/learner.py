@@ -199,8 +199,10 @@ class Learner:
         rate = self._learning.train.learning_rate
         with within_memory(
             NoModel(
-                f"not enough memory on {self._device} for the optimizer. "
-                "Close other programs, set model.lora to 'on', or choose a smaller model."
+                f"not enough memory on {self._device} for the optimizer. Close other programs, or choose a"
+                " smaller model"
+                + " or model.lora = 'on'" * (not any("lora_" in n for n in self.weights))
+                + "."
             )
         ):
             self.optimizer.step(rate)
@@ -410,7 +412,9 @@ class Learner:
         if self.skipped >= MAX_SKIPS_IN_A_ROW:
             raise Diverged(
                 f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient"
-                f" norm {norm}); nothing was changed by those steps. Lower train.learning_rate, set"
-                " model.dtype to 'float32', or go back to an older checkpoint."
+                f" norm {norm}); nothing was changed by those steps. Lower train.learning_rate, or go back to"
+                " an older checkpoint"
+                + ", or set model.dtype to 'float32'" * (self._head.weight.dtype != torch.float32)
+                + "."
             )
         return UpdateReport(skipped=1)

@@ -700,7 +700,7 @@ def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
         json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"})
     )
     with pytest.raises(
-        NoModel, match=r"holds an adapter, not a model.*--model Qwen/Qwen2\.5-0\.5B-Instruct,.*swarmd export"
+        NoModel, match=r"holds an adapter, not a model.*--model Qwen/Qwen2\.5-0\.5B-Instruct,.*merge_and"
     ):
         open_policy(tmp_path)
     for content in ("{", "[]", "{}"):

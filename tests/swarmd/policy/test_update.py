@@ -381,8 +381,9 @@ def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: 
     weight.register_hook(lambda gradient: gradient * math.inf)  # while the loss is a number
     for _ in range(4):
         learner.step(ragged)
-    with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate"):
+    with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate") as diverged:
         learner.step(ragged)
+    assert "float32" not in str(diverged.value)  # it computes in it
 
 
 def scarce(network, tokens: int, error: Exception):

@@ -36,7 +36,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from swarmd.config.hub_access import fault_of, hub_folder
+from swarmd.config.hub_access import cache_name, fault_of, hub_folder
 from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.models.files.progress import Download, Progress
 
@@ -100,7 +100,7 @@ def _require_room(repository: str, total: int, blobs: Path) -> None:
     if needed > free:
         raise NoModel(
             f"{repository} needs {needed / 1e6:,.0f} MB more on the disk of {blobs}, which has"
-            f" {free / 1e6:,.0f} MB free. Free some space, or set HF_HOME to another disk."
+            f" {free / 1e6:,.0f} MB free. Free some space, or set {cache_name()} to another disk."
         )
 
 
@@ -186,11 +186,13 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
         raise NoModel(f"{repository!r} is no model's name. {choices}") from None
     except GatedRepoError:
         raise NoModel(
-            f"{repository} is gated: accept its terms on huggingface.co, then log in with `hf auth login`."
+            f"{repository} is gated: accept its terms on huggingface.co, then log in with `hf auth login`,"
+            " or set HF_TOKEN, which goes first."
         ) from None
     except RepositoryNotFoundError:
         raise NoModel(
-            f"the hub has no repository {repository}, or it is private (then: `hf auth login`). {choices}"
+            f"the hub has no repository {repository}, or it is private (then: `hf auth login`, or HF_TOKEN)."
+            f" {choices}"
         ) from None
     except RevisionNotFoundError:
         raise NoModel(

@@ -116,13 +116,12 @@ def plain_file(path: Path, source: str, most: int | None = None, begins: bytes =
         place, root = path.resolve(strict=True), path.parent.resolve()
         found = place.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise NoModel(f"{of} is not a plain file. Download the model again, or choose another one.")
+            raise NoModel(f"{of} is not a plain file. {again(path.parent)}, or choose another model.")
         with place.open("rb") as file:
             head = file.read(40)
     except OSError as error:
         raise NoModel(
-            f"{of} cannot be read: {error.strerror or error}. Correct its permissions, or download the model"
-            " again."
+            f"{of} cannot be read: {error.strerror or error}. Correct its permissions, or choose another one."
         ) from None
     # In the hub's cache files are links to the blobs of the same repository.
     roots = (root, (root.parents[1] / "blobs").resolve()) if root.parent.name == "snapshots" else (root,)
@@ -165,7 +164,7 @@ def no_model(folder: Path, source: str, missing: str) -> NoModel:
         model = f", --model {printable(str(base))}," if base else ""
         return NoModel(
             f"{source} holds an adapter, not a model. Give its base model{model} to start from that, or merge"
-            " the two first: `swarmd export` without --adapter writes a whole model."
+            " the two first with peft's `merge_and_unload`."
         )
     if any(name.lower().endswith(".gguf") for name in others) or "gguf" in source.lower():
         return gguf(source)
@@ -181,9 +180,15 @@ def no_model(folder: Path, source: str, missing: str) -> NoModel:
         )
     return NoModel(
         f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when"
-        " they are opened and are never loaded. Choose another revision or repository, or convert them"
-        " with `save_pretrained`."
+        " they are opened and are never loaded. Choose another model, or convert them with"
+        " `save_pretrained`."
     )
+
+
+def again(folder: Path) -> str:
+    """Return how a model's files are had again. The hub's cache keeps a damaged one until it is removed."""
+    cached = folder.parent.name == "snapshots"
+    return f"Remove {folder.parents[1]} and start again" if cached else "Download the model again"
 
 
 def notes(folder: Path, source: str) -> tuple[str, ...]:
@@ -217,11 +222,13 @@ def weight_map(folder: Path, source: str) -> dict[str, Stored]:
             raise _not_whole(folder / name, source, str(error)) from None
         for tensor, shape in shapes.items():
             if tensor in found:
-                raise _bad_index(source, f"{shown(tensor)} is in both {found[tensor].file} and {name}")
+                raise _bad_index(
+                    folder, source, f"{shown(tensor)} is in both {found[tensor].file} and {name}"
+                )
             found[tensor] = Stored(name, shape)
     for tensor, name in index.items():
         if tensor not in found or found[tensor].file != name:
-            raise _bad_index(source, f"{shown(tensor)} is not in {name}, where the index has it")
+            raise _bad_index(folder, source, f"{shown(tensor)} is not in {name}, where the index has it")
     return found
 
 
@@ -231,23 +238,22 @@ def _index(folder: Path, source: str) -> dict[str, str]:
         return {}
     files = _read_object(folder / INDEX, source).get("weight_map")
     if not isinstance(files, dict) or not files:
-        raise _bad_index(source, "it has no weight_map")
+        raise _bad_index(folder, source, "it has no weight_map")
     for name in files.values():
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
-            raise _bad_index(source, f"it names {shown(name)}, which is no safetensors file of the folder")
+            why = f"it names {shown(name)}, which is no safetensors file of the folder"
+            raise _bad_index(folder, source, why)
     return files
 
 
-def _bad_index(source: str, why: str) -> NoModel:
-    return NoModel(
-        f"the {INDEX} of {source} is wrong: {why}. Download the model again, or choose another one."
-    )
+def _bad_index(folder: Path, source: str, why: str) -> NoModel:
+    return NoModel(f"the {INDEX} of {source} is wrong: {why}. {again(folder)}, or choose another model.")
 
 
 def _not_whole(path: Path, source: str, why: str) -> NoModel:
     return NoModel(
         f"the weights of {source} cannot be loaded: {path.name} is not a whole safetensors file"
-        f" ({printable(why)}). Download it again, or choose another model."
+        f" ({printable(why)}). {again(path.parent)}, or choose another model."
     )
 
 
@@ -290,5 +296,8 @@ def _read_object(
         # It is not UTF-8 or not JSON, or has numbers of thousands of digits or lists nested thousands deep.
         document = None
     if not isinstance(document, dict):
-        raise NoModel(f"the {path.name} of {source} is not a JSON object. Download the model again.")
+        raise NoModel(
+            f"the {path.name} of {source} is not a JSON object. {again(path.parent)}, or choose another"
+            " model."
+        )
     return document
