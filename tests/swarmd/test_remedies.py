@@ -411,10 +411,8 @@ def test_each_error_and_each_refusal_says_what_to_do() -> None:
             continue
         # Otherwise the message is another function's, which is walked too.
         text = written(call.args[0])
-        handed_on = re.search(
-            r"\{(?:self\.)?(?:\w*remedy|_LIED|hint|choices|what|advice|error|first)\}(?: another model)?\.?$",
-            text,
-        )
+        parts = r"\w*remedy|_LIED|_REMEDY|hint|choices|what|advice|error|part"
+        handed_on = re.search(rf"\{{(?:self\.)?(?:{parts})\}}(?: another model)?\.?$", text)
         whole = isinstance(call.args[0], ast.Constant | ast.JoinedStr | ast.BinOp)
         if whole and not handed_on and not REMEDY.search(text):
             silent.append(f"{place}: {name}: {text}")

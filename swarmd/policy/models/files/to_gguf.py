@@ -35,7 +35,7 @@ def write_gguf(path: Path, network: Any, tokenizer: Any, source: str) -> None:
     try:
         import gguf
     except ImportError:
-        raise ConfigError(f"the package that writes GGUF files is missing: {command_for('gguf')}.") from None
+        raise ConfigError(f"GGUF files need a package. Run `{command_for('gguf')}`.") from None
     config, rope = network.config, network.config.rope_parameters
     architecture, scaling = _ARCHITECTURES.get(config.model_type, ""), rope.get("rope_type", "default")
     if (
