@@ -12,7 +12,7 @@ Banded = Sequence[tuple[float, float, float, float]]  # x, y, lower and upper en
 Arm = tuple[str, Banded]  # the arm's name; the mean and its band over rounds
 
 # The margins of a chart: room for "100 %" in the style sheet's largest letters.
-LEFT, FOOT, TOP = 72, 34, 14
+LEFT, FOOT, TOP = 80, 34, 14
 
 
 def sparkline(segments: Sequence[Segment], width: int = 120, height: int = 28) -> Markup:
