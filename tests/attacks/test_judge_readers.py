@@ -37,14 +37,15 @@ LONG = Identity(b"\x4c" * 32).peer_id  # whose page it is
 
 
 def fill(folder: Path, answers: int) -> None:
+    now = time.time()  # the judge would forget a peer that was silent for a month
     with closing(Store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for number in range(answers):
             task = Task(TaskRef("bf", 10**9 + number), "?", {})
             asker = Requester("", record=True)
             asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, asker, WINDOW, 0)
-            store.asked(asked, sequence=2 * number, at=0.0)
+            store.asked(asked, sequence=2 * number, at=now)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
-            store.graded(asked, [answer], [ScoredAnswer.of(0.0)], 0.5, 2 * number + 1, 0.0)
+            store.graded(asked, [answer], [ScoredAnswer.of(0.0)], 0.5, 2 * number + 1, now)
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:

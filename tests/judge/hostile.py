@@ -67,8 +67,12 @@ ATTRIBUTES = """
 """.split()  # noqa: SIM905
 
 
-def fill(database: Path) -> None:
-    """Each node has as many answers as a page of it shows; every text of a stranger is another one of ALL."""
+def fill(database: Path, at: float = 1_700_000_000.0) -> None:
+    """Each node has as many answers as a page of it shows; every text of a stranger is another one of ALL.
+
+    at: when the first question was asked, in seconds since 1970. A judge forgets peers that were silent for a
+    month by its own clock.
+    """
     texts = iter(ALL)
     with closing(Store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
         peers = [SigningPeer(node + 1).identity.peer_id for node in range(NODES)]
@@ -89,7 +93,7 @@ def fill(database: Path) -> None:
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
                 question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, said)
                 score = ScoredAnswer.of(float(number % 2))
-                steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number)))
+                steps.append((store.asked, (question, 2 * number, at + number)))
                 steps.append(
                     (
                         store.graded,
@@ -99,7 +103,7 @@ def fill(database: Path) -> None:
                             [score],
                             0.5,
                             2 * number + 1,
-                            1_700_000_000.5 + number,
+                            at + 0.5 + number,
                         ),
                     )
                 )

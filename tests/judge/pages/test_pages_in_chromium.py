@@ -6,6 +6,7 @@ With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of ax
 """
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    hostile.fill(folder / "judge.sqlite3")
+    hostile.fill(folder / "judge.sqlite3", time.time() - 60)
     with serving(str(folder / "judge.sqlite3")) as (_, url), chromium(folder / "profile") as tab:
         rows = httpx2.get(f"{url}/v1/leaderboard").json()["peers"]
         yield Site(url, tab, [row["peer"] for row in rows])
