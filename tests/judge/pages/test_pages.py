@@ -301,8 +301,8 @@ async def test_a_node_on_a_ladder_has_a_profile_by_level(tmp_path: Path) -> None
     async with open_court(tmp_path / "judge.sqlite3", tmp_path, wall=2.0, curriculum="ladder-9") as court:
         text = " ".join(hostile.Parsed((await court.http.get(f"/nodes/{PEER}")).text).text.split())
         record = (await court.http.get(f"/v1/peers/{PEER}")).json()
-    assert "arc 1d1 of 20 of 1 binary matrix1 of 1– all67% 2 of 30% 0 of 1" in text
-    assert "By levelSpecialtyLevel 1Level 3" in text and "arc 1d33%1 of 3" in text
+    assert "arc 1d1 of 20 of 1 binary matrix1 of 1– all67 % 2 of 30 % 0 of 1" in text
+    assert "By levelSpecialtyLevel 1Level 3" in text and "arc 1d33 %1 of 3" in text
     assert "arc 1d, level 3" in text and record["specialties"]["arc_1d.1"]["n"] == 2
 
 
@@ -384,6 +384,8 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
         "standing": standing,
         "segments": [],
         "segment_rows": views.segment_rows,
+        "subjects": {},
+        "levels": {},
         "specialties": {},
         "passes": {},
         "said": [],
