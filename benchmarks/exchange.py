@@ -34,7 +34,7 @@ from typing import Any
 
 from benchmarks.environments import default_environment, environment_of
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 WANTED = 4  # J
 PAUSE = 1.5  # seconds between rounds

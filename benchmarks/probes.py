@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[1]

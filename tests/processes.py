@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 
 @contextmanager

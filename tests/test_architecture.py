@@ -64,7 +64,7 @@ LAYERS = {
         "exchange policy",
         "trainer",
         "daemon",
-        "lab testing",
+        "lab",
         "cli",
         "__main__",
         "__init__ trl",

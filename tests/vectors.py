@@ -26,9 +26,9 @@ from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason
 from swarmd.exchange import acknowledgements, offers, wire
 from swarmd.exchange.offers import Offered
-from swarmd.testing import memory_member
 from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT
+from tests.doubles import memory_member
 
 FOLDER = ROOT / "docs" / "vectors"
 ALICE, BOB, CAROL = (Identity(seed) for seed in (bytes(range(32)), bytes(32), b"\x01" * 32))

@@ -32,9 +32,9 @@ from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import REDIALS, declare
 from tests.attacks.nodes import key_of, subscribe, swallow
+from tests.doubles import TIMEOUT_S
 
 KINDS = {
     "frames": "frames of ours, new and well signed",

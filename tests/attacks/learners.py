@@ -22,12 +22,12 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import Clock, memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Rollout, RoundReport, Scored
 from tests.attacks.harness import show
+from tests.doubles import Clock, memory_member
 
 ROUND = 30.0  # seconds that a round lasts on the members' clock
 LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8

@@ -13,7 +13,7 @@ from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.identity import Identity
 from p2p.topic import Topic
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:

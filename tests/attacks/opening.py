@@ -36,9 +36,9 @@ from benchmarks.probe import options, say
 from p2p.address import parse_bootstrap
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
-from swarmd.testing import until
 from tests.attacks.harness import REDIALS, declare
 from tests.attacks.nodes import key_of
+from tests.doubles import until
 
 
 def line(text: str) -> bytes:

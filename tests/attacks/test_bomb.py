@@ -26,9 +26,9 @@ from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.member import Member
 from p2p.types import PeerId, PeerRequest, Verdict
-from swarmd.testing import Clock, memory_member
 from tests import ROOT
 from tests.attacks.harness import Attack, show, worst
+from tests.doubles import Clock, memory_member
 
 MIB = 1024 * 1024
 INFLATED = 200 * MIB

@@ -29,12 +29,12 @@ from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import Frame, parse
 from p2p.identity import Identity
 from p2p.types import Handlers, Peer, PeerId, Verdict
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.copying import HOW, Thief
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import key_of
 from tests.attacks.test_unserved import LATENCY, ROUND, SETTLE, START, TOPIC
+from tests.doubles import TIMEOUT_S
 
 SEED = 2
 HOP = 0.05  # seconds

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import attacker, cpu
 from tests.attacks.test_flooder import lost
+from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 
 FOREVER = 3600.0  # seconds

@@ -24,11 +24,11 @@ from p2p.admission.replays import AHEAD_S, Trace
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity, peer_id_of
 from p2p.types import Envelope, PeerId, Reason
-from swarmd.testing import NOW, TIMEOUT_S, TOPIC, identity
 from tests.attacks.deafening import KEYS, RATE, crowd, skews
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import attacker, cpu, probe_swarm
 from tests.attacks.test_flooder import lost
+from tests.doubles import NOW, TIMEOUT_S, TOPIC, identity
 
 CONNECTIONS = 8  # of the attacker: each below what one may send
 HONEST = 10

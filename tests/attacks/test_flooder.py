@@ -26,10 +26,10 @@ from p2p.engines.libp2p.metering import (
     Meter,
     message_limits,
 )
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.flooding import KINDS
 from tests.attacks.harness import ENGINES, REDIALS, Attack, show
 from tests.attacks.nodes import attacker, cpu, probe_swarm
+from tests.doubles import TIMEOUT_S
 
 RATE = 10_000  # messages a second, to each node
 HONEST_EVERY = 0.5  # seconds between two frames of a node

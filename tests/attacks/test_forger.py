@@ -21,8 +21,8 @@ from p2p.envelope import DOMAIN, seal
 from p2p.identity import Identity, peer_id_of
 from p2p.topic import Topic
 from p2p.types import PeerId, Verdict
-from swarmd.testing import TOPIC, Clock, memory_member
 from tests.attacks.harness import Attack, show, worst
+from tests.doubles import TOPIC, Clock, memory_member
 
 FORGED = 10_000
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519

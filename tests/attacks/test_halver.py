@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import attacker, cpu, probe_swarm
 from tests.attacks.test_flooder import lost
+from tests.doubles import TIMEOUT_S
 
 EVERY = 0.5  # seconds between two honest frames
 

@@ -18,9 +18,9 @@ from judge.types import Attributes, QuestionRequest, Signed
 from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import Clock
 from swarmd.types import Completion
 from tests.attacks.harness import Attack, show
+from tests.doubles import Clock
 
 DAY_S, GIB, MIB = 86_400.0, 2**30, 2**20
 WINDOW_S = DAY_S

@@ -25,9 +25,9 @@ from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, Question
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Task, TaskRef
 from tests.attacks.harness import Attack, show
+from tests.doubles import TIMEOUT_S
 from tests.judge.databases import WINDOW
 from tests.judge.test_serving import address, client, serving
 

@@ -17,10 +17,10 @@ import pytest
 
 from benchmarks.probes import MIB, ProbeProcess
 from p2p.engines.traffic import UPLOAD_BURST_S, UPLOAD_PER_S
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, figures_of, show
 from tests.attacks.leeching import BLOB_BYTES
 from tests.attacks.nodes import attacker
+from tests.doubles import TIMEOUT_S
 
 BLOB = 16 * 1024  # bytes of one that an honest node fetches
 EVERY = 0.5  # seconds between two frames of the node

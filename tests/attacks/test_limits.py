@@ -38,9 +38,9 @@ from p2p.identity import Identity
 from p2p.rate_limit import MAX_PIECE
 from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
-from swarmd.testing import NOW
 from swarmd.types import TaskRef
 from tests import ROOT
+from tests.doubles import NOW
 from tests.p2p.engines.libp2p.test_request_response import pair
 
 MIB = 1024 * 1024

@@ -31,7 +31,6 @@ from p2p.engines.libp2p.metering import (
     Meter,
     message_limits,
 )
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import ENGINES, REDIALS, Attack, show
 from tests.attacks.nodes import attacker, cpu, key_of, probe_swarm
 from tests.attacks.opening import (
@@ -46,6 +45,7 @@ from tests.attacks.opening import (
     opening,
     sealed,
 )
+from tests.doubles import TIMEOUT_S
 from tests.p2p.real import heard, real_member
 
 ANSWERS = 3  # to a stream that names one protocol: hello, no, and the end

@@ -17,8 +17,8 @@ import pytest
 
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
-from swarmd.testing import NOW, TOPIC
 from tests.attacks.harness import Attack, show
+from tests.doubles import NOW, TOPIC
 from tests.p2p.admission.test_memory import Life
 
 AUTHORS, FRAMES = 100, 10_000

@@ -17,9 +17,9 @@ from p2p.admission.inbox import Inbox
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import Envelope, PeerId
-from swarmd.testing import NOW, TOPIC, identity
 from tests.attacks.harness import Attack, show
 from tests.attacks.test_deafener import Unsigned, Victim
+from tests.doubles import NOW, TOPIC, identity
 
 KEYS = 12_000  # more than a node remembers
 ESTABLISHED = 60  # authors that the honest neighbour brings

@@ -34,12 +34,12 @@ from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import TOPIC, Clock, memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks import test_sybil_offers
 from tests.attacks.harness import Attack, Shares, show, worst
+from tests.doubles import TOPIC, Clock, memory_member
 from tests.p2p.admission.test_reputation import Placed
 from tests.played import PlayedPolicy
 

@@ -27,10 +27,10 @@ from p2p.identity import Identity
 from p2p.types import Envelope, Handlers, PeerId, Verdict
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import TOPIC, Clock
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Shares, show
+from tests.doubles import TOPIC, Clock
 
 HONEST, OFFERED = 10, 8
 ROUND = 30.0  # seconds

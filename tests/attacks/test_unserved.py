@@ -28,11 +28,11 @@ from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
-from swarmd.testing import TIMEOUT_S
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import key_of
 from tests.attacks.offering import KEYS, RATE, body, keys
+from tests.doubles import TIMEOUT_S
 
 TOPIC = Topic("probe", "0")
 START = 1_700_000_000.0  # seconds since the epoch

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import exchange, exchange_churn
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 ENGINE = "libp2p"

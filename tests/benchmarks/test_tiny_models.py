@@ -22,8 +22,8 @@ from benchmarks.tiny_models.warm_start import Phase, new_llama, new_mid, new_mod
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Task
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.pretend_gpu import pretending
 
 SOURCE = tasks_of("tiny-9")

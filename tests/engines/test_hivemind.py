@@ -45,7 +45,7 @@ from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.types import Started, Verdict
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.real import QUIET, SECONDS, TOPIC, real_engine, real_member
 
 

@@ -31,9 +31,9 @@ from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import TIMEOUT_S, until
 from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT, vectors
+from tests.doubles import TIMEOUT_S, until
 from tests.p2p.nat.figures import PORT, Net, obtain
 from tests.p2p.nat.lab import Place, missing
 from tests.p2p.real import TOPIC, real_engine

@@ -29,7 +29,7 @@ from swarmd.policy.inference.engine import GROUP, EngineFailed, EngineOptions, N
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import seeded
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.processes import killed_after, wait_until
 from tests.swarmd.policy.conftest import config_of, local, make_model, open_policy
 from tests.swarmd.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs

@@ -21,7 +21,7 @@ import pytest
 from judge.types import QuestionWindow
 from swarmd.tasks.held_out import Terms
 from swarmd.tasks.sandbox.seccomp import die_with_parent
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 
 USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs

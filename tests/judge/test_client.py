@@ -37,8 +37,8 @@ from swarmd.daemon.judging.client import (
 from swarmd.daemon.judging.judging import Judging, ReceiptFile, said_of
 from swarmd.daemon.judging.reader import JudgedBoard, ask, read
 from swarmd.errors import ConfigError, Unreachable
-from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
+from tests.doubles import TIMEOUT_S, Clock
 from tests.judge.test_proxies import certificate
 
 pytestmark = pytest.mark.net

@@ -22,9 +22,9 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import TIMEOUT_S, Clock, identity
 from swarmd.types import Task, TaskRef
 from tests import ROOT
+from tests.doubles import TIMEOUT_S, Clock, identity
 from tests.judge.conftest import Court, http_to, open_court
 from tests.judge.test_app import refused
 

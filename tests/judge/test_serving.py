@@ -35,9 +35,9 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 from tests.processes import killed_after, wait_until
 
 pytestmark = pytest.mark.net

@@ -11,7 +11,7 @@ from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, Verdict
-from swarmd.testing import TIMEOUT_S, until
+from tests.doubles import TIMEOUT_S, until
 
 TOPIC = Topic("main", "0123456789abcdef")
 SECONDS = TIMEOUT_S  # a failure, not a measure

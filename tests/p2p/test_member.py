@@ -10,7 +10,7 @@ from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
-from swarmd.testing import NOW, TOPIC, Clock, memory_member
+from tests.doubles import NOW, TOPIC, Clock, memory_member
 from tests.p2p.lossy import LossySwarm
 
 

@@ -21,7 +21,7 @@ from judge.config import SCHEMA
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
 from swarmd.state.folder import IDENTITY_FILE
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"

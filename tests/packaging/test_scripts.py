@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.processes import killed_after
 

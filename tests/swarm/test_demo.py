@@ -13,7 +13,7 @@ from swarmd.cli.app import main
 from swarmd.lab.demo.demo import duration
 from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.processes import ended, killed_after, wait_until
 
 ROUNDS = 8

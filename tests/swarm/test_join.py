@@ -20,8 +20,8 @@ import pytest
 from swarmd.daemon.local_api import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints
+from tests.doubles import TIMEOUT_S
 from tests.engines.p2pd import p2pd_missing
 from tests.processes import killed_after
 from tests.swarm.waiting import until

@@ -21,8 +21,8 @@ from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.daemon.library.joined_swarm import Questions
 from swarmd.daemon.local_api import control
 from swarmd.exchange import offers, wire
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.processes import wait_until
 from tests.swarm.test_join import COMMON

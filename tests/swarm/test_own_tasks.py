@@ -16,8 +16,8 @@ import pytest
 from p2p.types import Reason
 from swarmd.daemon.local_api import control
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 from tests.swarm.test_join import COMMON, until
 from tests.swarm.test_meeting import started
 

@@ -31,8 +31,8 @@ from swarmd.state.folder import StateFolder, in_use
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.terminal import ended_by_signals
-from swarmd.testing import TIMEOUT_S
-from swarmd.testing import until as waited
+from tests.doubles import TIMEOUT_S
+from tests.doubles import until as waited
 from tests.p2p.real import real_member
 from tests.packaging.checkout import ROOT
 from tests.processes import wait_until

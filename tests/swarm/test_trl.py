@@ -16,7 +16,7 @@ from typer.main import get_command
 import swarmd
 from benchmarks.environments import PACKAGES, default_environment, holds
 from swarmd.cli.app import app
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

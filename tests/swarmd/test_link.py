@@ -10,8 +10,8 @@ import pytest
 
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
-from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.trainer_link import TrainerLink
+from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)

@@ -18,7 +18,7 @@ from judge.errors import DatabaseUnusable
 from judge.store import moderation
 from judge.store.moderation import NothingToModerate
 from judge.store.store import Store
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer
 

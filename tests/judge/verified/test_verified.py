@@ -36,8 +36,8 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import TaskRef
+from tests.doubles import TIMEOUT_S, Clock
 from tests.judge import replies
 from tests.judge.conftest import check_form, eventually, http_to
 from tests.judge.databases import on_each_database

@@ -10,7 +10,7 @@ from p2p.envelope import MAX_FRAME_BYTES, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId, Reason, Verdict
-from swarmd.testing import NOW, TOPIC
+from tests.doubles import NOW, TOPIC
 
 SWARM = TOPIC.swarm_id
 ME, A, B = (Identity(bytes([n]) * 32) for n in (1, 2, 3))

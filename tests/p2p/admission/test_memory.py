@@ -12,7 +12,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import PeerId, Reason, Verdict
-from swarmd.testing import NOW, TOPIC, Clock, memory_member
+from tests.doubles import NOW, TOPIC, Clock, memory_member
 
 ME, A, B = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 

@@ -25,7 +25,7 @@ from p2p.identity import Identity, peer_id_of
 from p2p.member import QueuedMember
 from p2p.rate_limit import FIRST_BAN_S, LONGEST_BAN_S
 from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verdict
-from swarmd.testing import NOW
+from tests.doubles import NOW
 from tests.p2p.real import TOPIC, real_engine
 
 A, B, C = (Identity(bytes([n]) * 32).peer_id for n in (1, 2, 3))

@@ -34,7 +34,7 @@ from p2p.member import QueuedMember
 from p2p.peers.listen import SOMEWHERE, dialable, has_route, held_ports, outward_first
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
-from swarmd.testing import until
+from tests.doubles import until
 from tests.engines.p2pd import p2pd_missing
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC, heard, real_engine

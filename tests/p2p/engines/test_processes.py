@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 ENGINES = ["libp2p", pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]

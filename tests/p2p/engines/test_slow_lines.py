@@ -27,7 +27,7 @@ from p2p.engines.libp2p.streams import Circuit, CountedSocket
 from p2p.engines.traffic import Traffic
 from p2p.identity import Identity
 from p2p.rate_limit import MAX_PIECE
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.real import SECONDS
 
 SINK = TProtocol("/test/sink/1")

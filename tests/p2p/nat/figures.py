@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.p2p.nat.lab import BootstrapProcess, Lab, Place
 
 SECONDS = TIMEOUT_S

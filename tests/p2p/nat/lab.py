@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 from tests.processes import killed_after
 
 _NAT = """

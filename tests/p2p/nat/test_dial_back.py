@@ -36,7 +36,7 @@ from p2p.nat.dial_back import (
 )
 from p2p.nat.noise_probe import Handshake, NoPeer, knock
 from p2p.types import Peer, PeerId
-from swarmd.testing import TIMEOUT_S, memory_member
+from tests.doubles import TIMEOUT_S, memory_member
 from tests.p2p.real import real_engine
 
 ASKER = Identity(bytes(32)).peer_id

@@ -31,7 +31,7 @@ from p2p.peers.addressbook import (
 from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE, Known
 from p2p.types import PeerId
-from swarmd.testing import TIMEOUT_S, until
+from tests.doubles import TIMEOUT_S, until
 
 NOW = 1_700_000_000.0
 DAY = 86_400.0

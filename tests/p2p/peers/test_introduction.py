@@ -18,7 +18,7 @@ from p2p.peers.introduction import (
 )
 from p2p.topic import Topic
 from p2p.types import PeerId, PeerRequest
-from swarmd.testing import NOW, TOPIC, Clock, identity, memory_member
+from tests.doubles import NOW, TOPIC, Clock, identity, memory_member
 
 ASKER = identity(9).peer_id
 

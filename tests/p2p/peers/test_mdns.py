@@ -18,7 +18,7 @@ from p2p.peers import mdns
 from p2p.peers.mdns import MAX_ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
 from p2p.topic import Topic
 from p2p.types import PeerId
-from swarmd.testing import until
+from tests.doubles import until
 
 ME, THEM = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
 TOPIC = Topic("main", "0123456789abcdef")

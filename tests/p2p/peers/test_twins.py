@@ -25,7 +25,7 @@ from p2p.peers.twins import (
     decoded,
 )
 from p2p.types import Handlers, PeerId, Started
-from swarmd.testing import NOW, Clock, memory_member
+from tests.doubles import NOW, Clock, memory_member
 
 KEY = Identity(b"k" * 32)
 

@@ -31,7 +31,7 @@ from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.state.logs import installed_version
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.terminal import explained, run_program
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.processes import killed_after, wait_until
 from tests.swarmd.cli.test_view import document

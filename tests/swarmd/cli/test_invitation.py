@@ -24,7 +24,7 @@ from swarmd.daemon.local_api import control
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 from tests.swarm.waiting import until
 from tests.swarmd.conftest import Run

@@ -18,8 +18,8 @@ from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.state.folder import StateFolder
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
+from tests.doubles import TIMEOUT_S
 from tests.ports import kept_port
 from tests.swarmd.conftest import Run
 from tests.swarmd.policy.conftest import make_model, open_policy

@@ -15,7 +15,7 @@ import pytest
 
 from swarmd.errors import ConfigError
 from swarmd.state.service import user_service
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.conftest import Run
 
 MANAGER = """#!/bin/sh

@@ -31,7 +31,7 @@ from swarmd.daemon.local_api.status_words import (
     workers_words,
 )
 from swarmd.terminal import tell
-from swarmd.testing import TIMEOUT_S, Clock
+from tests.doubles import TIMEOUT_S, Clock
 from tests.processes import killed_after
 from tests.terminals import rest_of, terminal
 

@@ -22,7 +22,7 @@ from swarmd.daemon.bootstrap import announcement
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT, parse
 from tests.processes import wait_until
 from tests.swarmd.conftest import Run

@@ -34,10 +34,10 @@ from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.daemon.membership import connection_news
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.exchange import offers, wire
-from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.__main__ import NICE
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.doubles import TIMEOUT_S, until
 
 ALONE = {"swarm": {"engine": "none"}}
 

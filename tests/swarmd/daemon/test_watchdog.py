@@ -19,8 +19,8 @@ from swarmd.daemon.trainer_process import TrainerChild, _cause
 from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, Watchdog
 from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 from swarmd.state.logs import LOG_BYTES
-from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 
 TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
 

@@ -17,7 +17,7 @@ from swarmd.exchange.acknowledgements import (
     Acknowledger,
     encode,
 )
-from swarmd.testing import Clock, identity, memory_member
+from tests.doubles import Clock, identity, memory_member
 
 ANNE, BEN = identity(1).peer_id, identity(2).peer_id
 

@@ -26,8 +26,8 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import OfferChoice
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9, Curriculum
-from swarmd.testing import TOPIC, Clock, identity
 from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
+from tests.doubles import TOPIC, Clock, identity
 
 
 @dataclass

@@ -11,8 +11,8 @@ from p2p.types import Reason, ReceivedBody
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import Clock, memory_member
 from swarmd.types import Author, Completion, Rollout, TaskRef
+from tests.doubles import Clock, memory_member
 
 
 def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[QueuedMember, RolloutExchange]:

@@ -29,7 +29,7 @@ from swarmd.policy.models.files import gguf as gguf_files
 from swarmd.policy.models.files.progress import Download, Progress
 from swarmd.policy.models.files.to_gguf import write_gguf
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.conftest import CHAT, SPECIALS, make_model, network_of, open_policy
 
 gguf = pytest.importorskip("gguf", reason="needs pip install 'swarmd[gguf]'")

@@ -23,8 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarmd.policy.models.files.progress import Download, Progress
-from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
+from tests.doubles import TIMEOUT_S
 from tests.loopback import Handler, listening
 from tests.processes import killed_after, wait_until
 from tests.swarmd.policy.conftest import edit_json, make_model, open_policy

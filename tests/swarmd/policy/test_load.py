@@ -50,8 +50,8 @@ from swarmd.policy.models.memory_plan import WORKSPACE_BYTES
 from swarmd.policy.models.preflight import cgroup_cores
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Rollout, Scored, TaskRef
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.conftest import (
     CHAT,
     SPECIALS,

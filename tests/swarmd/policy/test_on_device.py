@@ -34,8 +34,8 @@ from swarmd.policy.models.lora import adapted
 from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter
 from swarmd.policy.training.learner import STEPS_TO_DOUBLE, Learner, Learning
 from swarmd.policy.training.packing import Row
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Scored, UpdateReport
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.conftest import answered, config_of, flat, make_model
 from tests.swarmd.policy.pretend_gpu import MixesDevices, pretending
 

@@ -10,7 +10,7 @@ import torch
 
 from swarmd.config.config import ModelConfig
 from swarmd.policy.models import preflight
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 MODEL = {"model_type": "qwen2", "num_hidden_layers": 2}
 JOIN = (

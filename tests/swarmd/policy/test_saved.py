@@ -15,8 +15,8 @@ import torch
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.policy_files import CheckpointUnfit, tensor_file
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import UpdateReport
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.conftest import (
     BITSANDBYTES,
     answered,

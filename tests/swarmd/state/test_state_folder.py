@@ -19,7 +19,7 @@ from p2p.errors import KeyFileUnusable
 from p2p.identity import Identity
 from swarmd.errors import CannotRecord, ConfigError, StateFolderInUse
 from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 OWNER = """
 import os, sys

@@ -17,7 +17,7 @@ from swarmd.errors import ConfigError
 from swarmd.state.logs import LOG_BYTES
 from swarmd.state.metrics import MetricsFile
 from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
-from swarmd.testing import until
+from tests.doubles import until
 from tests.processes import ended, killed_after, wait_until
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"

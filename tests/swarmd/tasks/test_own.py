@@ -29,11 +29,11 @@ from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierF
 from swarmd.tasks.sandbox.pipe import PluginDescription
 from swarmd.tasks.sandbox.worker import PluginRefused, TaskFault
 from swarmd.tasks.source import open_tasks
-from swarmd.testing import TIMEOUT_S, memory_member
 from swarmd.trainer.parts import ReceivingParts
 from swarmd.trainer.round import score_others
 from swarmd.types import Rollout
 from tests import ROOT
+from tests.doubles import TIMEOUT_S, memory_member
 from tests.swarmd.tasks.unruly import FATAL, MADE, WRONG
 from tests.swarmd.tasks.watched import descendants
 

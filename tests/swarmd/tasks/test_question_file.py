@@ -28,8 +28,8 @@ from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, rig
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier
 from swarmd.tasks.sandbox.worker import PluginRefused
 from swarmd.tasks.source import open_tasks
-from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 from tests.loopback import Handler, listening
 
 DOCS = ROOT / "docs"

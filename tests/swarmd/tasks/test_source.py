@@ -20,8 +20,8 @@ from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, subject_of
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
-from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 
 COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
 

@@ -39,8 +39,8 @@ from swarmd.tasks.sandbox.pipe import (
     VerifierRequest,
 )
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import TIMEOUT_S
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.tasks.watched import descendants
 
 pytestmark = pytest.mark.net

@@ -20,13 +20,13 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.testing import TIMEOUT_S, memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import Trainer, open_trainer
 from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
+from tests.doubles import TIMEOUT_S, memory_member
 
 
 def join(

@@ -15,12 +15,12 @@ from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.tasks.curriculum import LADDER_9, level_of
-from swarmd.testing import memory_member
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Generation, Rollout, Task, TaskRef
+from tests.doubles import memory_member
 from tests.played import PlayedPolicy
 
 RIGHT, WRONG, MIXED = ["right"] * 4, ["wrong"] * 4, ["right", "wrong"] * 2

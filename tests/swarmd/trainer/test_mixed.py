@@ -21,10 +21,10 @@ from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import identity, memory_member
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task
+from tests.doubles import identity, memory_member
 from tests.swarmd.policy.conftest import ALL_FAMILIES, CHAT, SPECIALS, make_model
 from tests.swarmd.trainer.conftest import join
 

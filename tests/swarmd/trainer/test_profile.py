@@ -26,10 +26,10 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.losses import LOSSES, surrogate
 from swarmd.protocols import Reward
 from swarmd.tasks.curriculum import SAPO_9
-from swarmd.testing import Clock, memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, Scored, TaskRef, UpdateReport, Weigh
+from tests.doubles import Clock, memory_member
 from tests.played import PlayedPolicy
 
 I, J, L = 4, 4, 8

@@ -1,8 +1,8 @@
 """How far a long round is, as it is told the daemon."""
 
 from swarmd import link
-from swarmd.testing import Clock
 from swarmd.trainer.progress import RoundProgress
+from tests.doubles import Clock
 
 
 class Told:

@@ -20,9 +20,9 @@ from swarmd.config.config import CheckpointConfig
 from swarmd.errors import CannotRecord
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, RunState, Timetable
+from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_checkpoint import written

@@ -30,7 +30,7 @@ from multiaddr import Multiaddr
 
 from p2p.address import parse_bootstrap
 from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MESHSUB
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.engines.libp2p.test_libp2p_muxer import opened
 from tests.p2p.hostile import hostile_peer

@@ -33,7 +33,7 @@ from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_ID_BYTES, MAX_LENGTH, MAX_
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from p2p.topic import Topic
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC

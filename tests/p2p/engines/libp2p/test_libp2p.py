@@ -55,7 +55,7 @@ from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.peers.listen import has_route
 from p2p.types import Handlers, PeerId, Unanswered, Verdict
-from swarmd.testing import TIMEOUT_S, until
+from tests.doubles import TIMEOUT_S, until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import QUIET, SECONDS, TOPIC, heard, real_engine, real_member
 

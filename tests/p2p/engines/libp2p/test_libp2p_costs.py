@@ -24,7 +24,7 @@ from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import PeerRequest, Unanswered
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC, heard

@@ -31,7 +31,7 @@ from p2p.engines.libp2p.network import (
     Muxer,
 )
 from p2p.engines.traffic import Traffic
-from swarmd.testing import until
+from tests.doubles import until
 
 WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
 

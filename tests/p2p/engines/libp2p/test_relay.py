@@ -56,7 +56,7 @@ from p2p.identity import Identity
 from p2p.nat.dial_back import Outcome
 from p2p.peers.addressbook import AddressBook
 from p2p.types import PeerId
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, real_engine
 

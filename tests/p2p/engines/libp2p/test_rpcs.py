@@ -21,7 +21,7 @@ from p2p.engines.libp2p.rpcs import (
     Queues,
     RpcStream,
 )
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 
 class Incoming:

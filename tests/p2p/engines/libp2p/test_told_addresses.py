@@ -12,7 +12,7 @@ from p2p.engines.libp2p import circuits, discovery
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import addressbook
-from swarmd.testing import until
+from tests.doubles import until
 from tests.p2p.engines.libp2p.test_libp2p import started
 from tests.p2p.real import SECONDS
 

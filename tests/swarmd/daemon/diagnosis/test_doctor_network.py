@@ -27,7 +27,7 @@ from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.conftest import Run
 
 BOOT = "/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"

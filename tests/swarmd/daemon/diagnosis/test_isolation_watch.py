@@ -30,7 +30,7 @@ from swarmd.daemon.diagnosis.reachability_survey import is_offline, whom_to_ask
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
-from swarmd.testing import memory_member
+from tests.doubles import memory_member
 
 TINY, SAPO = (Topic("main", swarm_digest(curriculum)) for curriculum in (TINY_9, SAPO_9))
 START = 1_700_000_000.0

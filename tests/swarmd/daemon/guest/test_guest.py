@@ -23,7 +23,7 @@ from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import SAVE_EVERY_S, Usage
-from swarmd.testing import TIMEOUT_S, Clock, until
+from tests.doubles import TIMEOUT_S, Clock, until
 from tests.swarmd.daemon.guest.test_probes import Times
 
 

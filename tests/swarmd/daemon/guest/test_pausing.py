@@ -16,7 +16,7 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.testing import TIMEOUT_S, Clock
+from tests.doubles import TIMEOUT_S, Clock
 from tests.swarmd.daemon.guest.test_guest import Swarm
 
 PAUSES = 60

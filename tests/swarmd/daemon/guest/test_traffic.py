@@ -10,7 +10,7 @@ import trio.testing
 from p2p.engines.memory import MemorySwarm
 from p2p.engines.traffic import RateGate, Traffic
 from p2p.types import Handlers, Started, Verdict
-from swarmd.testing import Clock, memory_member, until
+from tests.doubles import Clock, memory_member, until
 from tests.p2p.real import SECONDS, heard, real_engine, real_member
 
 ANSWER = os.urandom(50_000)

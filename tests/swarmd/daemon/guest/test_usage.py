@@ -11,7 +11,7 @@ from p2p import durable
 from swarmd.daemon.guest.meters import FIND_EVERY_S, ProcessMeter
 from swarmd.daemon.local_api.status_words import cost_words
 from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY_S, Usage, UsageLedger
-from swarmd.testing import Clock
+from tests.doubles import Clock
 
 DAY = 86_400.0
 ONE = Usage(10.0, None, 1000, 2000, 4096, 3)

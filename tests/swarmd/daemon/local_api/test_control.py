@@ -26,8 +26,8 @@ import trio.testing
 from swarmd.daemon.local_api.control import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
-from swarmd.testing import TIMEOUT_S
 from tests.disk import failing_at
+from tests.doubles import TIMEOUT_S
 
 pytestmark = pytest.mark.net
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 

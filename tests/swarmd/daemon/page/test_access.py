@@ -13,7 +13,7 @@ import trio
 
 from swarmd.daemon.page import access
 from swarmd.daemon.page.http import MAX_CONNECTIONS
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.daemon.page.served import Node, served
 
 pytestmark = pytest.mark.net

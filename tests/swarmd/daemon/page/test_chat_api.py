@@ -15,8 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from swarmd.daemon.page import chat_api, http, opening
 from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
-from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.trained_model import Answer, TrainedModel
+from tests.doubles import TIMEOUT_S, until
 from tests.swarmd.policy.conftest import open_policy
 from tests.swarmd.trainer.test_trained_model import config, save
 

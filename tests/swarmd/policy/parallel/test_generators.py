@@ -19,10 +19,10 @@ from swarmd.policy.parallel.question_queue import MAX_PASSED_OVER, QuestionQueue
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens
 from tests import ROOT
+from tests.doubles import TIMEOUT_S
 from tests.swarmd.exchange.test_wire import ME
 
 

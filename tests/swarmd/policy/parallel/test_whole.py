@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import TIMEOUT_S
+from tests.doubles import TIMEOUT_S
 from tests.processes import ended, wait_until
 from tests.swarm.waiting import until
 

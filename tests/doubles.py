@@ -1,7 +1,6 @@
 """Test doubles: a clock, members of a swarm in memory, and waiting for a condition.
 
-They are for the tests of swarmd and of what plugs into it. Everything else in a test can be the real part:
-rounds, inbox, exchange and verifier.
+Everything else in a test can be the real part: rounds, inbox, exchange and verifier.
 
     clock, swarm = Clock(), MemorySwarm()
     alice, bob = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
