@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from types import TracebackType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -46,16 +45,17 @@ def default_state_dir() -> Path:
     return user_state_path("swarmd") / "node"
 
 
-class StateFolder:
-    """An open, locked state folder.
+class StateFolder(contextlib.ExitStack):
+    """An open, locked state folder. `close`, or the end of a `with` block, gives the lock back.
 
     The lock is the kernel's (flock), so it goes with the process, however that ends. The descriptor is not
     inherited by programs this one starts: a trainer that outlives a killed daemon does not hold the lock.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
+        super().__init__()
         self.path = path
-        self._lock: int | None = lock
+        self.callback(os.close, lock)
 
     @classmethod
     def open(cls, path: Path, *, briefly: bool = False) -> "StateFolder":
@@ -108,19 +108,6 @@ class StateFolder:
                 f" {MIN_FREE_BYTES / 1e6:.0f} MB at least, for its checkpoints, figures and logs. Free some"
                 " space, or choose another folder with --state-dir."
             )
-
-    def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def __enter__(self) -> "StateFolder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def in_use(path: Path) -> bool:
