@@ -24,7 +24,6 @@ from swarmd.cli.options import (
     as_state_dir,
     ask,
     confirm,
-    print_json,
 )
 from swarmd.cli.service import go_to_background, installed_for
 from swarmd.cli.settings import config_file, joined
@@ -321,16 +320,14 @@ def leave(
     with StateFolder.open(folder):
         plan = leaving(folder, everything=everything)
         plan.carry_out()
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "removed": [path.name for path in plan.removed],
-                "stays": [path.name for path in plan.stays],
-            }
-        )
-    else:
-        tell(f"{folder}: removed {_names(plan.removed)}\nYou left the swarm.")
+    document = {
+        "schema": 1,
+        "removed": [path.name for path in plan.removed],
+        "stays": [path.name for path in plan.stays],
+    }
+    answer(
+        document, f"{folder}: removed {_names(plan.removed)}\nYou left the swarm.", as_json, people=sys.stderr
+    )
 
 
 def _show_leaving(plan: Leaving, *, running: bool) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, ask, print_json
+from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, ask
 from swarmd.cli.settings import joined
 from swarmd.errors import ConfigError, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE
@@ -252,11 +252,9 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
         shown = _question(fields, tasks)
     held = {f.holds for f in findings}
     holds = False if False in held else None if None in held else True
-    if as_json:
-        rows = [asdict(f) for f in findings]
-        print_json({"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows})
-    else:
-        tell("\n".join(_evaluation_lines(shown, evaluation, findings)), sys.stdout)
+    rows = [asdict(f) for f in findings]
+    document = {"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows}
+    answer(document, "\n".join(_evaluation_lines(shown, evaluation, findings)), as_json)
     if holds is not True:
         raise typer.Exit(1 if holds is False else Unreachable.exit_code)
 

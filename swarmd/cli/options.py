@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from typer.core import TyperOption
@@ -73,15 +73,18 @@ def ask(folder: Path, operation: str, *, timeout: float = 10.0, **arguments: Any
     return control.call(folder, operation, timeout=timeout, **arguments)
 
 
-def answer(document: Mapping[str, Any], text: str, as_json: bool, indent: str = "") -> None:
-    """Print what a command found to standard output, as JSON for programs or as text for people.
+def answer(
+    document: Mapping[str, Any], text: str, as_json: bool, indent: str = "", people: IO[str] | None = None
+) -> None:
+    """Print what a command found or did, as JSON for programs or as text for people.
 
-    On a terminal what is broken into lines goes on behind `indent`.
+    JSON goes to standard output. people: the stream for the text, by default standard output. On a terminal
+    what is broken into lines goes on behind `indent`.
     """
     if as_json:
         print_json(document)
     else:
-        tell(text, sys.stdout, indent)
+        tell(text, people or sys.stdout, indent)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

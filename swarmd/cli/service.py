@@ -9,17 +9,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from swarmd.cli.options import AsJson, StateDir, answer, print_json
+from swarmd.cli.options import AsJson, StateDir, answer
 from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
-from swarmd.terminal import tell
-
-if TYPE_CHECKING:
-    from swarmd.state.service import UserService
+from swarmd.state.service import UserService, service_word, user_service
 
 # The last byte that a node in the background writes to its starter: it runs. No text for people contains it.
 RUNS: Final = b"\0"
@@ -43,11 +40,9 @@ def install(
         print(service.content.decode(), end="")
         return
     new = service.install()
-    if as_json:
-        print_json({"schema": 1, "file": str(service.file), "new": new})
-        return
     done = f"{service.file}: " + ("installed and started" if new else "was installed already; started")
-    tell("\n".join(filter(None, (done, service.note))))
+    document = {"schema": 1, "file": str(service.file), "new": new}
+    answer(document, "\n".join(filter(None, (done, service.note))), as_json, people=sys.stderr)
 
 
 @app.command(epilog="Example: swarmd service uninstall")
@@ -81,8 +76,6 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 def installed_for(folder: Path) -> Path | None:
     """Return the file of the service that starts this state folder's node, or None."""
-    from swarmd.state.service import service_word
-
     try:
         service = _service(None)
         content = service.file.read_bytes()
@@ -95,9 +88,7 @@ def installed_for(folder: Path) -> Path | None:
     return service.file if (own and folder == default_state_dir()) or named else None
 
 
-def _service(state_dir: Path | None) -> "UserService":
-    from swarmd.state.service import user_service
-
+def _service(state_dir: Path | None) -> UserService:
     home = os.environ.get("XDG_CONFIG_HOME")
     return user_service(
         sys.platform,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +27,12 @@ from swarmd.cli.options import (
 )
 from swarmd.cli.settings import with_origins
 from swarmd.config.hours import clock_words
+from swarmd.daemon.local_api.status_words import NAME_COLUMNS, answer_lines, peer_lines, status_lines
 from swarmd.errors import SwarmdError, Unreachable
+from swarmd.protocols import View
 from swarmd.state.folder import LOG_FILE
+from swarmd.state.logs import for_people, installed_version, lines_of
 from swarmd.terminal import printable, shows_pages, tell
-
-if TYPE_CHECKING:
-    from swarmd.protocols import View
 
 
 def status(
@@ -45,8 +45,6 @@ def status(
     ] = False,
 ) -> None:
     """Show the node's state, last round, reward, peers and refused messages."""
-    from swarmd.daemon.local_api.status_words import NAME_COLUMNS, answer_lines, status_lines
-
     folder = as_state_dir(state_dir)
     if answers:
         document = ask(folder, "answers")
@@ -88,8 +86,6 @@ def _watch(folder: Path, as_json: bool) -> None:
 
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List connected peers, and peers whose rollouts arrive through others."""
-    from swarmd.daemon.local_api.status_words import peer_lines
-
     document = ask(as_state_dir(state_dir), "peers")
     answer(document, "\n".join(peer_lines(document)), as_json)
 
@@ -109,14 +105,16 @@ def pause(
     now = time.time()
     end = None if for_ is None else now + duration_s(for_)
     document = ask(as_state_dir(state_dir), "pause", until=end)
-    if as_json:
-        print_json(document)
-    else:
-        words = "`swarmd resume` continues"
-        if end:
-            at = clock_words(datetime.fromtimestamp(end), datetime.fromtimestamp(now))
-            words = f"until {at}; `swarmd resume` ends it earlier"
-        tell("\n".join(filter(None, (f"pausing; {words}", document["warning"]))))
+    words = "`swarmd resume` continues"
+    if end:
+        at = clock_words(datetime.fromtimestamp(end), datetime.fromtimestamp(now))
+        words = f"until {at}; `swarmd resume` ends it earlier"
+    answer(
+        document,
+        "\n".join(filter(None, (f"pausing; {words}", document["warning"]))),
+        as_json,
+        people=sys.stderr,
+    )
 
 
 def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
@@ -125,11 +123,8 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     Your own pause ends. A condition that holds now (battery, hours, ...) is set aside until it has ended.
     """
     document = ask(as_state_dir(state_dir), "resume")
-    if as_json:
-        print_json(document)
-    else:
-        done = "resumed" if document["ended"] else "nothing was paused"
-        tell("\n".join(filter(None, (done, document["warning"]))))
+    done = "resumed" if document["ended"] else "nothing was paused"
+    answer(document, "\n".join(filter(None, (done, document["warning"]))), as_json, people=sys.stderr)
 
 
 def duration_s(text: str) -> float:
@@ -176,10 +171,7 @@ def stop(
             f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"
             " `swarmd status`."
         )
-    if as_json:
-        print_json({"schema": 1, "stopped": True})
-    else:
-        tell("Node stopped.")
+    answer({"schema": 1, "stopped": True}, "Node stopped.", as_json, people=sys.stderr)
 
 
 def ui(
@@ -237,8 +229,6 @@ def logs(
     ] = False,
 ) -> None:
     """Show the node's log."""
-    from swarmd.state.logs import for_people, lines_of
-
     path = as_state_dir(state_dir) / ("trainer.log" if trainer else LOG_FILE)
     for line in lines_of(path, lines, follow=follow):
         if as_json:
@@ -282,8 +272,6 @@ def bug_report(
 
 def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     """Collect versions, settings and, where a node runs, its status, as files by name."""
-    from swarmd.state.logs import installed_version
-
     packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")
     versions = {"system": platform.platform(), "python": sys.version} | {
         name: installed_version(name) for name in packages
