@@ -3,7 +3,6 @@
 What was joined is written to the state folder, so that the next `swarmd join` needs no arguments.
 """
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from swarmd.cli.options import (
     confirm,
 )
 from swarmd.cli.service import go_to_background, installed_for
-from swarmd.cli.settings import config_file, joined
+from swarmd.cli.settings import configured, joined
 from swarmd.errors import ConfigError, NotRunning
 from swarmd.state.folder import LOCK_FILE, Leaving, StateFolder, in_use, leaving
 from swarmd.terminal import ended_by_signals, hang_up, printable, shows_pages, tell
@@ -139,12 +138,8 @@ def join(
     try:
         # Until the daemon watches for them: importing it takes a second or more.
         with ended_by_signals():
-            from swarmd.config.sources import resolve
-
             accepted = accept(invitation) if invitation is not None else None
-            resolved = resolve(
-                config_file(config), os.environ, flags, accepted.settings() if accepted else {}
-            )
+            resolved = configured(config, flags, accepted.settings() if accepted else None)
             raise typer.Exit(
                 _join(resolved, accepted, as_state_dir(state_dir), partial(_view, as_json, verbose), runs)
             )

@@ -1,6 +1,5 @@
 """What fits this machine (`models`, `doctor`, `plan`), and what was trained (`export`, `chat`, `serve`)."""
 
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from swarmd.cli.options import (
     as_state_dir,
     ask,
 )
-from swarmd.cli.settings import config_file, joined
+from swarmd.cli.settings import configured, joined
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
 from swarmd.terminal import hang_up, interrupted_at_once, printable, tell
@@ -54,8 +53,6 @@ def doctor_model(
 
     Downloads no weights.
     """
-    from swarmd.config.sources import load
-
     with interrupted_at_once():
         from swarmd.policy.models.doctor import document, examine, explain, round_seconds
         from swarmd.policy.models.hub import has_weights
@@ -65,7 +62,7 @@ def doctor_model(
         asked = (
             joined(config, as_state_dir(state_dir), {"device": device})
             if (model := named or model) is None
-            else load(config_file(config), os.environ, {"model": model, "device": device})
+            else configured(config, {"model": model, "device": device}).config
         )
         found = examine(asked)
         seconds = round_seconds(asked, found)
@@ -347,7 +344,6 @@ def models(
 
     Downloads nothing.
     """
-    from swarmd.config.sources import load
     from swarmd.daemon.choices import trained_from
     from swarmd.policy.models.doctor import lines, list_models
     from swarmd.policy.models.hub import REPOSITORIES
@@ -363,7 +359,7 @@ def models(
         if "seconds" in line
     ]
     where, listed = list_models(
-        load(config_file(config), os.environ, {"device": device}), {name: seconds} if name else {}
+        configured(config, {"device": device}).config, {name: seconds} if name else {}
     )
     answer(
         {"schema": 1, "device": where, "models": [model.document() for model in listed]},
@@ -395,10 +391,9 @@ def replay(
 
     Saves nothing.
     """
-    from swarmd.config.sources import load
     from swarmd.trainer.replay_plan import document, lines, plan_replay
 
-    node_config = load(config_file(config), os.environ, {"model": model, "device": device})
+    node_config = configured(config, {"model": model, "device": device}).config
     made = plan_replay(
         node_config,
         rounds,

@@ -1,6 +1,5 @@
 """`swarmd bootstrap` and `swarmd answer`: peers of a swarm that train no model."""
 
-import os
 import signal
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
-from swarmd.cli.settings import config_file
+from swarmd.cli.settings import configured
 from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
 from swarmd.terminal import ended_by_signals, tell
 
@@ -48,11 +47,10 @@ def bootstrap(
     as_json: AsJson = False,
 ) -> None:
     """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT."""
-    from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
 
     flags: dict[str, object] = {"swarm": swarm, "listen": listen, "bootstrap": other, "judge": judge}
-    resolved = resolve(config_file(config), os.environ, flags)
+    resolved = configured(config, flags)
     node_config = resolved.config
     if resolved.origins["swarm.listen"] == "default":
         port = (f"/ip4/0.0.0.0/tcp/{PORT}", f"/ip6/::/tcp/{PORT}")
@@ -124,7 +122,6 @@ def answer_by_hand(
 
     Nodes train on it the more, the less they can do themselves; some need a wrong one beside it.
     """
-    from swarmd.config.sources import resolve
     from swarmd.daemon.library.joined_swarm import JoinedSwarm
     from swarmd.state.logs import set_up_logging
 
@@ -135,7 +132,7 @@ def answer_by_hand(
         "listen": listen,
         "seed": seed,
     }
-    resolved = resolve(config_file(config), os.environ, flags)
+    resolved = configured(config, flags)
     share = "right" if resolved.origins["sharing.share"] == "default" else resolved.config.sharing.share
     with StateFolder.open(state_dir or default_state_dir().with_name("answer")) as state:
         set_up_logging(state.path / LOG_FILE, stderr=False)

@@ -15,6 +15,7 @@ from swarmd.state.folder import IDENTITY_FILE, StateFolder
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
+    from swarmd.config.sources import Resolved
 
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=True)
@@ -39,27 +40,35 @@ def config_file(given: Path | None) -> Path | None:
     return None
 
 
+def configured(
+    config: Path | None, flags: Mapping[str, object], invited: Mapping[str, object] | None = None
+) -> "Resolved":
+    """Return the settings of file, environment, flags and invitation. Raises ConfigError."""
+    from swarmd.config.sources import resolve
+
+    return resolve(config_file(config), os.environ, flags, invited or {})
+
+
 def joined(config: Path | None, folder: Path, flags: Mapping[str, object]) -> "NodeConfig":
     """Return the settings that `swarmd join` would have in this state folder, with these flags."""
-    from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
 
-    return recalled(resolve(config_file(config), os.environ, flags), folder)[0]
+    return recalled(configured(config, flags), folder)[0]
 
 
 def with_origins(config: Path | None, folder: Path) -> dict[str, dict[str, object]]:
     """Return by key the value that `swarmd join` would have in this state folder, and where it comes from."""
-    from swarmd.config.sources import flatten, resolve
+    from swarmd.config.sources import flatten
     from swarmd.daemon.choices import recalled
 
-    resolved = resolve(config_file(config), os.environ, {})
-    configured, joined = flatten(resolved.config), flatten(recalled(resolved, folder)[0])
+    resolved = configured(config, {})
+    read, used = flatten(resolved.config), flatten(recalled(resolved, folder)[0])
     return {
         key: {
             "value": value,
-            "origin": resolved.origins[key] if value == configured[key] else f"remembered in {folder}",
+            "origin": resolved.origins[key] if value == read[key] else f"remembered in {folder}",
         }
-        for key, value in joined.items()
+        for key, value in used.items()
     }
 
 
@@ -76,11 +85,9 @@ def check_config(
 
     Exit code 2 if there is one.
     """
-    from swarmd.config.sources import resolve
-
     path = config_file(file or config)
     try:
-        resolve(path, os.environ, {})
+        configured(path, {})
     except ConfigError as mistakes:
         if not as_json:
             raise
