@@ -16,11 +16,8 @@ from swarmd.config.config import NodeConfig
 from swarmd.lab.demo.figures import COLOURS, canvas, comparison_figure
 from swarmd.lab.experiment import Hostile
 from swarmd.lab.results import BadResults, Results, judged
-from swarmd.lab.statistics import Column, SeedInterval, baseline, columns, gain, interval, mean_there
+from swarmd.lab.statistics import Column, SeedInterval, columns, interval, mean_there, over_baseline
 
-# Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
-# apart.
-MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
 # A moving mean is over so many rounds, as the paper's.
 WINDOW_ROUNDS = 100
 
@@ -50,15 +47,13 @@ def table(results: Results) -> Sequence[Sequence[str]]:
     found = columns(results)
     rows = []
     for column in found:
-        other = baseline(results, column, found)
-        over = gain(column, other) if other is not None and other is not column else None
         useful, predicted = column.over_seeds("useful"), column.over_seeds("predicted")
         rows.append(
             (
                 column.name,
                 str(len(column.runs)),
                 shown(column.over_seeds("cumulative"), 1),
-                shown(over, 1, signed=True) if over else "–",
+                shown(over_baseline(results, column, found), 1, signed=True),
                 shown(column.over_seeds("late"), 3),
                 shown(column.over_seeds("per_thousand"), 2),
                 f"{column.over_seeds('mixed').mean:.2f}",
@@ -186,8 +181,8 @@ def _reward_figure(found: Sequence[Column]) -> Any:
 
     Agents are the nodes of all seeds.
     """
-    axes = canvas(9, 5).subplots()
-    for column, colour in zip(found, cycle([*COLOURS, *MORE_COLOURS]), strict=False):
+    figure, (axes,) = canvas(9, 5)
+    for column, colour in zip(found, cycle(COLOURS), strict=False):
         agents = [trailing(node) for run in column.runs.values() for node in zip(*run.rewards, strict=True)]
         there = [[mean for mean in each if mean is not None] for each in zip(*agents, strict=True)]
         rounds = [number for number, each in enumerate(there, 1) if each]
@@ -214,21 +209,18 @@ def _reward_figure(found: Sequence[Column]) -> Any:
     # Runs that were cut off may have nothing to show.
     if labels := axes.get_legend_handles_labels()[1]:
         # The legend has about 11 letters an inch, and is no wider than the figure.
-        across = max(1, int(11 * axes.figure.get_figwidth() / (max(map(len, labels)) + 6)))
-        axes.figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes.figure
+        across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))
+        figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
+    return figure
 
 
 def _node_figure(found: Sequence[Column]) -> Any:
     """Draw SAPO's Figure 1: a panel for each setting, a line for each agent, a colour for each seed."""
     across = min(4, len(found))
     down = math.ceil(len(found) / across)
-    figure = canvas(3.2 * across, 2.6 * down)
-    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
+    figure, panels = canvas(3.2 * across, 2.6 * down, down, across, sharex=True, sharey=True)
     seeds = sorted({seed for column in found for seed in column.runs})
-    colours = dict(zip(seeds, cycle([*COLOURS, *MORE_COLOURS]), strict=False))
+    colours = dict(zip(seeds, cycle(COLOURS), strict=False))
     for column, panel in zip(found, panels, strict=False):
         for seed, run in column.runs.items():
             for node in zip(*run.rewards, strict=True):
@@ -244,7 +236,6 @@ def _node_figure(found: Sequence[Column]) -> Any:
                 )
         # A panel is as wide as 36 letters.
         panel.set_title(fill(column.name, 36), fontsize=10, parse_math=False)
-        panel.grid(alpha=0.2)
         # Below the last of a column may be none.
         panel.tick_params(labelbottom=True)
     for panel in panels[len(found) :]:

@@ -147,7 +147,7 @@ def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], extern
 def _marked(evaluation: Mapping[str, Any]) -> float | None:
     if "marked" not in evaluation:
         return None
-    answers: int = evaluation["answers"] * sum(map(len, evaluation["right"]))
+    answers = evaluation["answers"] * sum(map(len, evaluation["right"]))
     return float(sum(evaluation["marked"]) / max(1, answers))
 
 
@@ -245,10 +245,11 @@ def columns(results: Results) -> Sequence[Column]:
     return found
 
 
-def baseline(results: Results, column: Column, found: Sequence[Column]) -> Column | None:
-    """Return the column that this one is compared with, or None if it has no finished run."""
+def over_baseline(results: Results, column: Column, found: Sequence[Column]) -> SeedInterval | None:
+    """Return the gain over the column's baseline; None for a baseline, or if that has no finished run."""
     wanted = results.experiment.baseline_of(results.experiment.setting(column.slug))
-    return next((other for other in found if other.slug == wanted.slug), None)
+    other = next((other for other in found if other.slug == wanted.slug), column)
+    return None if other is column else gain(column, other)
 
 
 def gain(column: Column, other: Column) -> SeedInterval:
@@ -270,10 +271,8 @@ def document(results: Results) -> list[dict[str, Any]]:
     """
     found, told = columns(results), []
     for column in found:
-        other = baseline(results, column, found)
-        over = gain(column, other) if other is not None and other is not column else None
         intervals = {
-            "over_baseline": over,
+            "over_baseline": over_baseline(results, column, found),
             "pass@1 before": column.over_seeds("before"),
             "pass@1": column.pass_at(1),
             "pass@8": column.pass_at(8),

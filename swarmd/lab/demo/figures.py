@@ -12,8 +12,11 @@ from typing import Any
 from swarmd.errors import SwarmdError, command_for
 
 TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
-# Okabe and Ito: told apart by everybody.
-COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
+# Okabe and Ito: told apart by everybody. Then Paul Tol's "muted" scheme, for figures of more lines.
+COLOURS = (
+    *(TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"),
+    *("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933"),
+)
 
 
 class NoMatplotlib(SwarmdError):
@@ -35,13 +38,21 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
 
 
-def canvas(width: float, height: float) -> Any:
-    """Return an empty figure. Raises NoMatplotlib."""
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Any, Any]:
+    """Return a figure and its empty panels, row by row. Raises NoMatplotlib.
+
+    width, height: in inches. layout: arguments of `Figure.subplots`.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlib(f"Figures need matplotlib. Run `{command_for('research')}`.") from None
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **layout).flatten()
+    for panel in panels:
+        panel.grid(alpha=0.2)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, panels
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
@@ -49,8 +60,7 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
 
     Rewards are each node's moving mean; the swarm's mean stands beside the node alone.
     """
-    figure = canvas(9, 6.5)
-    above, below = figure.subplots(2, 1, height_ratios=(3, 1.4))
+    figure, (above, below) = canvas(9, 6.5, rows=2, height_ratios=(3, 1.4))
     swarm = [curve for curve in curves if not curve.alone]
     rounds = min(len(curve.lines) for curve in curves)
     window = max(1, rounds // 8)
@@ -100,8 +110,6 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     for panel in (above, below):
         panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.2)
-        panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -149,8 +157,9 @@ def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
 
     All panels have one scale.
     """
-    figure = canvas(4.2 * len(comparisons) + 0.6, 4.4)
-    panels = figure.subplots(1, len(comparisons), sharex=True, sharey=True, squeeze=False).flatten()
+    figure, panels = canvas(
+        4.2 * len(comparisons) + 0.6, 4.4, columns=len(comparisons), sharex=True, sharey=True
+    )
     handles: dict[str, Any] = {}
     for panel, found in zip(panels, comparisons, strict=True):
         _draw_comparison(panel, found)
@@ -186,5 +195,3 @@ def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
     panel.set_title(f"{found['model']}\n{words} (p = {verdict['p']:.2g})", fontsize=10)
     panel.set_ylim(bottom=0)
     panel.set_xlabel("training rounds of a node")
-    panel.grid(alpha=0.2)
-    panel.spines[["top", "right"]].set_visible(False)
