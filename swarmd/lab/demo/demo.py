@@ -7,8 +7,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -39,19 +39,12 @@ START_S = 30.0
 NEWS_S = 4.0
 
 
-@dataclass
-class Story:
+@dataclass(kw_only=True)
+class Story(Curve):
     """One node of the demo and its figures."""
 
     node: LocalNode
-    alone: bool = False
-    lost_at: int | None = None  # the round after which it was killed
     rejoined: bool = False
-    lines: Sequence[Mapping[str, Any]] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.node.name
 
     @property
     def reward(self) -> float:
@@ -109,7 +102,7 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
             # The same seed gives it node 1's questions.
             local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,
         ):
-            stories = [*(Story(node) for node in swarm), *(Story(node, alone=True) for node in alone)]
+            stories = [Story(node.name, alone=node in alone, node=node) for node in (*swarm, *alone)]
             for story in stories:
                 story.node.start()
             _watch(stories, rounds, talk)
@@ -118,8 +111,7 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     title = f"{nodes} nodes that share, and one alone that answers as many questions"
     figures: list[str] = []
     try:
-        curves = [Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories]
-        reward_figure(curves, title).savefig(figure, dpi=120)
+        reward_figure(stories, title).savefig(figure, dpi=120)
         figures.append(str(figure))
     except (NoMatplotlib, OSError) as error:
         talk.print(f"No picture was drawn. {error}")

@@ -23,12 +23,12 @@ class NoMatplotlib(SwarmdError):
     """Figures need matplotlib, which is not installed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Curve:
     """One node's run."""
 
     name: str
-    lines: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    lines: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
     lost_at: int | None = None  # the round after which it was killed
     alone: bool = False  # whether it shares with nobody
 

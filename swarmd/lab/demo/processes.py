@@ -4,14 +4,13 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from p2p.identity import Identity, nickname
 from swarmd.daemon.local_api import control
@@ -43,7 +42,6 @@ class LabFailed(SwarmdError):
 class LocalNode:
     """One `swarmd join` with a state folder and a port of its own."""
 
-    number: int
     folder: Path
     command: Sequence[str]
     peer_id: str
@@ -126,17 +124,16 @@ def local_swarm(
             *("--seed", str(number), "--state-dir", str(path), *options),
             *(word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)),
         ]
-        swarm.append(LocalNode(number, path, command, identity.peer_id, variables or {}))
+        swarm.append(LocalNode(path, command, identity.peer_id, variables or {}))
     try:
         yield swarm
     finally:
-        for node in swarm:
-            if node.process is not None and node.running:
-                # Signal all at once, then wait for each.
-                node.process.send_signal(signal.SIGTERM)
-        for node in swarm:
-            if node.process is not None:
-                end(node.process)
+        started = [node.process for node in swarm if node.process is not None]
+        for process in started:
+            # Signal all at once, then wait for each.
+            process.terminate()
+        for process in started:
+            end(process)
 
 
 @contextlib.contextmanager
@@ -152,7 +149,11 @@ def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
     try:
         assert process.stdout is not None
         with process.stdout:
-            yield _url(process.stdout, folder)
+            try:
+                url = str(json.loads(process.stdout.readline())["url"])
+            except (ValueError, KeyError, TypeError):
+                raise LabFailed(f"the judge did not start; see {folder / 'judge.log'}") from None
+            yield url
     finally:
         end(process)
 
@@ -172,23 +173,14 @@ def free_ports(count: int) -> list[int]:
 
 def end(process: subprocess.Popen[bytes]) -> int:
     """End a process by SIGTERM, or SIGKILL if that takes too long; return its exit status."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(TERM_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    process.terminate()
+    try:
+        return process.wait(TERM_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
     return process.wait()
 
 
 def _leashed() -> Sequence[str]:
     """Return the start of a command that runs a module which ends when we are killed."""
     return (sys.executable, "-P", "-m", "swarmd.lab.leash", str(os.getpid()))
-
-
-def _url(output: IO[bytes], folder: Path) -> str:
-    line = output.readline()
-    try:
-        return str(json.loads(line)["url"])
-    except (ValueError, KeyError, TypeError):
-        raise LabFailed(f"the judge did not start; see {folder / 'judge.log'}") from None
