@@ -31,8 +31,10 @@ def ago(seconds: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """Say how long something takes: "2 min", "40 s"."""
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    """Say how long something takes: "40 s", "2 min", "1.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:

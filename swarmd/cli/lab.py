@@ -162,11 +162,10 @@ def export(
     to: Annotated[Path, typer.Argument(help="Folder for the table, its data card and experiment.json.")],
 ) -> None:
     """Write what is finished as Parquet with a data card: a row for each node and round."""
-    from swarmd.lab.results import TABLE, Results
-    from swarmd.lab.results import export as write
+    from swarmd.lab import results
 
-    rows = write(Results.open(folder), to)
-    tell(f"{to / TABLE}: {rows:,} rows; {to / 'README.md'} says what they mean")
+    rows = results.export(results.Results.open(folder), to)
+    tell(f"{to / results.TABLE}: {rows:,} rows; {to / results.CARD} says what they mean")
 
 
 @app.command("list", epilog="Example: swarmd lab list")

@@ -148,17 +148,16 @@ def export(
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     _say_loading()
-    from swarmd.policy.export import FILES, loss_of
-    from swarmd.policy.export import export as write
+    from swarmd.policy import export as exporting
     from swarmd.policy.inference.modelfile import COMMANDS
     from swarmd.policy.training.policy_files import described
     from swarmd.state.metrics import each_round
     from swarmd.trainer.snapshot import read_snapshot
 
     folder = as_state_dir(state_dir)
-    run = read_snapshot(folder, FILES)
+    run = read_snapshot(folder, exporting.FILES)
     node = joined(config, folder, {"model": described(run.files["policy.json"]).source})
-    made = write(
+    made = exporting.export(
         run.files,
         each_round(folder / METRICS_FILE, run.round),
         _curriculum_name(node),
@@ -168,7 +167,7 @@ def export(
         ollama=node if ollama else None,
         loading=interrupted_at_once,
     )
-    if note := loss_of(made.origin):
+    if note := exporting.loss_of(made.origin):
         tell(note)
     if made.figures.untrained:
         tell(f"nothing was trained yet: the exported weights are those of {made.origin.base}, unchanged")

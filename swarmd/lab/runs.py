@@ -18,7 +18,7 @@ import trio
 from swarmd.daemon import membership
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
-from swarmd.terminal import interruptible
+from swarmd.terminal import duration_words, interruptible
 
 # How much is kept of what a run said.
 LAST_CHARACTERS = 2000
@@ -92,7 +92,7 @@ class RunsProgress:
         left = self.seconds_left
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"{self.done} of {self.total} runs done{failed}, {100 * self.share:.0f} %" + (
-            f", {_minutes(left)} left" if left is not None else ""
+            f", {duration_words(left)} left" if left is not None else ""
         )
 
 
@@ -175,9 +175,3 @@ def last_words(code: int, words: str) -> str:
             " then use --resume."
         )
     return words.splitlines()[-1] if words else f"exit code {code}, and no word"
-
-
-def _minutes(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
