@@ -346,7 +346,9 @@ def _evaluation_lines(
     shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]"
 ) -> list[str]:
     words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
-    lines = [
+    failed, open_ = (", ".join(f.what for f in findings if f.holds is held) for held in (False, None))
+    verdict = f"All that can be checked holds; not checked: {open_}." if open_ else "All of it holds."
+    return [
         printable(f"Node: {shown['peer']}"),
         printable(f"Question: {shown['specialty']} {shown['n']}"),
         "",
@@ -356,12 +358,6 @@ def _evaluation_lines(
         *(f"Given: {printable(answer.text[-200:])}" for answer in evaluation.answers),
         "",
         *(f"{words[f.holds]:<14} {f.what}: {printable(f.why)}" for f in findings),
-    ]
-    failed, open_ = (", ".join(f.what for f in findings if f.holds is held) for held in (False, None))
-    if failed:
-        return [*lines, "", f"This evaluation is not as the judge says: {failed}."]
-    return [
-        *lines,
         "",
-        f"All that can be checked holds; not checked: {open_}." if open_ else "All of it holds.",
+        f"This evaluation is not as the judge says: {failed}." if failed else verdict,
     ]

@@ -124,7 +124,7 @@ def run(
 
 
 def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool) -> None:
-    from swarmd.lab.runs import play_all
+    from swarmd.lab.runs import PLAY, play_all
 
     if executor == "ray":
         from swarmd.lab.ray_executor import play_on_ray  # it loads torch
@@ -135,10 +135,8 @@ def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool
 
         with judging(results) as command:
             play_all(results, jobs, _Teller(), command)
-    elif engine == "torch":
-        play_all(results, jobs, _Teller(), RANKS)
     else:
-        play_all(results, jobs, _Teller())
+        play_all(results, jobs, _Teller(), RANKS if engine == "torch" else PLAY)
 
 
 @app.command(epilog="Example: swarmd lab report sapo-table")

@@ -67,8 +67,6 @@ SECTIONS = frozenset(NodeConfig.model_fields) - _UNHEEDED
 class BadExperiment(SwarmdError):
     """The experiment file cannot be used."""
 
-    exit_code = 2
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -74,8 +74,6 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 class BadResults(SwarmdError):
     """The results folder cannot be used."""
 
-    exit_code = 2
-
 
 @dataclass(frozen=True, order=True)
 class Run:

@@ -20,6 +20,8 @@ from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
 from swarmd.terminal import duration_words, interruptible
 
+# The command that plays a run in one process.
+PLAY = (sys.executable, "-P", "-m", "swarmd.lab.play")
 # How much is kept of what a run said.
 LAST_CHARACTERS = 2000
 
@@ -97,10 +99,7 @@ class RunsProgress:
 
 
 def play_all(
-    results: Results,
-    jobs: int,
-    told: Callable[[RunsProgress], None],
-    command: Sequence[str] = (sys.executable, "-P", "-m", "swarmd.lab.play"),
+    results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = PLAY
 ) -> None:
     """Play what is missing. RunsFailed names each run that failed and what it said; the others go on.
 
