@@ -252,9 +252,12 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
         shown = _question(fields, tasks)
     held = {f.holds for f in findings}
     holds = False if False in held else None if None in held else True
-    rows = [asdict(f) for f in findings]
-    document = {"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows}
-    answer(document, "\n".join(_evaluation_lines(shown, evaluation, findings)), as_json)
+    document = {"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown}
+    answer(
+        document | {"findings": [asdict(f) for f in findings]},
+        "\n".join(_evaluation_lines(shown, evaluation, findings)),
+        as_json,
+    )
     if holds is not True:
         raise typer.Exit(1 if holds is False else Unreachable.exit_code)
 

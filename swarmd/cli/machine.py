@@ -392,9 +392,8 @@ def replay(
     """
     from swarmd.trainer.replay_plan import document, lines, plan_replay
 
-    node_config = configured(config, {"model": model, "device": device}).config
     made = plan_replay(
-        node_config,
+        configured(config, {"model": model, "device": device}).config,
         rounds,
         rho,
         alpha,

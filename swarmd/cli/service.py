@@ -41,8 +41,12 @@ def install(
         return
     new = service.install()
     done = f"{service.file}: " + ("installed and started" if new else "was installed already; started")
-    document = {"schema": 1, "file": str(service.file), "new": new}
-    answer(document, "\n".join(filter(None, (done, service.note))), as_json, people=sys.stderr)
+    answer(
+        {"schema": 1, "file": str(service.file), "new": new},
+        "\n".join(filter(None, (done, service.note))),
+        as_json,
+        people=sys.stderr,
+    )
 
 
 @app.command(epilog="Example: swarmd service uninstall")
@@ -51,8 +55,11 @@ def uninstall(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     service = _service(state_dir)
     aside = service.uninstall()
     kept = f"; it was not as this version writes it, so it is kept as {aside}" if aside else ""
-    document = {"schema": 1, "file": str(service.file), "kept": str(aside) if aside else None}
-    answer(document, f"{service.file}: stopped and removed{kept}", as_json)
+    answer(
+        {"schema": 1, "file": str(service.file), "kept": str(aside) if aside else None},
+        f"{service.file}: stopped and removed{kept}",
+        as_json,
+    )
 
 
 @app.command(epilog="Example: swarmd service status --json")

@@ -117,11 +117,10 @@ class PlayedSwarm:
 
     def _member(self, number: int, kind: type[M], **options: Any) -> M:
         identity = self._identity(number)
-        join = partial(self._memory.join, identity.peer_id)
         return kind(
             identity,
             self._topic,
-            join,
+            partial(self._memory.join, identity.peer_id),
             sequence=itertools.count(1),
             clock=lambda: self._now,
             **options,
@@ -135,8 +134,9 @@ class PlayedSwarm:
             rng = random.Random(f"{self._seed} {number} offers")
             member = self._member(number, FetchingMember, config=config, curriculum=self.curriculum, rng=rng)
             self._fetching.append(member)
-        size = WHOLE_BYTES if whole else 0
-        return self.ids[number], self._exchange(member, config.model.name, self.curriculum, whole=size)
+        return self.ids[number], self._exchange(
+            member, config.model.name, self.curriculum, whole=WHOLE_BYTES if whole else 0
+        )
 
     def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
         member = self._member(number, QueuedMember)

@@ -102,8 +102,7 @@ class RankedSwarm(PlayedSwarm):
     def _gather_frames(self) -> None:
         sent, self._network.sent = self._network.sent, []
         own = [frame for sender, frame in sent if sender == self.nodes[0].me]
-        told = all_gather(msgspec.msgpack.encode(own))
-        for place, data in enumerate(told):
+        for place, data in enumerate(all_gather(msgspec.msgpack.encode(own))):
             for frame in _frames.decode(data) if place != self._rank else ():
                 self._network.inject(frame, self.ids[place])
 

@@ -290,13 +290,13 @@ _CAPTIONS = {
 
 def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
     experiment = results.experiment
-    missing = len(results.missing)
     facts = {
         "Question": experiment.question,
         "Expected before it was run": experiment.expects,
         "Played": (
-            f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings,"
-            f" {experiment.seeds} seed{'s' * (experiment.seeds != 1)}, {experiment.rounds} rounds,"
+            f"{len(results.runs) - len(results.missing)} of {len(results.runs)} runs:"
+            f" {len(experiment.settings)} settings, {experiment.seeds} seed{'s' * (experiment.seeds != 1)},"
+            f" {experiment.rounds} rounds,"
             f" {' or '.join(map(str, sorted({len(setting.nodes) for setting in experiment.settings})))} nodes"
         ),
         "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),

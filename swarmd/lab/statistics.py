@@ -85,15 +85,15 @@ def figures(
     lines: of the run (`swarmd.lab.play`). local, external, completions: I, J and L of each node.
     """
     rounds = [line for line in lines if line["round"]]
+
+    def total(key: str) -> Any:
+        return sum(sum(line[key]) for line in rounds)
+
     by_node = [line["reward"] for line in rounds]  # None: the node was away
     rewards = [there for each in by_node if (there := [reward for reward in each if reward is not None])]
-    generated = sum(sum(line["generated"]) for line in rounds)
     written = sum(
         g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True)
     )
-    informative = sum(sum(line["informative"]) for line in rounds)
-    theirs = sum(sum(line["external"]) for line in rounds)
-    turned_away = sum(sum(line["gated"]) for line in rounds)
     cumulative = sum(map(sum, rewards))
     # A node that does not train counts as one that trains once, as it does in `predicted`.
     updates = sum(
@@ -109,17 +109,17 @@ def figures(
         rewards=tuple(map(tuple, by_node)),
         late=fmean(map(fmean, rewards[-late:])),
         per_thousand=1000 * cumulative / max(1, written),
-        mixed=informative / max(1, generated),
-        useful=sum(sum(line["useful"]) for line in rounds) / max(1, updates),
+        mixed=total("informative") / max(1, total("generated")),
+        useful=total("useful") / max(1, updates),
         predicted=_predicted(rounds, local, external),
-        external=theirs / max(1, updates),
-        gated=turned_away / max(1, theirs + turned_away),
+        external=total("external") / max(1, updates),
+        gated=total("gated") / max(1, total("external") + total("gated")),
         roughness=roughness(rewards, local),
         cpu_seconds=sum(rounds[-1].get("cpu", [math.nan])),
         entropy=mean_there([each for line in rounds[-late:] for each in line["entropy"]]),
         before=passes(looks[0])[1] if looks and not lines[0]["round"] else None,
         passes=passes(looks[-1]) if looks else {},
-        hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
+        hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, total("external")),
         marked=_marked(looks[-1]) if looks else None,
         late_by_node=tuple(map(mean_there, zip(*by_node[-late:], strict=True))),
         form_by_node=tuple(

@@ -165,7 +165,11 @@ class MetricsFile:
         data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if (before := os.fstat(self._file).st_size) >= self._most:
-                self._rotate()
+                # Set the file aside and begin another.
+                os.fsync(self._file)
+                self.path.replace(older(self.path))
+                os.close(self._file)
+                self._open()
                 before = 0
             written = os.write(self._file, data)
         except OSError as error:
@@ -173,13 +177,6 @@ class MetricsFile:
         if written < len(data):
             os.ftruncate(self._file, before)
             raise CannotRecord(f"{self.path}: the disk is full. Free some space.")
-
-    def _rotate(self) -> None:
-        """Set the file aside and begin another. Raises OSError."""
-        os.fsync(self._file)
-        self.path.replace(older(self.path))
-        os.close(self._file)
-        self._open()
 
     def sync(self) -> None:
         """Return when all lines are durable. Raises CannotRecord."""

@@ -27,9 +27,6 @@ from swarmd.state.metrics import each_round, older, parsed, read_metrics
 
 # How often the file is read.
 POLL_S = 1.0
-PROJECT = "swarmd"
-
-
 # What each is told beside the project and the run: neither is to watch this machine or the program.
 TRACKERS: Mapping[str, Callable[[Any, Path, str], dict[str, Any]]] = {
     "trackio": lambda _, _folder, _peer: {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False},
@@ -108,8 +105,13 @@ def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> Non
     # accelerate has such classes too; importing them loads torch: 224 MB and 2.7 s a tracker, in place of
     # 28 MB.
     tracker = import_module(name)
-    about = {"project": PROJECT, "name": nickname(PeerId(peer)), "resume": "allow", "config": {"peer": peer}}
-    tracker.init(**about, **TRACKERS[name](tracker, place, peer))
+    tracker.init(
+        project="swarmd",
+        name=nickname(PeerId(peer)),
+        resume="allow",
+        config={"peer": peer},
+        **TRACKERS[name](tracker, place, peer),
+    )
     try:
         while not last:
             last = not going()

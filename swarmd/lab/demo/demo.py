@@ -81,8 +81,10 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     if any(folder.glob("node-*")):
         raise SwarmdError(f"{folder} holds an earlier demo. Name another folder with --out, or remove it.")
     talk = Console(stderr=True)
-    talk.print(f"This takes about {duration(rounds)} on two free cores.")
-    talk.print(f"{nodes} nodes that share beside one alone, {rounds} rounds each, and a judge")
+    talk.print(
+        f"This takes about {duration(rounds)} on two free cores.\n"
+        f"{nodes} nodes that share beside one alone, {rounds} rounds each, and a judge"
+    )
     talk.print(f"Everything is kept in {folder}", soft_wrap=True)
     talk.print("starting the judge …")
     with local_judge(folder) as judge_url:
@@ -125,9 +127,8 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
         }
         print(json.dumps(document))
     else:
-        Console().print(_table(stories))
-        Console().print(_verdict(stories))
-        Console().print(f"The judge asked {board['answers']} questions.")
+        asked = f"The judge asked {board['answers']} questions."
+        Console().print(_table(stories), _verdict(stories), asked, sep="\n")
         for path in figures:
             Console().print(f"Picture: {path}", soft_wrap=True)
     return 0

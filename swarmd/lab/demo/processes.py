@@ -75,11 +75,6 @@ class LocalNode:
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> int:
-        """Stop the node (SIGTERM): it finishes its round, saves and leaves. Return its exit status."""
-        assert self.process is not None
-        return end(self.process)
-
     def check(self) -> None:
         """Raise LabFailed if the node ended with an error."""
         if self.process is not None and self.process.poll() not in (None, 0):
