@@ -7,7 +7,6 @@ means that the other process is gone: the daemon restarts the trainer; a trainer
 once, which is safe because checkpoints are atomic.
 """
 
-import struct
 from collections import deque
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +21,8 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 HEARTBEAT_S = 2.0
 # In either direction.
 MAX_WAITING_FRAMES = 1024
-_HEADER = struct.Struct(">I")
+# The length before each message.
+_HEADER_BYTES = 4
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -206,7 +206,7 @@ ToDaemon = (
 
 def pack(message: ToTrainer | ToDaemon) -> bytes:
     payload = msgspec.msgpack.encode(message)
-    return _HEADER.pack(len(payload)) + payload
+    return len(payload).to_bytes(_HEADER_BYTES) + payload
 
 
 M = TypeVar("M")
@@ -222,14 +222,14 @@ class Unpacker(Generic[M]):
     def feed(self, data: bytes) -> list[M]:
         self._buffer += data
         messages: list[M] = []
-        while len(self._buffer) >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._buffer)
+        while len(self._buffer) >= _HEADER_BYTES:
+            length = int.from_bytes(self._buffer[:_HEADER_BYTES])
             if length > MAX_MESSAGE_BYTES:
                 raise ValueError(f"a message of {length} bytes on the link; the limit is {MAX_MESSAGE_BYTES}")
-            if len(self._buffer) < _HEADER.size + length:
+            if len(self._buffer) < (end := _HEADER_BYTES + length):
                 break
-            messages.append(self._decoder.decode(bytes(self._buffer[_HEADER.size : _HEADER.size + length])))
-            del self._buffer[: _HEADER.size + length]
+            messages.append(self._decoder.decode(bytes(self._buffer[_HEADER_BYTES:end])))
+            del self._buffer[:end]
         return messages
 
 

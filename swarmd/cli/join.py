@@ -203,8 +203,7 @@ def _view(as_json: bool, verbose: bool = False) -> "View":
     if shows_pages(sys.stderr):
         from swarmd.cli.views.live import HINT, LiveView
 
-        hint = HINT + " · closing this one stops the node" * bool(hang_up())
-        return LiveView(hint=hint, verbose=verbose)
+        return LiveView(hint=HINT + " · closing this one stops the node" * bool(hang_up()), verbose=verbose)
     return PlainView(sys.stderr)
 
 
@@ -214,27 +213,24 @@ def invite(
     as_json: AsJson = False,
 ) -> None:
     """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
-    document = _document(as_state_dir(state_dir), config)
-    for note in document["notes"]:
-        tell(printable(note))
-    answer(document, document["invitation"], as_json)
-
-
-def _document(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the invitation of the node that runs in `folder`, else of one configured like it."""
     from swarmd.daemon.inviting import invite as compose
     from swarmd.exchange.swarm_id import curriculum_of
 
+    folder = as_state_dir(state_dir)
     try:
-        return ask(folder, "invitation", timeout=30.0)
+        document = ask(folder, "invitation", timeout=30.0)
     except NotRunning:
+        # No node runs: invite to the swarm that the next one would join.
         node_config = joined(config, folder, {})
-    if not node_config.swarm.bootstrap:
-        raise NotRunning(
-            f"No node is running in {folder}, and no bootstrap address is configured: nobody could be"
-            " dialled. Start the node with `swarmd join`, then invite; or set swarm.bootstrap."
-        )
-    return compose(node_config, curriculum_of(node_config))
+        if not node_config.swarm.bootstrap:
+            raise NotRunning(
+                f"No node is running in {folder}, and no bootstrap address is configured: nobody could be"
+                " dialled. Start the node with `swarmd join`, then invite; or set swarm.bootstrap."
+            ) from None
+        document = compose(node_config, curriculum_of(node_config))
+    for note in document["notes"]:
+        tell(printable(note))
+    answer(document, document["invitation"], as_json)
 
 
 def accept(text: str) -> "Invitation":

@@ -140,15 +140,13 @@ class PlayedSwarm:
 
     def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
         member = self._member(number, QueuedMember)
-        exchange = RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE_BYTES if whole else 0)
-        rng = random.Random(f"{self._seed} {number} hostile")
         return HostilePeer(
             member.identity.peer_id,
             CurriculumTasks(self.curriculum),
-            exchange,
+            RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE_BYTES if whole else 0),
             self.nodes[0].completions,
             poisons,
-            rng,
+            random.Random(f"{self._seed} {number} hostile"),
         )
 
     def round(self, number: int) -> dict[str, Any]:

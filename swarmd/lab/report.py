@@ -189,13 +189,12 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         # One round alone is a point.
         there = list(filter(None, there))
         # Between two $ matplotlib would set mathematics.
-        name = column.name.replace("$", r"\$")
         axes.plot(
             rounds,
             list(map(fmean, there)),
             color=colour,
             linewidth=2,
-            label=name,
+            label=column.name.replace("$", r"\$"),
             marker="." * (len(rounds) == 1),
         )
         axes.fill_between(
@@ -225,9 +224,8 @@ def _node_figure(found: Sequence[Column]) -> Any:
         for seed, run in column.runs.items():
             for node in zip(*run.rewards, strict=True):
                 means = [math.nan if mean is None else mean for mean in trailing(node)]
-                rounds = range(1, len(means) + 1)
                 panel.plot(
-                    rounds,
+                    range(1, len(means) + 1),
                     means,
                     color=colours[seed],
                     linewidth=0.8,

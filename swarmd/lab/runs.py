@@ -74,8 +74,7 @@ class RunsProgress:
         """Raise RunsFailed where a run failed; it names each."""
         if self.failures:
             said = [f"{run.setting}, seed {run.seed}: {why}" for run, why in sorted(self.failures.items())]
-            head = f"{len(said)} of {self.total} runs failed; whole runs stay:"
-            raise RunsFailed("\n".join([head, *said]))
+            raise RunsFailed("\n".join([f"{len(said)} of {self.total} runs failed; whole runs stay:", *said]))
 
     @property
     def share(self) -> float:

@@ -233,8 +233,9 @@ def columns(results: Results) -> Sequence[Column]:
             if results.path(run).exists():
                 lines = results.lines(run)
                 try:
-                    made = asdict(figures(lines, local, external, completions))
-                    done[run.seed] = msgspec.convert(made, RunFigures)
+                    done[run.seed] = msgspec.convert(
+                        asdict(figures(lines, local, external, completions)), RunFigures
+                    )
                 except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                     # Figures are missing, or of other types.
                     raise results.damaged(run, repr(error)) from error

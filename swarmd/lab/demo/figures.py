@@ -149,9 +149,6 @@ def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
     panel.set(xlabel="minutes", ylabel="rounds finished")
 
 
-ARMS = (("swarm", "nodes that share", TOGETHER), ("solo", "nodes alone", ALONE))
-
-
 def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a panel for each comparison: cumulative rewards over rounds with 95 % bands, and the verdict.
 
@@ -176,7 +173,7 @@ def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
-    for arm, words, colour in ARMS:
+    for arm, words, colour in (("swarm", "nodes that share", TOGETHER), ("solo", "nodes alone", ALONE)):
         curve = found[arm]
         most = max(curve["peers"], default=0)
         rows = zip(*(curve[key] for key in ("round", "reward", "low", "high", "peers")), strict=True)
