@@ -72,7 +72,7 @@ def demo(
     """
     from swarmd.lab.demo.demo import run
 
-    raise typer.Exit(run(nodes, rounds, out, as_json))
+    run(nodes, rounds, out, as_json)
 
 
 # By panel, in the order in which `swarmd --help` shows them: what a volunteer does first comes first, groups
