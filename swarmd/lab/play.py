@@ -30,7 +30,7 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.experiment import BadExperiment, Evaluation, Experiment, Hostile, Setting
 from swarmd.lab.leash import run_program, tell_round
 from swarmd.lab.results import Results, Run
-from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
+from swarmd.lab.surroundings import MARK, FetchingMember, HostilePeer, absences
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.curriculum import DrawnTasks
@@ -97,7 +97,7 @@ class PlayedSwarm:
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self.cpu = [0.0] * len(configs)  # CPU seconds of each node's rounds so far
-        self._absences = Absences(len(configs), setting.churn, random.Random(f"{seed} absences"))
+        self._absences = absences(len(configs), setting.churn, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
@@ -167,7 +167,7 @@ class PlayedSwarm:
     def _begin(self, number: int) -> Collection[int]:
         """Advance time, absences and hostile peers; return the places of the nodes that are away."""
         self._now += ROUND_S
-        gone = self._absences.next_round()
+        gone = next(self._absences)
         self._memory.partition(*({self.ids[place]} for place in sorted(gone)))
         for peer in self.hostile:
             peer.act(number, self._loudness)

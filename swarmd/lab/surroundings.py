@@ -13,7 +13,7 @@ Churn is pure: one seed gives one history, whatever the setting.
 """
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import trio
@@ -124,24 +124,15 @@ class HostilePeer:
         return next((answer for answer in others if answer != self._answer(task)), "<answer></answer>")
 
 
-class Absences:
-    """Draws absences: each node leaves with chance 1/present a round and comes back with chance 1/away.
+def absences(nodes: int, churn: Churn | None, rng: random.Random) -> Iterator[frozenset[int]]:
+    """Yield the places of the nodes that are away, round by round; without churn nobody ever leaves.
 
-    Never all of them are away at once.
+    A node leaves with chance 1/present a round and comes back with chance 1/away. Never all are away at once.
     """
-
-    def __init__(self, nodes: int, churn: Churn | None, rng: random.Random) -> None:
-        """Draw absences for `nodes` nodes. Without churn nobody ever leaves."""
-        self._nodes, self._churn, self._rng = nodes, churn, rng
-        self._gone: frozenset[int] = frozenset()
-
-    def next_round(self) -> Collection[int]:
-        """Draw which nodes are away in the next round, and return their places."""
-        if self._churn:
-            chances = [
-                1 - 1 / self._churn.away if place in self._gone else 1 / self._churn.present
-                for place in range(self._nodes)
-            ]
-            gone = frozenset(place for place, chance in enumerate(chances) if self._rng.random() < chance)
-            self._gone = gone if len(gone) < self._nodes else self._gone
-        return self._gone
+    gone = frozenset[int]()
+    while True:
+        if churn:
+            chances = [1 - 1 / churn.away if place in gone else 1 / churn.present for place in range(nodes)]
+            drawn = frozenset(place for place, chance in enumerate(chances) if rng.random() < chance)
+            gone = drawn if len(drawn) < nodes else gone
+        yield gone

@@ -2,6 +2,7 @@
 
 import random
 import tomllib
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from swarmd.cli.app import main
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab import EXPERIMENTS
 from swarmd.lab.experiment import BadExperiment, Churn, Hostile, parse_experiment, read_experiment
-from swarmd.lab.surroundings import Absences
+from swarmd.lab.surroundings import absences
 from tests import ROOT
 
 PLAIN: dict[str, Any] = {
@@ -189,13 +190,12 @@ def test_a_settings_surroundings_are_read() -> None:
 
 def test_absences_depend_on_the_seed_and_are_never_total() -> None:
     def drawn(seed: int) -> list[frozenset[int]]:
-        absences = Absences(4, Churn(present=6, away=3), random.Random(seed))
-        return [frozenset(absences.next_round()) for _ in range(3000)]
+        return list(islice(absences(4, Churn(present=6, away=3), random.Random(seed)), 3000))
 
     gone = drawn(1)
     assert gone == drawn(1) != drawn(2) and max(map(len, gone)) < 4
     assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # 3 of 9 rounds
-    assert Absences(4, None, random.Random(1)).next_round() == frozenset()
+    assert next(absences(4, None, random.Random(1))) == frozenset()
 
 
 def test_another_model_is_for_nodes_of_one_model() -> None:
