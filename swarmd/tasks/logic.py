@@ -8,16 +8,18 @@ is no formula: it takes any unknown text for one more variable, so that `premise
 twenty junk names cost 10 s; and 255 characters of plain `P∧P∧P…` cost it 0.2 s.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-# How tightly each operator binds, and what it does; `table` cuts off excess bits.
+T = TypeVar("T")
+# How tightly each operator of two operands binds, and what it does; `table` cuts off excess bits.
 _BINARY: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
     "↔": (1, lambda a, b: ~(a ^ b)),
     "→": (2, lambda a, b: ~a | b),
     "∨": (3, lambda a, b: a | b),
     "∧": (4, lambda a, b: a & b),
 }
-_BINDS = {"(": 0, "¬": 5} | {sign: binds for sign, (binds, _) in _BINARY.items()}
 
 
 def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
@@ -41,24 +43,52 @@ def table(formula: str, variables: Sequence[str]) -> int | None:
 
     Bit a of the table is the value under assignment a.
     """
-    values: list[int] = []
-    waiting: list[str] = []  # operators and opening parentheses whose right side is not complete
     columns = {name: _column(i, len(variables)) for i, name in enumerate(variables)}
+    signs = (sign for sign in formula if sign not in " \n")
+    value = evaluated(signs, columns.get, _BINARY, {"¬": lambda a: ~a})
+    return None if value is None else value & always_true(variables)
+
+
+def evaluated(
+    signs: Iterable[str],
+    operand: Callable[[str], T | None],
+    binary: Mapping[str, tuple[int, Callable[[T, T], T]]],
+    unary: Mapping[str, Callable[[T], T]],
+) -> T | None:
+    """Return the value of an expression; None if it is none.
+
+    Args:
+        signs: operands, operators and parentheses.
+        operand: returns the value of an operand; None for any other sign.
+        binary: how tightly each operator binds, from 1 on, and what it does. It groups to the left.
+        unary: what each operator in front of an operand does. It binds tighter than all of `binary`.
+    """
+    values: list[T] = []
+    # Operators and opening parentheses whose right side is not complete: how tightly, of how many operands.
+    waiting: list[tuple[float, int, Callable[..., T]]] = []
+
+    def apply(at_least: float) -> None:
+        """Apply waiting operators that bind so tightly, back to the last opening parenthesis."""
+        while waiting and waiting[-1][0] >= at_least:
+            _, count, function = waiting.pop()
+            values[-count:] = [function(*values[-count:])]
+
     operand_next = True
-    for sign in formula:
-        if sign in " \n":
-            continue
-        if operand_next and sign in columns:
-            values.append(columns[sign])
+    for sign in signs:
+        if operand_next and sign in unary:
+            waiting.append((math.inf, 1, unary[sign]))
+        elif operand_next and sign == "(":
+            waiting.append((0, 0, operand))
+        elif operand_next and (value := operand(sign)) is not None:
+            values.append(value)
             operand_next = False
-        elif operand_next and sign in "¬(":
-            waiting.append(sign)
-        elif not operand_next and sign in _BINARY:
-            _apply(values, waiting, _BINDS[sign])
-            waiting.append(sign)
+        elif not operand_next and sign in binary:
+            binds, function = binary[sign]
+            apply(binds)
+            waiting.append((binds, 2, function))
             operand_next = True
         elif not operand_next and sign == ")":
-            _apply(values, waiting, 1)
+            apply(1)
             if not waiting:
                 return None
             waiting.pop()
@@ -66,15 +96,8 @@ def table(formula: str, variables: Sequence[str]) -> int | None:
             return None
     if operand_next:
         return None
-    _apply(values, waiting, 1)
-    return None if waiting else values[0] & always_true(variables)
-
-
-def _apply(values: list[int], waiting: list[str], at_least: int) -> None:
-    """Apply waiting operators that bind at least this tightly, back to the last opening parenthesis."""
-    while waiting and _BINDS[waiting[-1]] >= at_least:
-        sign, right = waiting.pop(), values.pop()
-        values.append(~right if sign == "¬" else _BINARY[sign][1](values.pop(), right))
+    apply(1)
+    return None if waiting else values[0]
 
 
 def _column(i: int, variables: int) -> int:

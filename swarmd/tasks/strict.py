@@ -4,15 +4,23 @@ ReasoningGYM pays for decimals that are off by one in the last decimal place, fo
 however little it says, and for any text behind a LaTeX fraction.
 """
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
 from fractions import Fraction
 
-from swarmd.tasks.logic import always_true, table
+from swarmd.tasks.logic import always_true, evaluated, table
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
 _FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\d?frac\s*{\s*(\d+)\s*}\s*{\s*(\d+)\s*}")
+# How tightly each operator binds, and what it does.
+_OPERATIONS: Mapping[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
+    "+": (1, operator.add),
+    "-": (1, operator.sub),
+    "*": (2, operator.mul),
+    "/": (2, operator.truediv),
+}
 
 
 def is_decimal(answer: str, expression: str, precision: int, generated: str) -> bool:
@@ -48,36 +56,9 @@ def _value(expression: str) -> Fraction:
 
     Python's own parser is shut out of the process that marks (sandbox/containment.py).
     """
-    return _sum(re.findall(r"[\d.]+|[-+*/()]", expression)[::-1])
-
-
-def _sum(left: list[str]) -> Fraction:
-    """Evaluate a sum.
-
-    left: tokens still to be read, the next one last.
-    """
-    value = _product(left)
-    while left and left[-1] in "+-":
-        sign = left.pop()
-        value += _product(left) if sign == "+" else -_product(left)
-    return value
-
-
-def _product(left: list[str]) -> Fraction:
-    value = _factor(left)
-    while left and left[-1] in "*/":
-        sign, factor = left.pop(), _factor(left)
-        value = value * factor if sign == "*" else value / factor
-    return value
-
-
-def _factor(left: list[str]) -> Fraction:
-    sign = left.pop()
-    if sign == "-":
-        return -_factor(left)
-    if sign != "(":
-        return Fraction(sign)
-    value = _sum(left)
-    # Skip the closing parenthesis.
-    left.pop()
+    signs = re.findall(r"[\d.]+|[-+*/()]", expression)
+    value = evaluated(
+        signs, lambda sign: Fraction(sign) if sign[0].isdigit() else None, _OPERATIONS, {"-": operator.neg}
+    )
+    assert value is not None, "ReasoningGYM writes well-formed expressions"
     return value
