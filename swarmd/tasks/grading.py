@@ -54,11 +54,6 @@ def _upstream(dataset: Any, answer: str, entry: Entry) -> float:
     return float(dataset.score_answer(answer, entry))
 
 
-def _exact(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    """Compare strings (binary_matrix); ReasoningGYM would `eval` any other answer."""
-    return 1.0 if answer == entry["answer"] else 0.0
-
-
 def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
     """Score decimal_arithmetic at the configured precision.
 
@@ -71,39 +66,35 @@ def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
         return _upstream(dataset, answer, entry)
 
 
-def _logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    metadata = entry["metadata"]
-    return 1.0 if proves(metadata["premises"], answer, metadata["variables"]) else 0.0
-
-
+# Called with the data set, the answer and the task's entry.
 SCORES: Mapping[str, Callable[[Any, str, Entry], float]] = {
-    "binary_matrix": _exact,
+    # ReasoningGYM would `eval` any answer but the right one.
+    "binary_matrix": lambda _, answer, entry: float(answer == entry["answer"]),
     "decimal_arithmetic": _decimal,
-    "propositional_logic": _logic,
+    "propositional_logic": lambda _, answer, entry: float(
+        proves(entry["metadata"]["premises"], answer, entry["metadata"]["variables"])
+    ),
 }
-
-
-def _strict_decimal(dataset: Any, answer: str, entry: Entry) -> float:
-    expression = entry["question"].rpartition("\n")[2].removesuffix(" = ?")
-    return float(strict.is_decimal(answer, expression, dataset.config.precision, entry["answer"]))
-
-
-def _strict_fraction(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    metadata = entry["metadata"]
-    return float(
-        strict.is_fraction(answer, metadata["simplified_numerator"], metadata["simplified_denominator"])
-    )
-
-
-def _strict_logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    metadata = entry["metadata"]
-    return float(strict.says_all(metadata["premises"], answer, metadata["variables"]))
-
-
-# Text behind a LaTeX fraction would earn its reward, and be trained on.
-TRAINED = {**SCORES, "fraction_simplification": _strict_fraction}
+TRAINED: Mapping[str, Callable[[Any, str, Entry], float]] = {
+    **SCORES,
+    # Text behind a LaTeX fraction would earn its reward, and be trained on.
+    "fraction_simplification": lambda _, answer, entry: float(
+        strict.is_fraction(
+            answer, entry["metadata"]["simplified_numerator"], entry["metadata"]["simplified_denominator"]
+        )
+    ),
+}
 STRICT: Mapping[str, Callable[[Any, str, Entry], float]] = {
     **TRAINED,
-    "decimal_arithmetic": _strict_decimal,
-    "propositional_logic": _strict_logic,
+    "decimal_arithmetic": lambda dataset, answer, entry: float(
+        strict.is_decimal(
+            answer,
+            entry["question"].rpartition("\n")[2].removesuffix(" = ?"),
+            dataset.config.precision,
+            entry["answer"],
+        )
+    ),
+    "propositional_logic": lambda _, answer, entry: float(
+        strict.says_all(entry["metadata"]["premises"], answer, entry["metadata"]["variables"])
+    ),
 }
