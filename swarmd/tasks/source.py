@@ -96,25 +96,14 @@ os.register_at_fork(
 _divisors = basic_arithmetic.find_common_divisors
 
 
-class _TooCostly(ArithmeticError):
-    """The generator would count up to a number's root to find its divisors: minutes, for some n."""
-
-
 def _bounded_divisors(a: int, b: int) -> list[int]:
     """Replace ReasoningGYM's `find_common_divisors` by one limited to some 10 ms.
 
     Unlimited, it let a peer name a task number that costs 78 s.
     """
     if math.gcd(a, b) > LARGEST_DIVISION:
-        raise _TooCostly
+        raise ArithmeticError("the generator would count up to this number's root, for minutes")
     return _divisors(a, b)  # type: ignore[no-any-return]
-
-
-def _no_print(*_: object, **__: object) -> None:
-    """Replace bf's `print`.
-
-    Its output is not caught in `sys.stdout`, which all threads share: another thread's output would be lost.
-    """
 
 
 @contextlib.contextmanager
@@ -131,7 +120,9 @@ def _neutral_ground() -> Iterator[None]:
         language = locale.setlocale(locale.LC_TIME)
         if language != "C":
             locale.setlocale(locale.LC_TIME, "C")
-        basic_arithmetic.find_common_divisors, bf_optimizer.print = _bounded_divisors, _no_print
+        basic_arithmetic.find_common_divisors = _bounded_divisors
+        # Caught in `sys.stdout`, which all threads share, it would take another thread's output along.
+        bf_optimizer.print = lambda *_, **__: None
         try:
             yield
         finally:
