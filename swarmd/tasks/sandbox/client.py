@@ -96,7 +96,7 @@ class Verifier:
         self._curriculum = CURRICULA[of] if isinstance(of, str) else of
         self._command = command or (sys.executable, "-m", *self._curriculum.command)
         self._child: _Child | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.restarts = 0  # processes that had to be replaced
         self.faults: list[str] = []  # kinds of a plug-in's faults so far
 
@@ -116,7 +116,7 @@ class Verifier:
         """End the process. A later call starts another."""
         with self._lock:
             if self._child:
-                self._child.end()
+                self._child.close()
             self._child = None
 
     @property
@@ -210,9 +210,7 @@ class Verifier:
                 except _Failed as failure:
                     cause = str(failure)
                     self.restarts += 1
-                    if self._child:
-                        self._child.end()
-                    self._child = None
+                    self.close()
         remedy = (
             "mend the tasks or the reward (docs/own-tasks.md) and join again"
             if self._curriculum.patience
@@ -234,17 +232,13 @@ def describe(
 
     command: of a curriculum. trouble: how the error begins. Raises ConfigError, which says what is wrong.
     """
-    child = None
     try:
-        child = _Child((sys.executable, "-m", *command), seconds)
-        return child.ready().plugin
+        with contextlib.closing(_Child((sys.executable, "-m", *command), seconds)) as child:
+            return child.ready().plugin
     except _Failed as failure:
         raise ConfigError(
             f"{trouble}: {failure}. Mend that, or name other tasks (docs/own-tasks.md)."
         ) from None
-    finally:
-        if child is not None:
-            child.end()
 
 
 class _Child:
@@ -254,7 +248,7 @@ class _Child:
         slack: factor by which all time limits are longer. Raises _Failed.
         """
         try:
-            self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+            self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise _Failed(f"a temporary file cannot be made ({error})") from error
         try:
@@ -334,7 +328,7 @@ class _Child:
             )
         return reply
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill the process: it may hang."""
         self._process.kill()
         self._process.wait()
