@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -436,9 +435,7 @@ def main() -> None:
         # Warm up, so that everything is imported.
         with contextlib.suppress(TemplateFails):
             render(first, {}, "")
-    most = int(time.process_time()) + 1 + CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-    limit_resources()
+    limit_resources(cpu=int(time.process_time()) + 1 + CPU_S)
     seccomp.install()
     try:
         reply: dict[str, Any] = {"texts": render(*request)}

@@ -9,7 +9,7 @@ import contextlib
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from swarmd.tasks.sandbox import seccomp
@@ -94,14 +94,20 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
 
 def limit_resources(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> None:
     """Forbid files, processes and core dumps, and limit memory and CPU time."""
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: 8,
-        resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CPU: cpu,
-        resource.RLIMIT_AS: address_space() + memory,
-    }
+    set_limits(
+        {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: 0,
+            resource.RLIMIT_NOFILE: 8,
+            resource.RLIMIT_NPROC: 0,
+            resource.RLIMIT_CPU: cpu,
+            resource.RLIMIT_AS: address_space() + memory,
+        }
+    )
+
+
+def set_limits(limits: Mapping[int, int]) -> None:
+    """Set these resource limits, or lower ones that are there. Raises OSError or ValueError on Linux."""
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -364,7 +364,7 @@ def test_a_file_that_is_no_model_is_told_in_one_sentence(
             assert str(refused.value).isprintable()
         return
     preflight.check(ModelConfig(name=str(path)))
-    monkeypatch.setattr(from_gguf, "_limit", lambda _: None)
+    monkeypatch.setattr(from_gguf, "set_limits", lambda _: None)
     monkeypatch.setattr(
         "sys.argv", ["", str(path), str(tmp_path / "to"), "config.json", str(tmp_path / "none")]
     )

@@ -44,7 +44,7 @@ from swarmd.policy.models.architecture import skeleton_of
 from swarmd.policy.models.files.gguf import no_room, one_part
 from swarmd.policy.models.files.model_folder import WEIGHTS
 from swarmd.policy.models.hub import first_line
-from swarmd.tasks.sandbox.containment import address_space
+from swarmd.tasks.sandbox.containment import address_space, set_limits
 
 # What general.type says of files that hold no model.
 _PARTS: Final = MappingProxyType(
@@ -82,7 +82,10 @@ def main() -> None:
     # The gguf package makes millions of objects, and this process is short.
     gc.disable()
     try:
-        _limit(Path(file).stat().st_size)
+        size = Path(file).stat().st_size
+        # Blocks have 1.6 bits a weight at least, and the weights are there twice while they are saved.
+        memory = address_space() + 2**32 + 24 * size
+        set_limits({resource.RLIMIT_CPU: 300 + size // 10**6, resource.RLIMIT_AS: memory})
         convert(*sys.argv[1:])
     except NoModel as error:
         fault = str(error)
@@ -108,18 +111,6 @@ def convert(file: str, out: str, wanted: str, folder: str) -> None:
             # No library sees the folder of the file, which may hold more than that.
             (Path(private) / _NAME).symlink_to(file)
             _write_small_files(file, private, Path(out))
-
-
-def _limit(size: int) -> None:
-    """Limit CPU time and memory by the size of the file."""
-    # Blocks have 1.6 bits a weight at least, and the weights are there twice while they are saved.
-    limits = {
-        resource.RLIMIT_CPU: 300 + size // 10**6,
-        resource.RLIMIT_AS: address_space() + 2**32 + 24 * size,
-    }
-    for limit, value in limits.items():
-        with contextlib.suppress(OSError, ValueError):  # macOS refuses RLIMIT_AS
-            resource.setrlimit(limit, (value, value))
 
 
 def _write_small_files(file: str, private: str, out: Path) -> None:
