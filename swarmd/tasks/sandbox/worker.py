@@ -21,7 +21,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import psutil
@@ -120,7 +120,12 @@ class Worker:
         verifier = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _become_worker(jobs, results, verifier, work)
+            try:
+                seccomp.die_with_parent(verifier)
+                _be_worker(jobs, results, work)
+            finally:
+                # It never returns or raises: its copy of the verifier's stack must not run on.
+                os._exit(1)
         os.close(jobs)
         os.close(results)
         os.set_blocking(self._jobs, False)
@@ -305,18 +310,6 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
     marked = [marker.mark(request.curriculum, item) for item in request.items]
     faults = tuple(fault for _, fault in marked)
     return Judgements(tuple(scores for scores, _ in marked), faults if any(faults) else ())
-
-
-def _become_worker(jobs: int, results: int, verifier: int, work: Work) -> NoReturn:
-    """Turn the forked process into a worker that never returns or raises.
-
-    Its copy of the verifier's stack must not run on.
-    """
-    try:
-        seccomp.die_with_parent(verifier)
-        _be_worker(jobs, results, work)
-    finally:
-        os._exit(1)
 
 
 def _be_worker(jobs: int, results: int, work: Work) -> None:
