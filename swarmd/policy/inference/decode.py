@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -80,11 +80,11 @@ def decode(
         for group in groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
             room = [min(sampling.limit, sampling.context - len(p)) for p in asked for _ in range(copies)]
-            rows: Rows
-            if shared:
-                rows = SharedPrefix(network, asked, copies, max(room), device, blocks=blocks)
-            else:
-                rows = PaddedRows(network, asked, copies, device)
+            rows: SharedPrefix | PaddedRows = (
+                SharedPrefix(network, asked, copies, max(room), device, blocks=blocks)
+                if shared
+                else PaddedRows(network, asked, copies, device)
+            )
             note = partial(_note, done, ended, len(room), len(prompts) * copies)
             samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note)
             ended += len(room)
@@ -118,23 +118,8 @@ def groups(
     return grouped(sorted(asked, key=lambda i: -len(prompts[i])), fits)
 
 
-class Rows(Protocol):
-    @property
-    def compact_at(self) -> float:
-        """Finished rows leave once at most this share is alive."""
-
-    def first(self) -> Tensor:
-        """Compute the prompts. Returns the logits [B, V] of each row's first token."""
-
-    def next(self, tokens: Tensor) -> Tensor:
-        """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order: ascending."""
-
-
 def decode_rows(
-    rows: Rows,
+    rows: SharedPrefix | PaddedRows,
     room: Sequence[int],
     sampling: Sampling,
     generator: torch.Generator,

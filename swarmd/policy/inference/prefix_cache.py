@@ -1,7 +1,7 @@
 """Prefix cache: a prompt's keys and values are stored once and shared by all its completions."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -83,7 +83,12 @@ class SharedPrefix:
 
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
-        last = torch.cat([self._prefill(block) for block in _blocks(self._prompts)])
+        # Blocks of at most PREFILL_TOKENS tokens together.
+        blocks = grouped(
+            range(len(self._prompts)),
+            lambda block, i: sum(self._sizes[j] for j in (*block, i)) <= PREFILL_TOKENS,
+        )
+        last = torch.cat([self._prefill(block) for block in blocks])
         self._choose(self._question)
         return last.repeat_interleave(self._copies, dim=0)
 
@@ -363,10 +368,3 @@ def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> T
         query, keys = query.float() * rules.scale, keys.float()
         return torch.bmm(query, keys) if mask is None else torch.baddbmm(mask, query, keys)
     return scores if mask is None else scores + mask
-
-
-def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield blocks of prompt indices, of at most PREFILL_TOKENS tokens together."""
-    return grouped(
-        range(len(prompts)), lambda block, i: sum(len(prompts[j]) for j in (*block, i)) <= PREFILL_TOKENS
-    )
