@@ -88,7 +88,6 @@ class Fatal(_Message, frozen=True):
 
 Message = Begin | Ask | Rest | Join | Share | WorkerReady | FinishedAnswers | Stepped | Fatal
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
@@ -100,7 +99,7 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message. Where the other end is closed, `receive` tells."""
-        payload = _encoder.encode(message)
+        payload = msgspec.msgpack.encode(message)
         with contextlib.suppress(OSError), self._sending:
             self._socket.sendall(_HEADER.pack(len(payload)) + payload)
 

@@ -39,22 +39,14 @@ class WorkerProcess:
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
             )
         self._channel = Channel(ours)
-        self.pid = self._process.pid
-        self._channel.send(begin)
-
-    def send(self, message: Message) -> None:
-        self._channel.send(message)
-
-    def receive(self) -> Message | None:
-        """Receive the worker's next message; return None once it has ended."""
-        return self._channel.receive()
+        # Once the process has ended, `receive` returns None.
+        self.send, self.receive = self._channel.send, self._channel.receive
+        self.pid, self.kill = self._process.pid, self._process.kill
+        self.send(begin)
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
-
-    def kill(self) -> None:
-        self._process.kill()
 
     def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
         """Close its connection, on which it exits, and kill it if it does not.
@@ -78,15 +70,13 @@ class WorkerLink:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        # If nobody receives a message, `_hear` sees the same end and acts on it.
+        self.send = channel.send
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._may_work = threading.Event()
         self._may_work.set()
         self._left: list[tuple[int, str]] = []  # questions that `questions` has not returned yet
         threading.Thread(target=self._hear, name="trainer", daemon=True).start()
-
-    def send(self, message: Message) -> None:
-        # If nobody receives it, `_hear` sees the same end and acts on it.
-        self._channel.send(message)
 
     def rest(self) -> None:
         """Wait here for as long as we are to rest."""
