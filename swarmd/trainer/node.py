@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from p2p.types import PeerId
-from swarmd.config.config import GateConfig, NodeConfig
+from swarmd.config.config import NodeConfig
 from swarmd.config.own_strategy import load_take
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
@@ -79,7 +79,13 @@ def build(
         )
     fitting = Fitting(policy.unfit) if isinstance(policy, SelectivePolicy) else None
     gate = (
-        _gate(config.gate, remembering.parameters, tasks.curriculum.answer_end)
+        Gate(
+            config.gate.margin,
+            tasks.curriculum.answer_end,
+            # Else it only counts what it finds.
+            acts=config.gate.mode == "on"
+            or (config.gate.mode == "auto" and remembering.parameters <= MEASURED_PARAMETERS),
+        )
         if remembering and config.gate.mode != "off"
         else None
     )
@@ -141,15 +147,6 @@ def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: boo
     limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
     age = replay.max_age if remembers else config.round.max_age
     return Pool(age, replay.size or 3 * _batch_size(config), limits, swarm.author)
-
-
-def _gate(gate: GateConfig, parameters: int, answer_end: Callable[[str], int | None]) -> Gate:
-    """Build the gate, which acts on what it finds or only counts it."""
-    return Gate(
-        gate.margin,
-        answer_end,
-        acts=gate.mode == "on" or (gate.mode == "auto" and parameters <= MEASURED_PARAMETERS),
-    )
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:

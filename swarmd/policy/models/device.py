@@ -101,7 +101,11 @@ def quick_at_bf16(device: torch.device) -> bool:
 
     MPS has it on every macOS that torch 2.13 installs on (14).
     """
-    return {"cuda": _cuda_has_bf16, "mps": lambda: True, "cpu": _cpu_gains_from_bf16}[device.type]()
+    return {
+        "cuda": lambda: bool(torch.cuda.is_bf16_supported(including_emulation=False)),
+        "mps": lambda: True,
+        "cpu": _cpu_gains_from_bf16,
+    }[device.type]()
 
 
 def choose_dtype(
@@ -147,10 +151,6 @@ def require_bitsandbytes(wanted: str, device: torch.device, instead: str) -> Non
             f"{wanted} needs the library bitsandbytes, which is not installed here. Run"
             f" `{command_for('bitsandbytes')}`, or {instead}."
         )
-
-
-def _cuda_has_bf16() -> bool:
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _cpu_gains_from_bf16() -> bool:

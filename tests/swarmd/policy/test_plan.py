@@ -642,7 +642,7 @@ def test_a_gpu_without_bfloat16_gets_float16_only_where_the_activations_fit(
 ) -> None:
     monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("swarmd.policy.models.fit.require_nf4", lambda *_, **__: None)
-    monkeypatch.setattr(device, "_cuda_has_bf16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     make_model(tmp_path, family)
     found = fit(ModelConfig(name=str(tmp_path), lora="on", dtype=asked), Workload(), lambda _: GB)
     assert found.dtype == dtype
