@@ -69,6 +69,9 @@ def document(fit: FittedModel, seconds: float) -> dict[str, Any]:
 def explain(fit: FittedModel, seconds: float) -> list[str]:
     """Return the same for people: what will be used, then the arithmetic."""
     plan = fit.plan
+    products = (
+        PACKED if plan.packed else "plain: no packed weights for this model, by this torch or in this memory"
+    )
     program = f", with {gigabytes(PROGRAM_BYTES)} for the program's processes" * (fit.device.type != "cuda")
     rows = [
         ("dtype", _dtype(fit)),
@@ -89,7 +92,7 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
                 " once, at most"
             ),
         ),
-        *([("products", _products(plan))] if fit.device.type == "cpu" and plan.dtype == "bfloat16" else ()),
+        *([("products", products)] if fit.device.type == "cpu" and plan.dtype == "bfloat16" else ()),
         *([("answers end at", " ".join(_ends(fit.chat)))] if fit.chat else ()),
         ("context", f"{plan.context:,} tokens, question and answer"),
     ]
@@ -122,13 +125,6 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
             " be tried."
         )
     return lines + [line for note in notes for line in ("", f"  {note}")]
-
-
-def _products(plan: Plan) -> str:
-    """Say how answers are computed on a CPU in bfloat16."""
-    return (
-        PACKED if plan.packed else "plain: no packed weights for this model, by this torch or in this memory"
-    )
 
 
 def _ends(chat: Chat) -> list[str]:
