@@ -132,23 +132,29 @@ class Verifier:
 
         Raises VerifierFailed if no process runs, but never because of a completion.
         """
-        scores: list[list[ScoredAnswer]] = []
-        pending: list[_Pending] = []
-        for i, (ref, completions) in enumerate(items):
-            known = self._curriculum.names(ref.specialty, ref.n)
-            scores.append([])
-            for j, completion in enumerate(completions):
-                answer = (
-                    self._curriculum.read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
-                )
-                scores[i].append(
-                    ScoredAnswer.of(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED)
-                )
-                if isinstance(answer, str):
-                    pending.append(_Pending(i, j, ref, answer))
-        for i, j, score in self._mark(pending):
-            scores[i][j] = score
-        return [tuple(row) for row in scores]
+        read = [
+            [
+                self._curriculum.read(ref.specialty, completion.text)
+                if self._curriculum.names(ref.specialty, ref.n)
+                else GradeReason.NO_TASK
+                for completion in completions
+            ]
+            for ref, completions in items
+        ]
+        pending = [
+            _Pending(i, j, ref, answer)
+            for i, ((ref, _), found) in enumerate(zip(items, read, strict=True))
+            for j, answer in enumerate(found)
+            if isinstance(answer, str)
+        ]
+        scores = {(i, j): score for i, j, score in self._mark(pending)}
+        return [
+            tuple(
+                ScoredAnswer.of(answer) if isinstance(answer, GradeReason) else scores[i, j]
+                for j, answer in enumerate(found)
+            )
+            for i, found in enumerate(read)
+        ]
 
     def score(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
         """Return one tuple of rewards, from 0 to 1, per item, in order (`swarmd.protocols.Reward`)."""
