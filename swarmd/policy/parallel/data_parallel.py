@@ -65,8 +65,7 @@ def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
 
     Raises RankLost where one does not come.
     """
-    interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if interface:
+    if interface := next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
@@ -75,8 +74,7 @@ def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
     except RuntimeError as error:
         raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
     # torch 2.14 gave it a public name.
-    set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout
-    set_timeout(UPDATE_TIMEOUT)
+    (getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout)(UPDATE_TIMEOUT)
 
 
 def leave() -> None:
@@ -182,8 +180,6 @@ class Trainers:
 
         Raises RankLost where one dies, WorkerFailed where it said why.
         """
-        if not rows:
-            return UpdateReport()
         try:
             if self._expected is None:
                 self._meet()
@@ -208,11 +204,8 @@ class Trainers:
 
     def _check_last_step(self) -> None:
         """Check that each of the others finished the last step with the same result as ours."""
-        for child in self._children:
-            if _heard(child) != self._expected:
-                raise RankLost(
-                    "another trainer ended between two steps, or its weights are not ours any more"
-                )
+        if any(_heard(child) != self._expected for child in self._children):
+            raise RankLost("another trainer ended between two steps, or its weights are not ours any more")
 
     def _meet(self) -> None:
         """Send the others our state, and wait for them to join."""

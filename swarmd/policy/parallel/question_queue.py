@@ -7,20 +7,11 @@ drawn -> at a generator -> finished -> taken by a round
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from swarmd.types import Generation, Task
 
 # A rollout is dropped after so many rounds that took fresher ones.
 MAX_PASSED_OVER = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    task: Task
-    answers: Generation
-    # Rounds that had taken rollouts before.
-    takes: int
 
 
 class QuestionQueue:
@@ -38,7 +29,8 @@ class QuestionQueue:
         """
         self._draw, self._ahead, self._enough = draw, ahead, enough
         self._out: dict[int, dict[int, Task]] = {}  # generator -> id -> its question
-        self._finished: deque[_Finished] = deque()  # oldest first
+        # Oldest first, each with the number of rounds that had taken rollouts before.
+        self._finished: deque[tuple[Task, Generation, int]] = deque()
         self._takes = 0
         self._ids = 0
         self.overtaken = 0  # rollouts that were finished and never taken
@@ -66,8 +58,7 @@ class QuestionQueue:
         """Record what a generator finished."""
         for number, generation in answers:
             self.tokens += sum(map(len, generation.tokens.ids))
-            task = self._out[generator].pop(number)
-            self._finished.append(_Finished(task, generation, self._takes))
+            self._finished.append((self._out[generator].pop(number), generation, self._takes))
 
     def collect(self, most: int | None) -> list[tuple[Task, Generation]]:
         """Take the freshest finished rollouts, oldest of them first, at most `most` (None: all).
@@ -77,7 +68,7 @@ class QuestionQueue:
         count = len(self._finished) if most is None else min(most, len(self._finished))
         taken = [self._finished.pop() for _ in range(count)]
         self._takes += 1
-        while self._finished and self._takes - self._finished[0].takes >= MAX_PASSED_OVER:
+        while self._finished and self._takes - self._finished[0][2] >= MAX_PASSED_OVER:
             self._finished.popleft()
             self.overtaken += 1
-        return [(rollout.task, rollout.answers) for rollout in reversed(taken)]
+        return [(task, answers) for task, answers, _ in reversed(taken)]

@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 def train(begin: Begin, inside: WorkerLink) -> None:
     """Take step after step, until the trainer is gone."""
-    config = NodeConfig.model_validate_json(begin.config)
-    policy = LanguagePolicy.open(config, begin.seed, begin.sharing)
+    policy = LanguagePolicy.open(NodeConfig.model_validate_json(begin.config), begin.seed, begin.sharing)
     learner = policy.learner
     inside.send(WorkerReady())
     while True:
