@@ -63,23 +63,22 @@ class OwnEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            self._ask_less(prompts, copies, sampling, generator.device)
-
-    def _ask_less(
-        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device
-    ) -> None:
-        release_cached(device)
-        self._packed = False
-        # Of networks that copy a prompt for each answer. Others may have several prompts in less.
-        largest = copies * (max(map(len, prompts)) + sampling.limit)
-        if self._tokens < largest and all(
-            len(group) == 1 for group in groups(prompts, copies, sampling, self._tokens, adopt(self._network))
-        ):
-            raise NoModel(
-                f"not enough memory on {device} to answer one question {copies} times. Close other programs,"
-                " lower generate.max_new_tokens or round.completions, or choose a smaller model."
+            # Out of the handler, so that the traceback no longer holds the tensors.
+            release_cached(generator.device)
+            self._packed = False
+            # Of networks that copy a prompt for each answer. Others may have several prompts in less.
+            largest = copies * (max(map(len, prompts)) + sampling.limit)
+            if self._tokens < largest and all(
+                len(group) == 1
+                for group in groups(prompts, copies, sampling, self._tokens, adopt(self._network))
+            ):
+                raise NoModel(
+                    f"not enough memory on {generator.device} to answer one question {copies} times. Close"
+                    " other programs, lower generate.max_new_tokens or round.completions, or choose a smaller"
+                    " model."
+                )
+            self._tokens = min(self._tokens, len(prompts) * largest) // 2
+            log.warning(
+                "out of memory while answering: at most %d tokens of keys and values from now on",
+                self._tokens,
             )
-        self._tokens = min(self._tokens, len(prompts) * largest) // 2
-        log.warning(
-            "out of memory while answering: at most %d tokens of keys and values from now on", self._tokens
-        )
