@@ -4,7 +4,6 @@ import atexit
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final
 
 from swarmd.config.config import NodeConfig
@@ -48,8 +47,12 @@ def open_engine(
             f"{generate.engine} would answer with other weights than the base in 4 bits that is trained. Set"
             " generate.engine to \"own\", or model.dtype to 'bfloat16'."
         )
+    # The folder with the model's permitted files stays as long as this process.
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = hub.with_weights(hub.locate(loaded.source, loaded.place.revision))
     asked = EngineOptions(
-        model=_kept_folder(loaded),
+        model=stack.enter_context(checked_folder(folder, loaded.source, weights=True)),
         device=loaded.device.type,
         dtype=dtype_name(loaded.dtype),
         lora_rank=loaded.plan.lora_rank,
@@ -82,11 +85,3 @@ def importance_cap(config: NodeConfig) -> float:
             DEFAULT_CAP,
         )
     return DEFAULT_CAP
-
-
-def _kept_folder(loaded: Loaded) -> Path:
-    """Return a folder with the model's permitted files, which stays as long as this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    folder = hub.with_weights(hub.locate(loaded.source, loaded.place.revision))
-    return stack.enter_context(checked_folder(folder, loaded.source, weights=True))
