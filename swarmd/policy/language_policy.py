@@ -223,7 +223,6 @@ class LanguagePolicy:
             temperature=own.temperature if temperature is None else temperature,
             limit=min(own.limit, most_tokens or own.limit),
         )
-        answers = self._decode(prompts, completions, sampling, seed)
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
@@ -233,7 +232,7 @@ class LanguagePolicy:
                     tuple(s.versions for s in samples) if self._versions else (),
                 ),
             )
-            for samples in answers
+            for samples in self._decode(prompts, completions, sampling, seed)
         ]
 
     def answer(self, question: str) -> Completion:
@@ -415,6 +414,5 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
 
 
 def _default_rate(loaded: Loaded) -> float:
-    if loaded.plan.lora_rank is not None:
-        return RATE_LORA
-    return RATE_SMALL if loaded.shape.parameters <= LORA_FROM_PARAMETERS else RATE_LARGE
+    whole = RATE_SMALL if loaded.shape.parameters <= LORA_FROM_PARAMETERS else RATE_LARGE
+    return whole if loaded.plan.lora_rank is None else RATE_LORA

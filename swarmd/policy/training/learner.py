@@ -225,8 +225,6 @@ class Learner:
 
         Trains nothing; memory as in `step`.
         """
-        if not rows:
-            return {}
         return self._with_memory(rows, self._row_logprobs)
 
     def _with_memory(self, rows: Sequence[Row], work: Callable[[Sequence[Sequence[Row]]], _T]) -> _T:
