@@ -21,8 +21,7 @@ Entry = Mapping[str, Any]
 def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
     """Return CORRECT, WRONG, or why the answer is not scored."""
     subject = subject_of(task.ref.specialty)
-    refused = refusal(subject, answer)
-    if refused:
+    if refused := refusal(subject, answer):
         return refused
     lenient = TRAINED if task.ref.n < TRAINING_TASKS else SCORES
     scores = STRICT if tasks.curriculum.strict else lenient

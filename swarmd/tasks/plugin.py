@@ -57,8 +57,7 @@ class LoadedPlugin:
 
         Raises PluginRefused if something is missing or of the wrong kind.
         """
-        missing = [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]
-        if missing:
+        if missing := [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]:
             raise PluginRefused(f"it has no {', no '.join(missing)}")
         if uncalled := [what for what in ("generate", "score") if not callable(getattr(plugin, what))]:
             raise PluginRefused(f"{uncalled[0]} is no function")
@@ -149,8 +148,7 @@ def load(source: str) -> LoadedPlugin:
         # An answer of the file is a place in the taskset, not a text.
         asked.solution = None  # type: ignore[assignment,method-assign]
         files = _files(opened.file, inside=opened.file.name == "__init__.py")
-        digest = _digest("foreign", *opened.identity, *files)
-        return LoadedPlugin(asked, _slug(path), digest, opened.notes)
+        return LoadedPlugin(asked, _slug(path), _digest("foreign", *opened.identity, *files), opened.notes)
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
         found, note = lines(content) if path.suffix == ".parquet" else (content, "")

@@ -69,8 +69,7 @@ class QuestionFile:
                     f"specialty {specialty} has 1 question; it needs 2, as one of each specialty is held out."
                     " Add another, or give it the specialty of others"
                 )
-            held = max(1, sum(place < HELD_OUT_SHARE for place, _, _ in rows))
-            held = min(held, len(rows) - 1)
+            held = min(max(1, sum(place < HELD_OUT_SHARE for place, _, _ in rows)), len(rows) - 1)
             pairs = [(question, answer) for _, question, answer in rows]
             self._held_out[specialty], self._training[specialty] = pairs[:held], pairs[held:]
 
@@ -181,8 +180,7 @@ _MIXED = re.compile(r"([-+]?)([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
 
 def same_answer(expected: str, given: str) -> bool:
     """Return whether both are the same number or text, but for case, spacing and a full stop at the end."""
-    wanted = number(expected)
-    if wanted is not None:
+    if (wanted := number(expected)) is not None:
         return number(given) == wanted
     return _plain(given) == _plain(expected)
 

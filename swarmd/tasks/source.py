@@ -55,9 +55,8 @@ class CurriculumTasks(DrawnTasks):
     def dataset(self, specialty: str) -> Any:
         """Return ReasoningGYM's data set object for this specialty, with its scorer."""
         if specialty not in self._datasets:
-            config = self.curriculum.configs[specialty]
             self._datasets[specialty] = reasoning_gym.create_dataset(
-                subject_of(specialty), seed=0, size=1, **config
+                subject_of(specialty), seed=0, size=1, **self.curriculum.configs[specialty]
             )
         return self._datasets[specialty]
 

@@ -183,8 +183,7 @@ def resume(
 
     (0, []) where there is none. seed: the one configured now, which has no effect.
     """
-    found = checkpoints.newest(partial(_restore, parts, policy))
-    if found is None:
+    if (found := checkpoints.newest(partial(_restore, parts, policy))) is None:
         return 0, []
     state, _, notes = found
     if state.seed != seed:

@@ -39,8 +39,7 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
     notes: list[str] = []
     for _ in range(_MAX_TRIES):
         notes = []
-        folders = saved_in(state_dir / "checkpoints")[::-1]
-        if not folders:
+        if not (folders := saved_in(state_dir / "checkpoints")[::-1]):
             raise NothingSaved(
                 f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the"
                 " folder with --state-dir."

@@ -279,8 +279,7 @@ class Trainer:
                 return
 
     def _answer_judge(self) -> None:
-        question = self.link.question()
-        if question is not None:
+        if (question := self.link.question()) is not None:
             # The judge's figure must be of weights that cannot be lost.
             self._save()
             answer = self.policy.answer(question.text)
@@ -346,9 +345,8 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
         )
-        draw = partial(parts.tasks.draw, rng=parts.task_rng)
         apart: AbstractContextManager[WorkerGroup | None] = (
-            open_workers(config, policy, start.seed, state_dir, draw)
+            open_workers(config, policy, start.seed, state_dir, partial(parts.tasks.draw, rng=parts.task_rng))
             if config.workers.processes > 1
             else nullcontext()
         )

@@ -92,9 +92,8 @@ def ways_of(config: NodeConfig, curriculum: Curriculum) -> list[Way]:
     The models of this package were trained without examples, so for them "auto" is off.
     """
     model, tries = config.model, config.model.name not in TINY
-    own = curriculum.examples if tries else ()
     words: Mapping[str, Sequence[Examples]] = {
-        "auto": [(), own],
+        "auto": [(), curriculum.examples if tries else ()],
         "off": [()],
         "on": [curriculum.examples],
     }
@@ -130,8 +129,7 @@ def tried(
             asked[way] = policy.showing(way.examples, way.opening)
     found = dict[Way, WayFigures]()
     completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
-    questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
-    for number, task in enumerate(questions, 1):
+    for number, task in enumerate(tasks.draw(QUESTIONS, random.Random(f"{seed} trial")), 1):
         began = clock()
         for way, shown in asked.items():
             begun = clock()

@@ -313,5 +313,4 @@ def _token_bytes(shape: Shape, size: int, adapted: bool, checkpointing: bool) ->
         else shape.layers * layer + shape.recurrent * (largest - layer)
     )
     # A layer that is computed again, and the gradients inside one.
-    again = 2 * largest if checkpointing else largest
-    return kept + again + norm
+    return kept + (2 * largest if checkpointing else largest) + norm

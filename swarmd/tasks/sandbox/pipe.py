@@ -144,8 +144,7 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
     while len(body) < size:
         if deadline is not None:
             await_event(fd, select.POLLIN, deadline)
-        piece = os.read(fd, min(size - len(body), _CHUNK_BYTES))
-        if not piece:
+        if not (piece := os.read(fd, min(size - len(body), _CHUNK_BYTES))):
             raise EOFError
         body += piece
     return bytes(body)

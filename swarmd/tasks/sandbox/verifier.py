@@ -30,8 +30,7 @@ def warm_up() -> Work:
     """Generate and grade one task of each subject, so that workers have nothing left to import."""
     tasks = tasks_of(SAPO_9.name)
     for specialty in SAPO_9.specialties:
-        task = tasks.task(TaskRef(specialty, 1))
-        if task is not None:
+        if (task := tasks.task(TaskRef(specialty, 1))) is not None:
             grade(tasks, task, solution(tasks, task))
     return Work(prepare)
 

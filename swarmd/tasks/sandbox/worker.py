@@ -179,9 +179,8 @@ class Worker:
     def receive(self, kind: type[_Word]) -> _Word:
         """Return the score of the next answer, or the question that was asked for. Raises WorkerLost."""
         self.answered += 1
-        latest = self._await()
         try:
-            return msgspec.msgpack.decode(pipe.receive(self._results, latest), type=kind)
+            return msgspec.msgpack.decode(pipe.receive(self._results, self._await()), type=kind)
         except TimeoutError:
             raise WorkerLost(GradeReason.TIMEOUT) from None
         except (EOFError, ValueError) as error:

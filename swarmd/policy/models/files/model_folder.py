@@ -289,9 +289,8 @@ def _read_object(
 
     checked: returns an object as it is to be kept; called for each object of the file, inner ones first.
     """
-    place = plain_file(path, source, MAX_JSON_BYTES)
     try:
-        document = json.loads(place.read_bytes(), object_hook=checked)
+        document = json.loads(plain_file(path, source, MAX_JSON_BYTES).read_bytes(), object_hook=checked)
     except (ValueError, RecursionError):
         # It is not UTF-8 or not JSON, or has numbers of thousands of digits or lists nested thousands deep.
         document = None
