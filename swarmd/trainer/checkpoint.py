@@ -31,9 +31,9 @@ import msgspec
 from p2p import durable
 from swarmd.errors import CannotRecord, SwarmdError
 from swarmd.experience.outliers import GateState
+from swarmd.experience.pool import PoolEntry
 from swarmd.experience.replay_schedule import GuardState
 from swarmd.experience.strategies import Success
-from swarmd.types import Scored
 
 Content = bytes | memoryview  # the content of a file
 
@@ -50,13 +50,10 @@ class RunState:
     seed: int
     task_rng: tuple[int, tuple[int, ...], float | None]  # random.Random.getstate()
     batch_rng: tuple[int, tuple[int, ...], float | None]
-    pool: tuple[Scored, ...]
-    uses: tuple[int, ...]  # how often each rollout of the pool was trained on
+    pool: tuple[PoolEntry, ...]
     schema: int = SCHEMA
     # The state of replay:
-    last_uses: tuple[int, ...] = ()  # the last update that trained on each
     updates: int = 0  # updates so far, as the pool counts them
-    since: tuple[int, ...] = ()  # updates before each was generated or heard
     # Updates before each of the last rounds (`Pool.before`)
     before: Mapping[int, int] = field(default_factory=dict)
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
@@ -292,10 +289,7 @@ def _check(state: RunState, folder: Path) -> None:
     """Raise ValueError where the state cannot be that of this checkpoint."""
     if folder_name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
-    of_each = (state.uses, state.last_uses, state.since)
-    if any(len(each) != len(state.pool) for each in of_each) or any(
-        len(s.rewards) != len(s.rollout.completions) for s in state.pool
-    ):
+    if any(len(kept.scored.rewards) != len(kept.scored.rollout.completions) for kept in state.pool):
         raise ValueError("its pool does not fit together")
 
 

@@ -25,7 +25,7 @@ from swarmd.config.own_strategy import load_take
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
 from swarmd.experience.outliers import MEASURED_PARAMETERS, Gate, Gated, GateState
-from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
+from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
@@ -154,17 +154,13 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
 
     It is to be written before the next round, which changes some of it.
     """
-    kept = parts.pool.kept()
     return RunState(
         rounds,
         seed,
         parts.task_rng.getstate(),
         parts.batch_rng.getstate(),
-        tuple(k.scored for k in kept),
-        tuple(k.uses for k in kept),
-        last_uses=tuple(k.last_use for k in kept),
+        tuple(parts.pool.kept()),
         updates=parts.pool.updates,
-        since=tuple(k.since for k in kept),
         before=dict(parts.pool.before),
         used=tuple(parts.pool.used),
         guard=parts.schedule.state,
@@ -200,10 +196,9 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
     Where this raises, the node is half restored, until an older checkpoint restores it whole.
     """
     changed = policy.restore(folder)
-    pool = [replace(scored, tokens=None) for scored in state.pool] if changed else state.pool
+    kept = [replace(e, scored=replace(e.scored, tokens=None)) for e in state.pool] if changed else state.pool
     parts.task_rng.setstate(state.task_rng)
     parts.batch_rng.setstate(state.batch_rng)
-    kept = map(PoolEntry, pool, state.uses, state.last_uses, state.since)
     parts.pool.restore(kept, state.updates, state.used, state.before)
     if parts.schedule.configured > 1:
         parts.schedule.state = state.guard

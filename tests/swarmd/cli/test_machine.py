@@ -30,7 +30,7 @@ def trained(tmp_path: Path) -> Path:
     """The state folder of a node that has trained tiny for a round or two."""
     policy = open_policy("tiny")
     state = random.Random(0).getstate()
-    Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, state, state, (), ()), policy.files())
+    Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, state, state, ()), policy.files())
     lines = [{"round": n, "reward_mean": 0.25 * n, "local": 4, "external": 4} for n in (1, 2)]
     (tmp_path / "state" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path / "state"

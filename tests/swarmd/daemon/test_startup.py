@@ -83,7 +83,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
 @pytest.mark.parametrize("limit", [2, 3])
 async def test_where_all_rounds_are_done_nothing_is_loaded(tmp_path: Path, limit: int) -> None:
     rng = random.Random(0).getstate()
-    Checkpoints(tmp_path / "checkpoints").save(RunState(3, 0, rng, rng, (), ()), [])
+    Checkpoints(tmp_path / "checkpoints").save(RunState(3, 0, rng, rng, ()), [])
     config, heard = NodeConfig.model_validate({"round": {"rounds": limit}}), list[link.ToDaemon]()
     child = TrainerChild(
         link.StartTrainer(config.model_dump_json(), str(tmp_path), "", 1),

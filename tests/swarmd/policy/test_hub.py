@@ -399,7 +399,7 @@ def test_a_signal_ends_what_waits_for_a_hub(command: str, by: signal.Signals, tm
     files = dict(open_policy("tiny").files())
     files["policy.json"] = bytes(files["policy.json"]).replace(b'"tiny"', b'"owner/small"')
     rng = random.Random(0).getstate()
-    Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, rng, rng, (), ()), files.items())
+    Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, rng, rng, ()), files.items())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(TIMEOUT_S)
         environment = surroundings(None, tmp_path) | {

@@ -17,6 +17,7 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.errors import CannotRecord, SwarmdError
+from swarmd.experience.pool import PoolEntry
 from swarmd.state.metrics import each_round
 from swarmd.trainer.checkpoint import (
     DAY_S,
@@ -34,13 +35,19 @@ from tests.processes import killed_after
 def state(number: int) -> RunState:
     rng = random.Random(number)
     rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
+    tokens = Tokens(((1, 2), ()), ((-0.5, -1.0), ()))
     pool = (
-        Scored(rollout, "q", (0.0, 1.0), number),
-        Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))),
+        PoolEntry(Scored(rollout, "q", (0.0, 1.0), number)),
+        PoolEntry(Scored(rollout, "q", (0.0, 1.0), number, tokens), uses=2, last_use=5, since=4),
     )
-    return RunState(
-        number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2), last_uses=(0, 5), since=(0, 4)
-    )
+    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool)
+
+
+def uneven(state: RunState) -> RunState:
+    """Leave a reward out of the first rollout."""
+    first, *others = state.pool
+    scored = replace(first.scored, rewards=first.scored.rewards[1:])
+    return replace(state, pool=(replace(first, scored=scored), *others))
 
 
 def policy(text: str = "weights") -> list[tuple[str, bytes]]:
@@ -276,12 +283,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "undecodable": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode({"round": "two"})),
     "another round": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(state(9))),
     "outside": lambda folder: written(folder, "../outside", b"x"),
-    "uneven pool": lambda folder: written(
-        folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), uses=()))
-    ),
-    "uneven since": lambda folder: written(
-        folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), since=()))
-    ),
+    "uneven pool": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(uneven(state(2)))),
 }
 
 

@@ -29,7 +29,7 @@ def trained(policy: LanguagePolicy) -> LanguagePolicy:
 
 def save(policy: LanguagePolicy, state: Path, rounds: int) -> None:
     rng = random.Random(0).getstate()
-    Checkpoints(state / "checkpoints").save(RunState(rounds, 0, rng, rng, (), ()), policy.files())
+    Checkpoints(state / "checkpoints").save(RunState(rounds, 0, rng, rng, ()), policy.files())
 
 
 def config(folder: Path | str, **model: Any) -> NodeConfig:
