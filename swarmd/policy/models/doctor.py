@@ -254,7 +254,11 @@ def list_models(
         rounds = sorted(recorded.get(name, ()))
         seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, speeds[way])
         found = Fit(source=name, shape=shape, device=device, dtype=dtype, work=work, plan=plan)
-        listed.append(ListedModel(found, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)))
+        fetched = name not in REPOSITORIES or isinstance(
+            try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str
+        )
+        download = 0 if fetched else HUB_BYTES_PER_WEIGHT * shape.parameters
+        listed.append(ListedModel(found, download, _checkpoints(plan), seconds, len(rounds)))
     return str(device), listed[::-1]
 
 
@@ -308,14 +312,6 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _to_fetch(name: str, shape: Shape) -> int:
-    if name not in REPOSITORIES or isinstance(
-        try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str
-    ):
-        return 0
-    return HUB_BYTES_PER_WEIGHT * shape.parameters
-
-
 def _checkpoints(plan: Plan) -> int:
     """Return the bytes of all kept checkpoints: the trained weights, Adam's two moments, a float32 copy."""
     moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4) + 4 * plan.master
@@ -329,8 +325,8 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         plan, size = model.fit.plan, model.fit.shape.parameters
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
         seconds = "~" * (not model.measured) + f"{_two_digits(model.seconds):g} s"
-        hourly = f"{_two_digits(model.rounds_an_hour):g}"
-        slow = f"slow: {hourly} an hour" if model.seconds > SLOW_ROUND_S else "yes"
+        hourly = f"slow: {_two_digits(model.rounds_an_hour):g} an hour"
+        slow = hourly if model.seconds > SLOW_ROUND_S else "yes"
         here = slow + ", LoRA" * bool(plan.lora_rank) if plan.fits else f"no, {gigabytes(plan.usable)} usable"
         rows.append(
             (
@@ -342,13 +338,9 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
                 here,
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    found = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        *found,
+        *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
         "",
         (
             f"On {device}. Memory: of a round with answers of full length, with all processes; with less"
