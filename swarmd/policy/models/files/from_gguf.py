@@ -104,17 +104,19 @@ def main() -> None:
 
 def convert(file: str, out: str, wanted: str, folder: str) -> None:
     """Write the small files, or the weights. Raises NoModel, and what the libraries raise."""
+    metadata, names = _read(file)
     if wanted == WEIGHTS:
-        _write_weights(file, Path(out), Path(folder))
+        _write_weights(file, metadata, Path(out), Path(folder))
     else:
         with TemporaryDirectory(prefix="swarmd-gguf-") as private:
             # No library sees the folder of the file, which may hold more than that.
             (Path(private) / _NAME).symlink_to(file)
-            _write_small_files(file, private, Path(out))
+            _write_small_files(file, metadata, names, private, Path(out))
 
 
-def _write_small_files(file: str, private: str, out: Path) -> None:
-    metadata, names = _read(file)
+def _write_small_files(
+    file: str, metadata: Mapping[str, Any], names: tuple[str, ...], private: str, out: Path
+) -> None:
     config = AutoConfig.from_pretrained(private, gguf_file=_NAME, trust_remote_code=False)
     architecture = metadata["general.architecture"]
     if (width := metadata.get(f"{architecture}.attention.key_length")) and architecture in ("llama", "qwen3"):
@@ -132,8 +134,7 @@ def _write_small_files(file: str, private: str, out: Path) -> None:
         made.save_pretrained(out)
 
 
-def _write_weights(file: str, out: Path, folder: Path) -> None:
-    metadata, _ = _read(file)
+def _write_weights(file: str, metadata: Mapping[str, Any], out: Path, folder: Path) -> None:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     dtype = _TYPES.get(metadata.get("general.file_type", -1), torch.float16)
     tensors = load_gguf_checkpoint(file, True, _names_alone(config, file), dtype)["tensors"]
