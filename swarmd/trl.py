@@ -23,7 +23,7 @@ import torch
 from swarmd.daemon.library.joined_swarm import JoinedSwarm, ScoredGroup
 from swarmd.errors import ConfigError
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG
-from swarmd.policy.models.chat import SYSTEM_PROMPT
+from swarmd.policy.models.chat import SYSTEM_PROMPT, ids_of
 from swarmd.types import Completion, Task, TaskRef
 
 # The versions of TRL that the private names were tried with, the lowest and the newest.
@@ -168,9 +168,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _answer(self, completion: Completion) -> list[int]:
         # Control tokens that others spell out stay text.
-        ids: list[int] = self._words(completion.text, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
+        ids = ids_of(self._words, completion.text, split_special_tokens=True)
         return [*ids, self._end] if completion.ended else ids or [self._end]
 
     def _replace(self, out: dict[str, Any], theirs: dict[int, ScoredGroup]) -> dict[str, Any]:

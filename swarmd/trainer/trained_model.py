@@ -16,7 +16,7 @@ from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import TemplateFails
+from swarmd.policy.models.chat import TemplateFails, ids_of
 from swarmd.policy.models.device import choose_device, seeded, within_memory
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.load import with_adapter
@@ -115,7 +115,7 @@ class TrainedModel:
                 f"the model's chat template refuses this conversation: {error}. Let a user and the assistant"
                 " speak in turn."
             ) from None
-        ids: list[int] = self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = ids_of(self.chat.tokenizer, text)
         if len(ids) >= self.context:
             raise CannotAnswer(
                 f"the conversation has {len(ids):,} tokens, and the model's context is {self.context:,}."

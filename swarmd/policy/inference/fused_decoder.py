@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Layout, Rules
-from swarmd.policy.inference.packed_weights import PackedLinear, base_of, packable
-from swarmd.policy.models.lora import adapted, joined_factors, lora_factors, summed
+from swarmd.policy.inference.packed_weights import PackedLinear, packable
+from swarmd.policy.models.lora import adapted, base_of, joined_factors, lora_factors, summed
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})

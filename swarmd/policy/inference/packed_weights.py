@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmd.policy.models.lora import joined_factors
+from swarmd.policy.models.lora import base_of, joined_factors
 
 
 class PackedLinear:
@@ -46,11 +46,6 @@ class PackedLinear:
 
     def _read(self, x: Tensor) -> Tensor:
         return x if self._down is None else torch.cat([x, _product(x, self._down, None)], dim=-1)
-
-
-def base_of(layer: Any) -> Any:
-    """Return the layer itself, or the one under an adapter."""
-    return getattr(layer, "base_layer", layer)
 
 
 def packable(layers: Sequence[Any]) -> bool:

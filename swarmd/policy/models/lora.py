@@ -66,6 +66,11 @@ class _Summed(torch.autograd.Function):
         return gradients[0], gradients[0] @ weight if ctx.needs_input_grad[1] else None, None
 
 
+def base_of(layer: Any) -> Any:
+    """Return the layer itself, or the one under an adapter."""
+    return getattr(layer, "base_layer", layer)
+
+
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Return A [r, n] and s B [m, r] of a layer, or None where no adapter acts.
 
@@ -87,11 +92,9 @@ def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     factors = [lora_factors(layer) for layer in layers]
     if not any(factors):
         return None
-    bases = [getattr(layer, "base_layer", layer) for layer in layers]
+    weights = [base_of(layer).weight for layer in layers]
     # A layer without an adapter has one of rank 0.
-    each = [
-        found or (base.weight[:0], base.weight[:, :0]) for found, base in zip(factors, bases, strict=True)
-    ]
+    each = [found or (weight[:0], weight[:, :0]) for found, weight in zip(factors, weights, strict=True)]
     return torch.cat([a for a, _ in each]), torch.block_diag(*(b for _, b in each))  # type: ignore[no-untyped-call]
 
 
