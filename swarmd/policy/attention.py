@@ -172,6 +172,14 @@ def _shares(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
     return (query.float() * scale @ key.float().mT).add_(mask).softmax(-1)
 
 
+def additive_mask(i: Tensor, j: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Return what to add to scores, so that position i sees position j where i - window < j <= i."""
+    hidden = j > i
+    if window is not None:
+        hidden = hidden | (j <= i - window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=i.device).masked_fill_(hidden, float("-inf"))
+
+
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
@@ -364,21 +372,16 @@ class _Tile:
     def _mask(self, window: int | None, shared: int) -> Tensor:
         """Return the additive mask [B, 1, R S, K] for R queries that share a key.
 
-        Position i sees position j where i - window < j <= i. All layers get one and the same, as attention
-        keeps its mask for the backward pass. Rows are a multiple of 8 apart, or CUDA's kernel would keep a
-        copy for each layer; not on MPS, whose kernels have misread masks of other layouts
-        (pytorch/pytorch#184180).
+        All layers get one and the same, as attention keeps its mask for the backward pass. Rows are a
+        multiple of 8 apart, or CUDA's kernel would keep a copy for each layer; not on MPS, whose kernels have
+        misread masks of other layouts (pytorch/pytorch#184180).
         """
         if (window, shared) not in self._masks:
             i = self._positions.repeat(1, shared)[:, :, None]
             apart = 1 if i.device.type == "mps" else 8
             j = torch.arange(-(-self._keys // apart) * apart, device=i.device)
-            hidden = j > i
-            if window is not None:
-                hidden = hidden | (j <= i - window)
-            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=i.device)
-            mask = mask.masked_fill_(hidden, float("-inf"))[:, None, :, : self._keys]
-            self._masks[window, shared] = mask
+            mask = additive_mask(i, j, window, self._dtype)
+            self._masks[window, shared] = mask[:, None, :, : self._keys]
         return self._masks[window, shared]
 
 

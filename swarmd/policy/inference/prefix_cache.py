@@ -7,7 +7,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from swarmd.policy.attention import PackedLayout, Rules, Span, capped, grouped, run, shared_prefix
+from swarmd.policy.attention import (
+    PackedLayout,
+    Rules,
+    Span,
+    additive_mask,
+    capped,
+    grouped,
+    run,
+    shared_prefix,
+)
 from swarmd.policy.inference.fused_decoder import Blocks
 from swarmd.policy.inference.padded import COMPACT_AT
 from swarmd.policy.inference.recorded_step import RecordedStep, records
@@ -128,8 +137,7 @@ class SharedPrefix:
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
         if self._fixed and self._done >= self._room:
-            more = max(ROOM_TOKENS, int(self._done * ROOM_SHARE))
-            self._room = min(self._steps, self._done + more)
+            self._room = min(self._steps, self._done + max(ROOM_TOKENS, int(self._done * ROOM_SHARE)))
             self._step = RecordedStep(self._step)
         logits = self._step(self._advance, tokens) if self._fixed else self._advance(tokens)
         self._done += 1
@@ -305,7 +313,8 @@ class SharedPrefix:
         hidden = j >= lengths
         if window is not None:
             hidden = hidden | (j <= lengths + self._own_tokens - window)
-        return self._minus_infinity(hidden).repeat_interleave(kinds, dim=0)[:, None]
+        mask = torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, float("-inf"))
+        return mask.repeat_interleave(kinds, dim=0)[:, None]
 
     def _own_mask(self, window: int | None) -> Tensor | None:
         """Return the mask to add to scores [S K, R, t] of own tokens; None where none read is hidden."""
@@ -313,14 +322,8 @@ class SharedPrefix:
             return None
         if window not in self._own_masks:
             j = torch.arange(self._room, device=self._device)
-            hidden = j > self._place
-            if window is not None:
-                hidden = hidden | (j <= self._place - window)
-            self._own_masks[window] = self._minus_infinity(hidden)
+            self._own_masks[window] = additive_mask(self._place, j, window, torch.float32)
         return self._own_masks[window]
-
-    def _minus_infinity(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, float("-inf"))
 
 
 class _Prefill:
