@@ -196,8 +196,9 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for name, fill in PER_TOKEN.items():
             # One ratio of a whole sequence stays one.
             if name in out and (out[name].size(1) > 1 or name != "importance_sampling_ratio"):
-                value = pad if fill is None else fill
-                out[name] = torch.nn.functional.pad(out[name], (0, width - out[name].size(1)), value=value)
+                out[name] = torch.nn.functional.pad(
+                    out[name], (0, width - out[name].size(1)), value=pad if fill is None else fill
+                )
         out["advantages"] = out["advantages"].clone()
         for row, (prompt, answer, whole, advantage) in rows.items():
             _write(out["prompt_ids"], out["prompt_mask"], row, longest - len(prompt), prompt, pad)

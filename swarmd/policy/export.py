@@ -318,10 +318,9 @@ def export(
             path.chmod(mode)
         durable.name_folder(partial / out.name if gguf else partial, out)
     except (OSError, SafetensorError) as error:
-        why = error.strerror if isinstance(error, OSError) else None
         raise CannotRecord(
-            f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder, or"
-            " free some space."
+            f"{out} cannot be written: {getattr(error, 'strerror', None) or hub.first_line(error)}. Choose"
+            " another folder, or free some space."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -302,8 +302,7 @@ class LanguagePolicy:
                 continue
             if not self._chat.has_tokens_for(completion.text):
                 return UNKNOWN_CHARACTERS
-            answer = replace(completion, ended=False)
-            if reward > 0 and len(self._chat.encode(answer, room + 1)) > room:
+            if reward > 0 and len(self._chat.encode(replace(completion, ended=False), room + 1)) > room:
                 return ANSWER_TOO_LONG
         return None
 

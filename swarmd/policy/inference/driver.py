@@ -41,13 +41,15 @@ class NetworkWeights:
     def write_adapter(self, folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors."""
         assert self.lora_rank is not None
-        layers = [name for name, _ in lora_layers(self.network)]
         config = lora_config(self.lora_rank, self.network)
-        config.target_modules = {name.rpartition(".")[2] for name in layers}
+        config.target_modules = {name.rpartition(".")[2] for name, _ in lora_layers(self.network)}
         config.base_model_name_or_path = self.model
         config.inference_mode = True
-        adapter = {name: p.detach() for name, p in self.network.named_parameters() if "lora_" in name}
-        tensors = {_OF_PEFT + name.replace(_ADAPTER, "."): p.contiguous() for name, p in adapter.items()}
+        tensors = {
+            _OF_PEFT + name.replace(_ADAPTER, "."): weight.detach().contiguous()
+            for name, weight in self.network.named_parameters()
+            if "lora_" in name
+        }
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(folder)
 
