@@ -58,12 +58,16 @@ def grpo(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute GRPO's clipped surrogate.
 
-    Where `importance_cap` is above 0, it is the policy gradient with truncated importance weights instead.
+    Where `importance_cap` is above 0, it is the policy gradient with truncated importance weights instead:
+    min(π / π_drawn, cap), without gradient.
     """
     low, high, current = settings.clip_low, settings.clip_high, logprobs.detach()
     if settings.importance_cap:
-        each = surrogate(logprobs, current, advantages, low, high)
-        return each * truncated_weights(logprobs, old, settings.importance_cap), None
+        # For text that an engine or an older policy drew with other probabilities. They are truncated, so
+        # that a rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA,
+        # arXiv 1802.01561).
+        weights = (current - old).exp().clamp(max=settings.importance_cap)
+        return surrogate(logprobs, current, advantages, low, high) * weights, None
     return surrogate(logprobs, old, advantages, low, high), clipped(current, old, advantages, low, high)
 
 
@@ -98,16 +102,6 @@ def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high:
     """Return which tokens got no gradient from `surrogate` because of the clip (bool)."""
     ratio = (logprobs - old).exp()
     return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
-
-
-def truncated_weights(logprobs: Tensor, drawn_with: Tensor, cap: float) -> Tensor:
-    """Return importance weights min(π / π_drawn, cap), without gradient.
-
-    They are for text that an engine or an older policy drew with other probabilities. They are truncated, so
-    that a rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA, arXiv
-    1802.01561).
-    """
-    return (logprobs.detach() - drawn_with).exp().clamp(max=cap)
 
 
 def k3(logprobs: Tensor, drawn_with: Tensor) -> Tensor:

@@ -513,5 +513,8 @@ def test_token_logprobs_and_their_gradient(temperature: float) -> None:
 
 def test_importance_weights_are_cut_from_above_alone_and_have_no_gradient() -> None:
     new = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
-    weights = losses.truncated_weights(new, torch.tensor([-1.0, -5.0, -0.5]), 2.0)
-    assert weights.tolist() == pytest.approx([1.0, 2.0, math.exp(-0.5)]) and not weights.requires_grad
+    old, settings = torch.tensor([-1.0, -5.0, -0.5]), losses.LossSettings(importance_cap=2.0)
+    each, clipped = losses.grpo(new, old, torch.ones(3), settings)
+    (gradient,) = torch.autograd.grad(each.sum(), new)
+    assert each.tolist() == gradient.tolist() == pytest.approx([-1.0, -2.0, -math.exp(-0.5)])
+    assert clipped is None
