@@ -10,7 +10,7 @@ twenty junk names cost 10 s; and 255 characters of plain `P∧P∧P…` cost it 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 # How tightly each operator of two operands binds, and what it does; `table` cuts off excess bits.
@@ -65,7 +65,7 @@ def evaluated(
     """
     values: list[T] = []
     # Operators and opening parentheses whose right side is not complete: how tightly, of how many operands.
-    waiting: list[tuple[float, int, Callable[..., T]]] = []
+    waiting: list[tuple[float, int, Callable[..., Any]]] = []
 
     def apply(at_least: float) -> None:
         """Apply waiting operators that bind so tightly, back to the last opening parenthesis."""

@@ -57,8 +57,7 @@ def _value(expression: str) -> Fraction:
     Python's own parser is shut out of the process that marks (sandbox/containment.py).
     """
     signs = re.findall(r"[\d.]+|[-+*/()]", expression)
-    value = evaluated(
-        signs, lambda sign: Fraction(sign) if sign[0].isdigit() else None, _OPERATIONS, {"-": operator.neg}
-    )
+    numbers = {sign: Fraction(sign) for sign in signs if sign not in "+-*/()"}
+    value: Fraction | None = evaluated(signs, numbers.get, _OPERATIONS, {"-": lambda number: -number})
     assert value is not None, "ReasoningGYM writes well-formed expressions"
     return value

@@ -174,15 +174,15 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
     run = msgpack.unpackb(content, strict_map_key=False)
     rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0}
     rollout["completions"] = [{"text": "é", "ended": True}, {"text": "", "ended": False}]
-    assert (run["schema"], run["round"], run["seed"], run["uses"], run["before"], run["used"]) == (
+    assert (run["schema"], run["round"], run["seed"], run["before"], run["used"]) == (
         1,
         2,
         7,
-        [0, 2],
         {1: 3},
         [b"digest"],
     )
-    external, ours = run["pool"]
+    assert [each["uses"] for each in run["pool"]] == [0, 2]
+    external, ours = (each["scored"] for each in run["pool"])
     assert external == {
         "rollout": rollout,
         "question": "q",
