@@ -5,7 +5,6 @@ A model that never writes the asked form earns nothing. Example turns or an open
 train with, and `settled` keeps it in the state folder.
 """
 
-import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from p2p import durable
+import msgspec
+
 from swarmd.config.config import NodeConfig
 from swarmd.errors import CannotRecord, NoModel
 from swarmd.exchange.swarm_id import curriculum_of
@@ -23,6 +23,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Examples
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.protocols import Reward
+from swarmd.state.folder import write_atomically
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum, DrawnTasks
 from swarmd.tasks.sandbox.client import Verifier
@@ -171,6 +172,14 @@ def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
     return said
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    model: str
+    curriculum: str  # digest
+    way: Way
+    schema: int = 1
+
+
 def settled(
     config: NodeConfig, curriculum: Curriculum, folder: Path, find: Callable[[], Mapping[Way, WayFigures]]
 ) -> tuple[Way, list[str]]:
@@ -181,17 +190,15 @@ def settled(
     ways, path = ways_of(config, curriculum), folder / FILE
     if len(ways) == 1:
         return ways[0], []
-    about = {"schema": 1, "model": config.model.name, "curriculum": curriculum.digest}
-    files = {way: json.dumps({**about, "way": asdict(way)}).encode() for way in ways}
-    # Any other file, such as a damaged one, is as none: the trial is made again.
-    with suppress(OSError):
-        there = path.read_bytes()
-        if kept := next((way for way, file in files.items() if file == there), None):
-            return kept, []
+    # A damaged file is as none: the trial is made again.
+    with suppress(OSError, ValueError, RecursionError):
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        if kept == _Kept(config.model.name, curriculum.digest, kept.way) and kept.way in ways:
+            return kept.way, []
     found = find()
     way = chosen(found)
     try:
-        durable.replace(path, files[way])
+        write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, way)))
     except OSError as error:
         raise CannotRecord.to(path, error) from None
     return way, sentences(found)
