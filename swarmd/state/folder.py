@@ -213,6 +213,7 @@ OF_THE_NODE: Final = (
         "sequence*",
         "checkpoints*",
         "metrics.jsonl*",
+        "prompts.json*",
         "node.json*",
         "usage.json*",
         "swarmd.log*",

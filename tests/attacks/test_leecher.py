@@ -134,7 +134,8 @@ def play(folder: Path, keys: int = 20, seconds: float = 20.0, machines: bool = F
 @pytest.mark.parametrize("case", CASES)
 def test_leechers_get_the_share_of_their_machine(case: str, tmp_path: Path) -> None:
     found = attack(tmp_path, seconds=5.0, **CASES[case])
-    assert found.share <= 1 and found.missed == 0 and found.delay <= 5
+    # The last piece of 16 KiB may go into debt.
+    assert found.share <= 1.01 and found.missed == 0 and found.delay <= 5
     assert found.slower <= 1.0  # far less where nothing else runs
 
 

@@ -179,7 +179,7 @@ def test_a_frame_gives_the_same_prompt_as_the_template(
     whole = tokenizer.apply_chat_template(
         chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
     )
-    found = frame_of(render(template, tokenizer.special_tokens_map, system, thinking))
+    found = frame_of(render(template, tokenizer.special_tokens_map, system, (), thinking))
     # The last template does not open an answer, and its conversations show with which text they do.
     assert found.around(question) == whole + "<" * ("trim" in template)
 
@@ -219,9 +219,9 @@ def test_a_contained_template_is_rendered_like_our_own(
     Path("json.py").write_text("raise ImportError")
     template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}{{ enable_thinking }}"
     for thinking in (False, True):
-        ours = render(template, {"eos_token": "<e>"}, "", thinking)
+        ours = render(template, {"eos_token": "<e>"}, "", (), thinking)
         assert str(thinking) in ours[0]
-        assert render_contained(template, {"eos_token": "<e>"}, "", thinking) == ours
+        assert render_contained(template, {"eos_token": "<e>"}, "", (), thinking) == ours
 
 
 def test_a_full_disk_is_not_the_models_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,7 +362,7 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
 # A program of its own; imported by their names in a string; reasoning-gym imports it and does not ask for it.
 UNSEEN = {"hivemind", "bitsandbytes", "ray", "trackio", "wandb", "python-dateutil"}
 BY_HAND = {"schemathesis", "requests"}  # of benchmarks/judge_schema.py, which says what to install
-RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist"}  # and not imported
+RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist", "xllamacpp"}  # and not imported by a statement
 NEWER = {"compression"}  # of the standard library from 3.14 on
 OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm", "swarmd_engine_hivemind"}
 
@@ -393,7 +393,7 @@ def imported(folders: str) -> set[str]:
         (
             ".",
             "swarmd p2p",
-            ["", "bitsandbytes", "math", "research", *(BY_CHOICE - {"datasets"})],
+            ["", "bitsandbytes", "gguf", "math", "research", *(BY_CHOICE - {"datasets"})],
         ),
         (".", "judge", ["judge"]),
         (".", "tests benchmarks packaging", ["dev"]),

@@ -61,7 +61,7 @@ def test_one_prediction_of_memory_and_time(run: Run, tmp_path: Path) -> None:
     assert document["memory"] == tiny["memory"]["expected"]
     assert document["memory"] == pytest.approx(0.87e9, rel=0.1)
     assert 0.01 < document["seconds_a_round"] < 100
-    make_model(tmp_path / "model", "llama")
+    make_model(tmp_path / "model", "llama", max_position_embeddings=2048)
     (tmp_path / "lora.toml").write_text('[model]\nlora = "on"\n')
     said = run("doctor", "model", tmp_path / "model", "--config", tmp_path / "lora.toml", "--device", "cpu")
     assert re.search(r"LoRA of rank 16, .* model\.lora = \"off\" trains all weights", said.out)

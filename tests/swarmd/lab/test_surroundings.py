@@ -35,7 +35,7 @@ def lines(verifier: Verifier, one: Setting, rounds: int) -> tuple[PlayedSwarm, l
 
 def test_nodes_of_different_curricula_are_told_what_to_set(verifier: Verifier) -> None:
     groups = [{"nodes": 1, "model": {"name": name}} for name in ("tiny", "./another")]
-    with pytest.raises(BadExperiment, match=r"\(sapo-9, tiny-9\).*Set swarm.curriculum"):
+    with pytest.raises(BadExperiment, match=r"\(ladder-9, tiny-9\).*Set swarm.curriculum"):
         PlayedSwarm(setting(group=groups), 1, verifier)
 
 

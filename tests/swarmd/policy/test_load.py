@@ -87,6 +87,8 @@ def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> Non
         "keeps_first": True,
         "new_tokens": 12,
         "context": 128,
+        "examples": 0,
+        "opening": "",
     }
     json.dumps(dict(policy.description))
 
@@ -104,7 +106,7 @@ def test_checkpoint_precision_is_not_taken_over(tmp_path: Path) -> None:
     assert next(load(tmp_path, dtype="bfloat16").network.parameters()).dtype == torch.bfloat16
 
 
-NO_FOLDER = r"there is no folder.*Use one of tiny, tiny-latent, qwen2\.5-0\.5b"
+NO_FOLDER = r"there is no folder.*Use one of tiny, tiny-latent, smollm2-135m"
 
 
 @pytest.mark.parametrize(

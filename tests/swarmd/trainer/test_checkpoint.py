@@ -191,7 +191,12 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
         "tokens": None,
         "whole": [],
     }
-    assert ours["tokens"] == {"ids": [[1, 2], []], "logprobs": [[-0.5, -1.0], []], "versions": []}
+    assert ours["tokens"] == {
+        "ids": [[1, 2], []],
+        "logprobs": [[-0.5, -1.0], []],
+        "versions": [],
+        "own": True,
+    }
     version, internal, spare = run["task_rng"]
     drawn = random.Random()
     drawn.setstate((version, tuple(internal), spare))

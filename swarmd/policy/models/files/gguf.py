@@ -42,6 +42,8 @@ def file_of(path: Path) -> Path | None:
             return path
         with path.open("rb") as file:
             return path if file.read(len(MAGIC)) == MAGIC else None
+    if not os.path.isdir(path):  # noqa: PTH112  likewise
+        return None
     found = [each for each in sorted(path.glob("*.[gG][gG][uU][fF]")) if not each.name.startswith("mmproj")]
     if not found or any(path.glob("*.safetensors")):
         return None
