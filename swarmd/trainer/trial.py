@@ -129,8 +129,11 @@ def tried(
         with suppress(NoModel):
             asked[way] = policy.showing(way.examples, way.opening)
     found = dict[Way, WayFigures]()
+    questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
+    # The first answer of a process takes far longer than later ones, by which the time is planned.
+    next(iter(asked.values())).generate([questions[0].question], 1, seed=seed, most_tokens=1)
     completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
-    for number, task in enumerate(tasks.draw(QUESTIONS, random.Random(f"{seed} trial")), 1):
+    for number, task in enumerate(questions, 1):
         began = clock()
         for way, shown in asked.items():
             begun = clock()
@@ -197,6 +200,9 @@ def settled(
             return kept.way, []
     found = find()
     way = chosen(found)
+    if len(found) == 1 and not found[way].works:
+        # There was no time for another way, so the next start tries again.
+        return way, sentences(found)
     try:
         write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, way)))
     except OSError as error:
