@@ -24,8 +24,8 @@ def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh:
     return tuple(weigh(scored, loss(scored)))
 
 
-def unweighed(_scored: Scored, found: Sequence[float]) -> Sequence[float]:
-    """Keep what the loss gives."""
+def unweighed(_scored: Scored, found: Sequence[float], _success: float = 0.0) -> Sequence[float]:
+    """Keep what the loss gives, as if our own policy had written the text (SAPO section 3.2)."""
     return found
 
 
@@ -67,11 +67,6 @@ from 0 to 1 (`strategies.Sharing`).
 """
 
 
-def paper(_scored: Scored, found: Sequence[float], _success: float) -> Sequence[float]:
-    """Return the loss's advantages, as if our own policy had written the text (SAPO section 3.2)."""
-    return found
-
-
 def positive(_scored: Scored, found: Sequence[float], _success: float) -> Sequence[float]:
     """Return max(A, 0): nothing is pushed down that our policy might never have said."""
     return tuple(max(0.0, advantage) for advantage in found)
@@ -92,7 +87,7 @@ def own_baseline_positive(scored: Scored, _found: Sequence[float], success: floa
 
 
 WEIGHS: Mapping[str, Weighting] = {
-    "paper": paper,
+    "paper": unweighed,
     "positive": positive,
     "right": right_one,
     "own-positive": own_baseline_positive,
