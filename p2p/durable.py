@@ -56,11 +56,6 @@ def set_aside(path: Path) -> Path:
     return path.replace(path.with_name(f"{path.name}.corrupt"))
 
 
-def keep_aside(path: Path) -> Path:
-    """Rename a file or folder that something else is to replace. Returns its new path, which was free."""
-    return path.rename(free_aside(path))
-
-
 def free_aside(path: Path) -> Path:
     """Return a free path for the old version of a file that is about to be replaced."""
     names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())

@@ -79,7 +79,7 @@ class UserService:
         if self.is_current:
             self.file.unlink()
             return None
-        return durable.keep_aside(self.file)
+        return self.file.rename(durable.free_aside(self.file))
 
     @property
     def is_current(self) -> bool:
