@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -50,12 +49,6 @@ class _Fetch:
     late: bool = False  # whether it no longer holds a place in the round
 
 
-class Tried(Protocol):
-    """Called when an author was asked for what it offered, with whether it served that."""
-
-    def __call__(self, author: PeerId, *, served: bool) -> None: ...
-
-
 class Gatherer:
     """Fetches for one trainer.
 
@@ -63,7 +56,7 @@ class Gatherer:
         sharing: its `take` and `caps` choose.
         hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of
             the round in which it, or its offer, arrived.
-        tried: told of each author that was asked.
+        tried: told of each author that was asked for what it offered, and whether it served that.
     """
 
     def __init__(
@@ -75,7 +68,7 @@ class Gatherer:
         hand_on: Callable[[ReceivedBody], None],
         clock: Callable[[], float],
         rng: random.Random,
-        tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
+        tried: Callable[[PeerId, bool], None] = lambda *_: None,
     ) -> None:
         load_take(sharing.take)
         self._member, self._specialties = member, curriculum.specialties
@@ -238,7 +231,7 @@ class Gatherer:
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):
             # The author had no time to answer.
             return
-        self._tried(author, served=False)
+        self._tried(author, False)
         patient = given >= MIN_FETCH_S or not fetch.scope.cancelled_caught
         connected = patient and any(peer.id == author for peer in self._member.peers())
         cost = self._serving.cost(said, connected, now)
@@ -264,7 +257,7 @@ class Gatherer:
             log.info("a blob of %s: %s", item.author, found.value)
             self._member.report(item.author, found)
             self._board.take_down(item.author)
-            self._tried(item.author, served=False)
+            self._tried(item.author, False)
             now, copied = self._clock(), real is not None
             self._serving.failed(item.author, HARD, fetch.since, now, copied=copied)
         if real is not None:
@@ -278,7 +271,7 @@ class Gatherer:
         # Otherwise other nodes had it, and the author may not have been asked.
         if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
             self._serving.served(item.author, self._clock())
-            self._tried(item.author, served=True)
+            self._tried(item.author, True)
         body, _ = found
         self.gathered += 1
         self._hand_on(ReceivedBody(item.author, item.group, wire.KIND, body, item.round))

@@ -81,7 +81,7 @@ class Heard:
         self._group[author] = group
         self._forget(now)
 
-    def tried(self, author: PeerId, *, served: bool) -> None:
+    def tried(self, author: PeerId, served: bool) -> None:
         """Note that the author was asked for what it offered, and whether it served that."""
         known = author in self._proven
         if not known:

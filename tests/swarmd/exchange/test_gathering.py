@@ -85,7 +85,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
         lambda received: party.got.append(received),
         trio.current_time,
         random.Random(number),
-        lambda author, *, served: party.tried.append((author, served)),
+        lambda author, served: party.tried.append((author, served)),
     )
     gatherer.choice = Uncapped(SharingSettings(), wanted, lambda item: Author(item.author))
     gatherer.resume(1)
