@@ -255,19 +255,12 @@ class AddressBook:
         entries = [_checked(*entry, latest) for entry in itertools.islice(file.peers.items(), 2 * MAX_PEERS)]
         self._tables = Tables(bytes.fromhex(file.key))
         for peer, known in entries:
-            self._add(peer, known)
-
-    def _add(self, peer: PeerId, known: Known) -> None:
-        if peer in self._known:
-            mine = self._known[peer]
-            mine.tried, mine.heard = mine.tried or known.tried, max(mine.heard, known.heard)
-            self._set(mine, [*mine.addresses, *known.addresses])
-        elif (
-            peer != self.me
-            and known.addresses
-            and not (self._tables.tried if known.tried else self._tables.new)(peer, known)
-        ):
-            self._known[peer] = known
+            put = self._tables.tried if known.tried else self._tables.new
+            if (mine := self._known.get(peer)) is not None:
+                mine.tried, mine.heard = mine.tried or known.tried, max(mine.heard, known.heard)
+                self._set(mine, [*mine.addresses, *known.addresses])
+            elif peer != self.me and known.addresses and not put(peer, known):
+                self._known[peer] = known
 
     def _placed(
         self, peer: PeerId, known: Known, put: Callable[[PeerId, Known], Sequence[PeerId]], now: float
