@@ -42,29 +42,26 @@ def curriculum_named(digest: str) -> str | None:
 
 def require_same_swarm(invitation: Invitation, curriculum: Curriculum) -> None:
     """Raise ConfigError where a node with this curriculum would never meet those who invited it."""
-    if invitation.digest and swarm_digest(curriculum) != invitation.digest:
-        raise ConfigError(_another_swarm(invitation, curriculum.name, swarm_digest(curriculum)))
-
-
-def _another_swarm(invitation: Invitation, here: str, digest: str) -> str:
-    """Explain why the node would never meet the nodes of the invitation."""
+    here, digest = curriculum.name, swarm_digest(curriculum)
+    if invitation.digest in ("", digest):
+        return
     versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
     if invitation.curriculum == here and here in BUILT_IN:
-        return (
+        raise ConfigError(
             f"the invitation is from another version: its {here} is not that of {versions}, which is here."
             " Update both to the same."
         )
     if invitation.curriculum == here:
-        return (
+        raise ConfigError(
             f"the invitation is for other tasks called {here}: its swarm has the digest {invitation.digest},"
             f" and your file makes {digest}. Get their file, and give it with --curriculum."
         )
     if invitation.curriculum in BUILT_IN:
-        return (
+        raise ConfigError(
             f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet."
             " Leave one of the two out."
         )
-    return (
+    raise ConfigError(
         f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks,"
         " or those of a newer version. Get the file from whoever invited you and name it with --curriculum,"
         " or update."
