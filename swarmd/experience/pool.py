@@ -170,7 +170,10 @@ class Pool:
         """
         limits = self.limits
         if limits is None:
-            self._drop_excess()
+            if len(self._kept) > self.capacity:
+                # What is over goes from whoever holds most.
+                held = ((key, self._author_of(key[0]).group, key[0]) for key in self._kept)
+                self.drop(self._kept.keys() - fair_share(held, self.capacity))
             return
         older = math.floor(limits.positive_bias * self.capacity)
         fresh = self.capacity - older
@@ -192,14 +195,6 @@ class Pool:
             if not ours:
                 authors[author] += 1
                 crowd -= 1
-
-    def _drop_excess(self) -> None:
-        """Drop what is over the capacity, from whoever holds most."""
-        if len(self._kept) <= self.capacity:
-            return
-        kept = fair_share(((key, self._author_of(key[0]).group, key[0]) for key in self._kept), self.capacity)
-        for key in [key for key in self._kept if key not in kept]:
-            del self._kept[key]
 
     def __contains__(self, key: Key) -> bool:
         """Return whether the rollout is here, or was trained on and is gone."""
