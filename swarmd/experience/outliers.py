@@ -193,7 +193,12 @@ class Gated:
     def _admitted(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if self.gate.limits is None:
             return theirs
-        bare = [each_text_once(scored) for scored in theirs if scored.tokens is None]
+        # One completion of each text is enough, as right answers are often the same.
+        bare = [
+            part(scored, list({each: i for i, each in enumerate(scored.rollout.completions)}.values()))
+            for scored in theirs
+            if scored.tokens is None
+        ]
         found = iter(
             [
                 replace(scored, tokens=tokens)
@@ -222,13 +227,6 @@ def part(scored: Scored, which: Sequence[int]) -> Scored:
         rewards=tuple(scored.rewards[i] for i in which),
         tokens=tokens,
         whole=scored.group,
-    )
-
-
-def each_text_once(scored: Scored) -> Scored:
-    """Keep one completion of each text, as right answers are often the same."""
-    return part(
-        scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values())
     )
 
 
