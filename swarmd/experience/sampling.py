@@ -9,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from p2p.types import PeerId
 from swarmd.experience.batch import by_weight, kind
@@ -27,14 +26,13 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
     the first few of the original (`credit.useful`).
     """
     copies: Counter[Completion] = Counter()
-    keys = []
-    for completion in completions:
+
+    def place(completion: Completion) -> bytes:
         copies[completion] += 1
         text = f"{salt} {copies[completion]} {completion.ended} {completion.text}"
-        keys.append(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest())
-    return tuple(
-        completion for _, completion in sorted(zip(keys, completions, strict=True), key=itemgetter(0))
-    )
+        return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+
+    return tuple(sorted(completions, key=place))
 
 
 @dataclass
