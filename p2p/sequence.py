@@ -42,7 +42,7 @@ class SequenceFile:
 
     def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
         self._reserved, self._block = NumberFile(path), block
-        self._next = self._end = max(self._reserved.value, int(clock() * 1000))
+        self._next = max(self._reserved.value, int(clock() * 1000))
 
     def __iter__(self) -> "SequenceFile":
         return self
@@ -52,8 +52,7 @@ class SequenceFile:
 
         Raises StateUnwritable when a new block cannot be reserved; then nothing may be published.
         """
-        if self._next >= self._end:
+        if self._next >= self._reserved.value:
             self._reserved.write(self._next + self._block)
-            self._end = self._reserved.value
         self._next += 1
         return self._next - 1
