@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from p2p.types import PeerId
 from swarmd.experience import caps
@@ -83,9 +83,8 @@ class SharingSampler:
         return [*mine, *theirs]
 
 
-class Filter(Protocol):
-    def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
-        """Return for each of others' rollouts what of it may be trained on; None: nothing of it."""
+# Returns for each of others' rollouts what of it may be trained on; None: nothing of it.
+Filter = Callable[[Sequence[Scored]], Sequence[Scored | None]]
 
 
 @dataclass(frozen=True)
