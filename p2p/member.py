@@ -63,12 +63,11 @@ class _FirstStart:
     """
 
     def __init__(self, task_status: Started) -> None:
-        self._task_status: Started | None = task_status
+        self._task_status = task_status
 
     def started(self, value: Sequence[str]) -> None:
-        task_status, self._task_status = self._task_status, None
-        if task_status is not None:
-            task_status.started(value)
+        task_status, self._task_status = self._task_status, trio.TASK_STATUS_IGNORED
+        task_status.started(value)
 
 
 class Member:
@@ -98,7 +97,8 @@ class Member:
         knows: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.identity = identity
-        self.topic = topic
+        # Our swarm's, then those of swarms whose members we help to meet.
+        self.topic, self.topics = topic, [topic, *dict.fromkeys(also)]
         self._recall = AdmissionMemory(folder, clock)
         self.reputation = Reputation()
         self.inbox = Inbox(
@@ -169,11 +169,6 @@ class Member:
                 await self._be_there(task_status)
         finally:
             self._recall.close()
-
-    @property
-    def topics(self) -> Sequence[Topic]:
-        """The topics of our swarm and of those whose members we help to meet."""
-        return [self.topic, *self._also]
 
     def peers(self) -> Sequence[Peer]:
         return self.engine.peers()
