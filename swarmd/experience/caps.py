@@ -26,8 +26,6 @@ from typing import TypeVar
 
 from swarmd.types import Author
 
-UNKNOWN = ""  # group of authors that we were never connected to
-
 # The caps, as shares of one choice.
 AUTHOR_SHARE = 0.5
 # Times what each author would get of an even choice.
@@ -120,7 +118,7 @@ class _Room:
         """Return by how much the author or its group is over its cap; below 0 where there is room."""
         if author is None:
             return -1
-        group = self._unknown if author.group == UNKNOWN else self._group
+        group = self._group if author.group else self._unknown
         return max(self._authors[author.id] - self._each, self._groups[author.group] - group)
 
     def reserve(self, author: Author | None) -> bool:
