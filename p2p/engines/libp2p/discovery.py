@@ -113,7 +113,7 @@ class Discovery:
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
         # Connected peers as of the last look, without those hung up on since.
-        self._connected: frozenset[PeerId] = frozenset()
+        self.connected: frozenset[PeerId] = frozenset()
         self._dialling: set[PeerId] = set()
         # Those that we are dialling, and connected ones that we dialled.
         self._dialled: set[PeerId] = set()
@@ -143,10 +143,6 @@ class Discovery:
         connected = self.connections.connected()
         return [connected[peer] for peer in sorted(self.connections.in_mesh()) if peer in connected]
 
-    def connected(self) -> Collection[PeerId]:
-        """Return all connected peers, as of the last look."""
-        return self._connected
-
     async def reach(self, peer: PeerId) -> bool:
         """Make sure that the peer is connected, to ask it something.
 
@@ -174,7 +170,7 @@ class Discovery:
             self._nursery.start_soon(self.hang_up, peer)
 
     async def hang_up(self, peer: PeerId) -> None:
-        self._connected -= {peer}
+        self.connected -= {peer}
         await self.connections.hang_up(peer)
 
     def _note_record(self, record: AddressRecord) -> None:
@@ -184,16 +180,16 @@ class Discovery:
 
     def _note_connected(self) -> None:
         now, connected = self._clock(), self.connections.connected()
-        for peer in self._connected - connected.keys():
+        for peer in self.connected - connected.keys():
             self._book.lost(peer, now)
-        for peer in connected.keys() - self._connected:
+        for peer in connected.keys() - self.connected:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
                 # The DHT dialled the peer to ask it something, and would keep it for good.
                 self._request_connections.begin(peer, now, DHT_IDLE_S)
         self._book.still_connected(connected, now)
-        self._connected = frozenset(connected)
-        self._dialled &= self._connected | self._dialling
+        self.connected = frozenset(connected)
+        self._dialled &= self.connected | self._dialling
 
     async def _reconnect_missing(self) -> None:
         """Reconnect members that are connected but no longer in the topic.
@@ -203,15 +199,15 @@ class Discovery:
         """
         now, members = self._clock(), set(self.connections.subscribed())
         self._missing = {
-            peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members
+            peer: self._missing.get(peer, now) for peer in (self._were_members & self.connected) - members
         }
-        self._were_members = (self._were_members & self._connected) | members
+        self._were_members = (self._were_members & self.connected) | members
         for peer in [peer for peer, since in self._missing.items() if now - since > MISSING_S]:
             log.info("%s is connected and not in the topic; connecting anew", peer)
             await self.hang_up(peer)
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
-        now, connected, members = self._clock(), self._connected, self.connections.subscribed()
+        now, connected, members = self._clock(), self.connected, self.connections.subscribed()
         enough = len(members) > TARGET_MEMBERS
         # A small swarm keeps its members, but strangers that the DHT asked would fill all places in time.
         # They stay a while longer, as holes are punched over connections through relays.
@@ -258,7 +254,7 @@ class Discovery:
         while True:
             await trio.sleep(wait * self._rng.uniform(0.75, 1.25))
             wait = min(2 * wait, DHT_EVERY_S)
-            if not self._connected:
+            if not self.connected:
                 wait = DHT_FIRST_S
                 continue
             enough = wait == DHT_EVERY_S and len(self.connections.subscribed()) > TARGET_MEMBERS
@@ -270,7 +266,7 @@ class Discovery:
                     for record in await self.connections.providers(topic):
                         self._note_record(record)
                         if record.relayed and record.peer not in (
-                            self._connected | self._dialling | {self._book.me}
+                            self.connected | self._dialling | {self._book.me}
                         ):
                             nursery.start_soon(self._dial, record.peer, ())
                     await self.connections.provide(topic)

@@ -148,7 +148,7 @@ class NetworkEngine:
         return self._discovery.peers() if self._discovery is not None else []
 
     def connected(self) -> Collection[PeerId]:
-        return self._discovery.connected() if self._discovery is not None else ()
+        return self._discovery.connected if self._discovery is not None else ()
 
     def present(self, topic: Topic) -> int:
         return self._discovery.connections.present(topic) if self._discovery is not None else 0

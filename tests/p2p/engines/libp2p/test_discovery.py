@@ -102,12 +102,12 @@ async def test_a_member_that_is_missing_from_the_topic_is_connected_anew(
     await trio.sleep(2)
     assert [peer.id for peer in discovery.peers()] == sorted(
         library.members
-    ) and discovery.connected() == library.members
+    ) and discovery.connected == library.members
     library.members = {PEERS[2]}
     await trio.sleep(MISSING_S - 1)
     assert not library.hung_up
     await trio.sleep(3)
-    assert library.hung_up == [PEERS[1]] and discovery.connected() == {PEERS[2]}
+    assert library.hung_up == [PEERS[1]] and discovery.connected == {PEERS[2]}
 
 
 async def test_a_stranger_is_hung_up_on_and_not_dialled_again(
@@ -188,7 +188,7 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
     ]
     library.records += [AddressRecord(PEERS[3], near, teller=PEERS[1], source="11.0")] * 2
     await trio.sleep(10)
-    assert (PEERS[2], ()) in library.dials and PEERS[2] in discovery.connected() and TOPIC in library.provided
+    assert (PEERS[2], ()) in library.dials and PEERS[2] in discovery.connected and TOPIC in library.provided
     assert PEERS[3] in book and PEERS[0] not in book
 
 
