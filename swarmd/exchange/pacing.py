@@ -83,13 +83,12 @@ class Heard:
 
     def tried(self, author: PeerId, served: bool) -> None:
         """Note that the author was asked for what it offered, and whether it served that."""
-        known = author in self._proven
-        if not known:
+        if author not in self._proven:
             self._tries.append((self._now, served))
         if served:
             self._proven[author] = None
-        elif known:
-            del self._proven[author]
+        else:
+            self._proven.pop(author, None)
 
     def authors(self, now: float) -> float:
         """Return how many authors are heard, each weighed."""
