@@ -206,13 +206,11 @@ class KeptStreams(Generic[S]):
         await self._let_go()
 
     async def _ask(self, peer: PeerId, stream: S, question: bytes, limit: int) -> bytes:
-        well = False
         try:
             answer = await ask(stream, question, limit)
-            well = True
-        finally:
-            if not well:
-                await stream.end(False)
+        except BaseException:
+            await stream.end(False)
+            raise
         self._kept.append((peer, trio.current_time(), stream))
         await self._let_go()
         return answer
