@@ -140,7 +140,7 @@ class TwinCards:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         # Peer -> session -> when, card
-        self._left: Latest[PeerId, dict[bytes, tuple[float, bytes]]] = Latest(MAX_PEERS)
+        self._left: Latest[PeerId, Latest[bytes, tuple[float, bytes]]] = Latest(MAX_PEERS)
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Return the newest card of another session of the same peer, or NOTHING.
@@ -150,15 +150,11 @@ class TwinCards:
         card, now = decoded(message[1:]), self._clock()
         if card is None:
             return b""
-        sessions = {
-            name: (at, data)
-            for name, (at, data) in self._left.pop(peer, {}).items()
-            if 0 <= now - at < KEPT_S
-        }
-        others = sorted((at, data) for name, (at, data) in sessions.items() if name != card.session)
-        sessions.pop(card.session, None)
-        sessions[card.session] = (now, message[1:])
-        while len(sessions) > MAX_SESSIONS:
-            del sessions[next(iter(sessions))]
+        known: dict[bytes, tuple[float, bytes]] = self._left.get(peer) or {}
+        sessions = Latest(
+            MAX_SESSIONS, ((name, left) for name, left in known.items() if 0 <= now - left[0] < KEPT_S)
+        )
+        others = sorted(left for name, left in sessions.items() if name != card.session)
+        sessions[card.session] = now, message[1:]
         self._left[peer] = sessions
         return others[-1][1] if others else NOTHING
