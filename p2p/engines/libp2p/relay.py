@@ -73,9 +73,7 @@ async def send(stream: Any, message: Any) -> None:
 async def receive(stream: Any, kind: Any) -> Any:
     """Receive a message. Raises one of the library's many where none comes in time, or it is too large."""
     with trio.fail_after(MESSAGE_TIMEOUT_S):
-        message = kind()
-        message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE_BYTES))
-        return message
+        return kind.FromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE_BYTES))
 
 
 async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple[Any, Any] | None:
