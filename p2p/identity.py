@@ -18,7 +18,7 @@ from p2p import durable
 from p2p.errors import KeyFileUnusable, NoKeyFile
 from p2p.types import PeerId
 
-SEED_BYTES = 32
+# Of a public key, and of the seed that a key is made of.
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 _PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 bytes follow
@@ -75,7 +75,7 @@ class Identity:
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
+                content = file.read(2 * (len(_PRIVATE_HEADER) + KEY_BYTES))
         except FileNotFoundError:
             raise NoKeyFile(
                 f"there is no key file at {path}; `swarmd join` makes one, or copy your backup there"
@@ -108,7 +108,7 @@ class Identity:
         try:
             return cls.load(path)
         except NoKeyFile:
-            cls(os.urandom(SEED_BYTES)).write(path, exist_ok=True)
+            cls(os.urandom(KEY_BYTES)).write(path, exist_ok=True)
         # Another process may have been first; then its key counts.
         return cls.load(path)
 
@@ -122,8 +122,8 @@ class Identity:
     @classmethod
     def _parsed(cls, content: bytes) -> "Identity | None":
         """Return the key in the content of a key file; None if it is damaged."""
-        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
-        whole = len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file
+        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + KEY_BYTES]
+        whole = len(seed) == KEY_BYTES and content == (identity := cls(seed)).private_file
         return identity if whole else None
 
     @classmethod
@@ -134,7 +134,7 @@ class Identity:
         """
         try:
             with source.open("rb") as file:
-                content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
+                content = file.read(2 * (len(_PRIVATE_HEADER) + KEY_BYTES))
             if (identity := cls._parsed(content)) is None:
                 raise KeyFileUnusable(f"{source}: it holds no whole key; name another. Nothing was changed.")
             old = path.read_bytes() if path.exists() else None
