@@ -13,7 +13,6 @@ Considerations").
 import ipaddress
 import itertools
 import logging
-import struct
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ MEMBER_TIMEOUT_S = 8.0
 MAX_ASKED = 4
 # An outcome and an IPv6 address.
 MAX_REPLY_BYTES = 17
-_PORT = struct.Struct(">H")
+PORT_BYTES = 2
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -61,7 +60,7 @@ class DialBackReply:
 
 
 def question(port: int) -> bytes:
-    return PeerRequest.DIAL_BACK.message(_PORT.pack(port))
+    return PeerRequest.DIAL_BACK.message(port.to_bytes(PORT_BYTES, "big"))
 
 
 def answered(message: bytes) -> DialBackReply | None:
@@ -107,11 +106,11 @@ class DialBack:
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Answer a question; empty for another one."""
         content = PeerRequest.DIAL_BACK.content(message)
-        if content is None or len(content) != _PORT.size:
+        if content is None or len(content) != PORT_BYTES:
             return b""
-        (port,) = _PORT.unpack(content)
         address = seen_at(next((known for known in self._peers() if known.id == peer), None))
-        return bytes([self._outcome(peer, address, port)]) + (address.packed if address is not None else b"")
+        outcome = self._outcome(peer, address, int.from_bytes(content, "big"))
+        return bytes([outcome]) + (address.packed if address is not None else b"")
 
     def _outcome(self, peer: PeerId, address: Address | None, port: int) -> Outcome:
         now = self._clock()
