@@ -165,15 +165,13 @@ def who_dials_back(peers: Iterable[Peer], ports: Mapping[str, int]) -> dict[Peer
 
     ports: where we listen, of "ip4" and "ip6".
     """
-    found: dict[str, list[tuple[bool, bool, PeerId]]] = {kind: [] for kind in sorted(ports)}
-    for peer in peers:
-        endpoint = parse_endpoint(peer.address)
-        if endpoint is not None and endpoint.kind in found:
-            found[endpoint.kind].append(
-                (group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound", peer.id)
-            )
+    met = sorted(
+        (group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound", peer.id, endpoint.kind)
+        for peer in peers
+        if (endpoint := parse_endpoint(peer.address)) is not None
+    )
     turns = itertools.zip_longest(
-        *([(peer, ports[kind]) for _, _, peer in sorted(those)] for kind, those in found.items())
+        *([(peer, ports[kind]) for *_, peer, its in met if its == kind] for kind in sorted(ports))
     )
     return dict([one for turn in turns for one in turn if one is not None][:MAX_ASKED])
 
