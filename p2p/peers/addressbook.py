@@ -325,11 +325,11 @@ def _is_member_id(peer: PeerId) -> bool:
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
     """Return the addresses that we may be able to dial, likely ones first, at most MAX_ADDRESSES."""
-    said: dict[str, str] = {}  # addresses with their groups
-    for address in itertools.islice(addresses, 4 * MAX_ADDRESSES):
-        endpoint = parse_endpoint(address)
-        if endpoint is not None and endpoint.kind in ("ip4", "ip6") and (group := group_of(str(endpoint))):
-            said[str(endpoint)] = group
+    said = {  # addresses with their groups
+        str(endpoint): group
+        for endpoint in map(parse_endpoint, itertools.islice(addresses, 4 * MAX_ADDRESSES))
+        if endpoint is not None and endpoint.kind in ("ip4", "ip6") and (group := group_of(str(endpoint)))
+    }
     if source is None:
         return list(said)[:MAX_ADDRESSES]
     if source != LOCAL:
