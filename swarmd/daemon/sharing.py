@@ -21,10 +21,9 @@ from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import peers_document
 from swarmd.daemon.membership import engine_builder, introduce, nearby, topic_of
-from swarmd.exchange import wire
+from swarmd.exchange import offers, wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
 from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.offers import addressed
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE
@@ -73,7 +72,7 @@ class Participant:
             clock=time.time,
             admitted=self._on_envelope,
             folder=folder,
-            knows={wire.KIND, wire.OFFER_KIND}.__contains__,
+            knows={wire.KIND, offers.KIND}.__contains__,
         )
         self._heard, self.roster, rng = Heard(), Roster(), random.Random(secrets.randbits(64))
         self.pacing = Pacing(self._heard, rng, curriculum.offers_a_second)
@@ -87,7 +86,9 @@ class Participant:
             rng,
             self._heard.tried,
         )
-        self.member.completes[wire.OFFER_KIND] = lambda body: addressed(body, self.member.engine.reached_at())
+        self.member.completes[offers.KIND] = lambda body: offers.addressed(
+            body, self.member.engine.reached_at()
+        )
         self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
         self._acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         runs = introduce(self.member, curriculum, doing)

@@ -37,7 +37,7 @@ from swarmd.experience.pool import heard_in, too_old
 from swarmd.types import Rollout, TaskRef
 
 # The envelope's kind.
-KIND = wire.OFFER_KIND
+KIND = "offer"
 VERSION: Final = 1
 # The size of one offer, at most.
 OFFER_BYTES = 1024

@@ -19,8 +19,6 @@ from swarmd.types import Completion, Rollout, TaskRef
 
 # The envelope's kind.
 KIND = "rollouts"
-# The kind of `swarmd.exchange.offers`.
-OFFER_KIND = "offer"
 VERSION: Final = 1
 # Rollouts in one body.
 MAX_ROLLOUTS = 64
