@@ -35,7 +35,21 @@ if TYPE_CHECKING:
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
     from swarmd.trainer.trained_model import TrainedModel
 
-doctor_app = typer.Typer(help="Check this machine, or its network.", no_args_is_help=True)
+doctor_app = typer.Typer()
+
+
+@doctor_app.callback(invoke_without_command=True, epilog="Example: swarmd doctor")
+def doctor(context: typer.Context) -> None:
+    """Check this machine and its network: both, unless one is named."""
+    if context.invoked_subcommand is None:
+        # By their own parsers, which read the environment's --state-dir and --config.
+        model, network = context.command.commands.values()  # type: ignore[attr-defined]
+        try:
+            model.main([], prog_name="swarmd doctor model", standalone_mode=False)
+        finally:
+            tell("", sys.stdout)
+            code = network.main([], prog_name="swarmd doctor network", standalone_mode=False)
+        raise typer.Exit(code or 0)
 
 
 @doctor_app.command("model", epilog="Example: swarmd doctor model --model qwen2.5-0.5b --device cuda")

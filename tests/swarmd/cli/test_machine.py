@@ -36,6 +36,22 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
+@pytest.mark.net
+def test_doctor_alone_checks_model_and_network(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder that the environment names; the network is looked at if the model cannot be used, too."""
+    remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
+    monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
+    said = run("doctor")
+    assert said.code in (0, 4) and said.out.startswith("tiny-latent: ") and "opens no socket" in said.out
+    monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path / "new"))
+    monkeypatch.setenv("SWARMD_MODEL_NAME", "./nowhere")
+    said = run("doctor")
+    assert said.code == 3 and "nowhere" in said.err and "opens no socket" in said.out
+
+
 def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
     remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
     said = run("doctor", "model", "--device", "cpu", "--state-dir", tmp_path)
