@@ -32,7 +32,6 @@ from judge.errors import (
     too_often,
 )
 from judge.evaluation import receipts
-from judge.evaluation.dialling import dial
 from judge.evaluation.disk_budget import DAY_S, DiskBudget
 from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
@@ -63,6 +62,7 @@ from p2p.identity import Identity
 from p2p.latest import Latest
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
+from swarmd.config.invitation import read_invitation
 from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import find_curriculum
@@ -182,8 +182,8 @@ class JudgeService:
         # The space that the database can still take, and whether it was too little.
         self.free = Recent[None, float](self._measured, config.PROBE_S, 1, monotonic)
         self._low = False
-        # The invitation's addresses, and why each does not answer; None: they were not dialled yet.
-        self.dialled: Mapping[str, str] | None = None
+        # What `probe` says of each of the invitation's addresses; None: they were not dialled yet.
+        self.dialled: Sequence[Mapping[str, Any]] | None = None
         self._banned = reader.banned()
         # When abandoned questions were last searched.
         self._abandoned = 0.0
@@ -345,7 +345,8 @@ class JudgeService:
     async def dial_forever(self) -> None:
         while self.settings.invitation:
             with survived("dialling the invitation"):
-                self.dialled = await asyncio.to_thread(dial, self.settings.invitation)
+                invited = read_invitation(self.settings.invitation).bootstrap
+                self.dialled = await asyncio.to_thread(_dialled, invited)
             await asyncio.sleep(config.DIAL_S)
 
     async def prune(self) -> None:
@@ -470,3 +471,12 @@ class JudgeService:
                 )
             self._failed, self._cause = now, cause
             raise Refused(FAULT) from None
+
+
+def _dialled(addresses: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    # Imported here: a judge without an invitation needs no second event loop.
+    import trio
+
+    from p2p.nat.noise_probe import probe
+
+    return trio.run(probe, addresses)

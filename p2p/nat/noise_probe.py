@@ -11,7 +11,8 @@ The protocol is chosen by multistream-select 1.0: github.com/multiformats/multis
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import trio
@@ -19,6 +20,7 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from noise.connection import Keypair, NoiseConnection
 
+from p2p.address import parse_bootstrap
 from p2p.identity import KEY_BYTES, peer_id_of
 from p2p.types import PeerId
 
@@ -96,6 +98,33 @@ async def knock(
             except trio.BrokenResourceError:
                 raise NoPeer("it hung up") from None
     raise NoPeer(f"no answer within {patience:.0f} s")
+
+
+async def probe(addresses: Iterable[str], connected: Collection[PeerId] = ()) -> list[dict[str, Any]]:
+    """Probe bootstrap addresses, all at the same time, but for those whose peer is connected."""
+    found: dict[str, dict[str, Any]] = {address: {} for address in addresses}
+
+    async def knock_at(address: str) -> None:
+        there = parse_bootstrap(address)[0] in connected
+        found[address] = {"answers": True, "says": "connected"} if there else await who_answers(address)
+
+    async with trio.open_nursery() as nursery:
+        for address in found:
+            nursery.start_soon(knock_at, address)
+    return [{"address": address, **entry} for address, entry in found.items()]
+
+
+async def who_answers(bootstrap: str) -> dict[str, Any]:
+    """Probe a bootstrap address: does the peer that it names answer there, or what else does?"""
+    wanted, endpoint = parse_bootstrap(bootstrap)
+    since = time.monotonic()
+    try:
+        there = await knock(endpoint.host, endpoint.port)
+    except NoPeer as error:
+        return {"answers": False, "says": str(error)}
+    if there != wanted:
+        return {"answers": False, "says": f"another peer answers there, {there}"}
+    return {"answers": True, "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms"}
 
 
 async def _exactly(stream: trio.SocketStream, count: int) -> bytes:

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from judge.cli import app
 from judge.errors import JudgeError
-from judge.evaluation.dialling import dial, dial_all
 from p2p.identity import Identity
+from p2p.nat.noise_probe import probe
 from swarmd.config.invitation import Invitation, write_invitation
 from tests.judge.conftest import eventually, open_court
 from tests.p2p.real import real_engine
@@ -24,20 +24,25 @@ def inviting(*addresses: str, curriculum: str = "tiny-9") -> str:
 
 @pytest.mark.net
 def test_a_peer_answers_another_and_a_stranger_do_not() -> None:
-    async def all_of_them() -> tuple[dict[str, str], list[str]]:
+    async def all_of_them() -> list[tuple[bool, str]]:
         async with trio.open_nursery() as nursery:
             [listens] = await nursery.start(real_engine("libp2p", 1).run)
             place = listens.split("/p2p/")[0]
             deaf = await nursery.start(trio.serve_tcp, lambda stream: stream.aclose(), 0)
             stranger = f"/ip4/127.0.0.1/tcp/{deaf[0].socket.getsockname()[1]}"
             asked = [f"{place}/p2p/{ME}", f"{place}/p2p/{OTHER}", f"{stranger}/p2p/{ME}"]
-            found = await dial_all(asked)
+            found = await probe(asked)
             nursery.cancel_scope.cancel()
-        return dict(found), asked
+        assert [each["address"] for each in found] == asked
+        return [(each["answers"], each["says"].partition(" in ")[0]) for each in found]
 
-    found, asked = trio.run(all_of_them)
-    assert found == dict(zip(asked, ["", "another peer listens there", "it hung up"], strict=True))
-    assert dial(inviting()) == {}
+    assert trio.run(probe, ()) == []
+    found = trio.run(all_of_them)
+    assert found == [
+        (True, "answers"),
+        (False, f"another peer answers there, {ME}"),
+        (False, "it hung up"),
+    ]
 
 
 @pytest.mark.anyio

@@ -13,6 +13,7 @@ import trio
 
 from p2p.address import parse_bootstrap
 from p2p.member import Member
+from p2p.nat.noise_probe import probe
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
@@ -23,7 +24,7 @@ from swarmd.daemon.diagnosis.isolation import (
     twin_trouble,
     why_alone,
 )
-from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, probe, whom_to_ask
+from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, whom_to_ask
 from swarmd.daemon.local_api.roster import Roster
 
 CHECK_EVERY_S = 2.0

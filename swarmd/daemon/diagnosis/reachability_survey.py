@@ -6,7 +6,7 @@ runs, a member started for the survey alone.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.nat.dial_back import DialBackReply, ask_members, who_dials_back
-from p2p.nat.noise_probe import NoPeer, knock
+from p2p.nat.noise_probe import probe
 from p2p.netgroup import only_here
 from p2p.peers import introduction
 from p2p.peers.introduction import HELPING, Introduced
@@ -159,33 +159,6 @@ def is_offline(bootstrap: Sequence[str]) -> bool:
         endpoint for address in bootstrap if (endpoint := parse_bootstrap(address)[1]).kind.startswith("ip")
     ]
     return not any(map(has_route, [*named, *SOMEWHERE]))
-
-
-async def probe(addresses: Iterable[str], connected: Collection[PeerId] = ()) -> list[dict[str, Any]]:
-    """Probe bootstrap addresses, all at the same time, but for those whose peer is connected."""
-    found: dict[str, dict[str, Any]] = {address: {} for address in addresses}
-
-    async def knock_at(address: str) -> None:
-        there = parse_bootstrap(address)[0] in connected
-        found[address] = {"answers": True, "says": "connected"} if there else await who_answers(address)
-
-    async with trio.open_nursery() as nursery:
-        for address in found:
-            nursery.start_soon(knock_at, address)
-    return [{"address": address, **entry} for address, entry in found.items()]
-
-
-async def who_answers(bootstrap: str) -> dict[str, Any]:
-    """Probe a bootstrap address: does the peer that it names answer there, or what else does?"""
-    wanted, endpoint = parse_bootstrap(bootstrap)
-    since = time.monotonic()
-    try:
-        there = await knock(endpoint.host, endpoint.port)
-    except NoPeer as error:
-        return {"answers": False, "says": str(error)}
-    if there != wanted:
-        return {"answers": False, "says": f"another peer answers there, {there}"}
-    return {"answers": True, "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms"}
 
 
 def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[str, Any]:
