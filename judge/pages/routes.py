@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache, wraps
-from importlib.metadata import metadata
+from functools import wraps
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -206,7 +205,7 @@ async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
 
 @page("/join")
 async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
-    return "join.html", {**_invited(service_of(request)), "repository": repository()}
+    return "join.html", _invited(service_of(request))
 
 
 @page("/about")
@@ -293,13 +292,3 @@ def _invited(service: JudgeService) -> Mapping[str, Any]:
         ("Questions digest", service.curriculum.digest),
     ]
     return {"invitation": invitation, "named": named, "dialled": service.dialled}
-
-
-@cache
-def repository() -> str:
-    """Return the address of swarmd's source that its package names, "" if it names none."""
-    for named in metadata("swarmd").get_all("Project-URL", []):
-        label, _, url = str(named).partition(", ")
-        if label == "Repository":
-            return url
-    return ""
