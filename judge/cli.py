@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from judge.config import SCHEMA, JudgeSettings, default_database, write_example
-from judge.errors import JudgeError, NotAlone
-from p2p.errors import OperatorError
+from judge.errors import JudgeError
 from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
 from swarmd.tasks.held_out import checked_receipt
@@ -35,10 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's table cuts long words off at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class NotInstalled(OperatorError):
-    """The judge needs packages that are not installed."""
 
 
 def _say_version(wanted: bool) -> None:
@@ -180,7 +175,7 @@ def serve(
     """
     settings = _settings(locals())
     if not settings.verified_bytes and settings.verified_model != DEFAULTS.verified_model:
-        raise NotAlone
+        raise JudgeError("--verified-model needs --verified-bytes, which allows uploads: give it too")
     if settings.invitation:
         from swarmd.config.invitation import read_invitation
         from swarmd.tasks.curriculum import CURRICULA
@@ -317,7 +312,7 @@ def _its_packages() -> Iterator[None]:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in EXTRA:
             raise
-        raise NotInstalled(
+        raise JudgeError(
             f"The judge needs packages that are not installed. Run `{command_for('judge')}`."
         ) from None
 

@@ -22,14 +22,6 @@ class DatabaseInUse(JudgeError):
     exit_code = 5
 
 
-class NotAlone(JudgeError):
-    """--verified-model needs --verified-bytes, which allows uploads: give it too."""
-
-
-class JudgeCannotListen(JudgeError):
-    """The judge cannot listen at its address."""
-
-
 @dataclass(frozen=True, slots=True)
 class Refusal:
     status: int

@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.errors import DatabaseUnusable, JudgeCannotListen
+from judge.errors import DatabaseUnusable, JudgeError
 from judge.evaluation.service import open_service
 from swarmd.terminal import hang_up
 
@@ -132,7 +132,7 @@ def in_both_families(proxies: Sequence[str]) -> list[str]:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket that does not listen yet. Raises JudgeCannotListen."""
+    """Bind a socket that does not listen yet. Raises JudgeError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -140,7 +140,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         # socket.gaierror is one of these.
-        raise JudgeCannotListen(
+        raise JudgeError(
             f"{host} is not an address of this machine: {error.strerror}; give another one with --host"
         ) from None
     try:
@@ -148,7 +148,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise JudgeCannotListen(
+        raise JudgeError(
             f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free"
             " one) or --host"
         ) from None

@@ -29,19 +29,15 @@ HIDDEN_PEERS = select(table.c.peer).where(table.c.act.in_(("hide", "ban")), _new
 BANNED_PEERS = select(table.c.peer).where(table.c.act == "ban", _newest)
 
 
-class NothingToModerate(JudgeError):
-    """There is nothing to be done to this peer."""
-
-
 def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, why: str, now: float) -> None:
-    """Record the act. Raises NothingToModerate, DatabaseUnusable.
+    """Record the act. Raises JudgeError.
 
     The judge may run meanwhile, and follows it within seconds.
     """
     try:
         public_key_of(peer)
     except ValueError:
-        raise NothingToModerate(
+        raise JudgeError(
             f"{peer!r} is no peer id; copy it from the page of the peer: 52 letters that begin with 12D3KooW"
         ) from None
     try:
@@ -49,7 +45,7 @@ def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, wh
             stands = db.scalar(select(table.c.act).where(table.c.peer == peer, _newest)) or "undo"
             if stands == act:
                 said = "is neither hidden nor banned" if act == "undo" else f"has this already: {act}"
-                raise NothingToModerate(f"the peer {said}; see `swarmd-judge moderate log`")
+                raise JudgeError(f"the peer {said}; see `swarmd-judge moderate log`")
             number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
             db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
     except (SQLAlchemyError, sqlite3.Error) as error:

@@ -30,10 +30,6 @@ MAX_REPLY_BYTES = 32 * 2**20
 _PIECE_BYTES = 65_536
 
 
-class VerifiedUnusable(JudgeError):
-    """The verified tier cannot be served. Leave out --verified-bytes, or name other --verified-model."""
-
-
 class EvaluationFailed(Exception):
     """An evaluation failed; the text says why."""
 
@@ -48,7 +44,7 @@ class Evaluator:
         self._seconds, self._command = seconds, tuple(command)
 
     async def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
-        """Return names and shapes of the models' tensors. Raises VerifiedUnusable.
+        """Return names and shapes of the models' tensors. Raises JudgeError.
 
         The models are the operator's, and downloaded if they have to be.
         """
@@ -57,15 +53,15 @@ class Evaluator:
             received, _ = await self._asked(request, START_S)
             reply = msgspec.json.decode(received, type=Reply)
         except (TimeoutError, EvaluationFailed, msgspec.MsgspecError) as error:
-            raise VerifiedUnusable(
+            raise JudgeError(
                 "the process that evaluates weights ended, or was still downloading its models after"
                 f" {START_S:g} s ({type(error).__name__}). Start the judge again, which goes on with a"
                 " download, or leave out --verified-bytes."
             ) from None
         if isinstance(reply, WorkerRefusal):
-            raise VerifiedUnusable(f"{reply.error} Name other models with --verified-model.")
+            raise JudgeError(f"{reply.error} Name other models with --verified-model.")
         if not isinstance(reply, ModelDescriptions) or not reply.contained:
-            raise VerifiedUnusable(
+            raise JudgeError(
                 "weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64. Leave"
                 " --verified-bytes out."
             )

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, Refusal, Refused, too_often
+from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, JudgeError, Refusal, Refused, too_often
 from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
 from judge.logs import survived
 from judge.store.verifications import VerificationRecords
 from judge.types import Signed, network_of
-from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
+from judge.verified.evaluator import EvaluationFailed, Evaluator
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.upload_folder import UploadFolder
 from judge.verified.weights_check import UnfitWeights, WeightsCheck
@@ -99,7 +99,7 @@ async def open_tier(
     try:
         folder = UploadFolder(settings.uploads_folder)
     except OSError as error:
-        raise VerifiedUnusable(
+        raise JudgeError(
             f"the folder of uploads cannot be used: {error}. Name another with --verified-folder."
         ) from None
     tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from judge.cli import DEFAULTS, app
 from judge.config import EXAMPLE, SCHEMA, JudgeSettings, write_example
-from judge.errors import JudgeError, NotAlone
+from judge.errors import JudgeError
 from swarmd.config.sources import NODE
 from swarmd.errors import ConfigError
 
@@ -140,7 +140,7 @@ def test_init_without_room_leaves_no_half_file(tmp_path: Path) -> None:
 
 def test_an_option_that_needs_uploads() -> None:
     done = CliRunner().invoke(app, ["serve", "--verified-model=other"])
-    assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)
+    assert isinstance(done.exception, JudgeError) and "--verified-bytes" in str(done.exception)
 
 
 def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from judge.app import create_app
 from judge.cli import app
 from judge.config import EXPIRE_S
-from judge.errors import DatabaseUnusable
+from judge.errors import DatabaseUnusable, JudgeError
 from judge.store import moderation
-from judge.store.moderation import NothingToModerate
 from judge.store.store import Store
 from tests.doubles import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
@@ -121,7 +120,7 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         ("undo", rude.identity.peer_id, "neither hidden nor banned"),
         ("ban", "otter", "no peer id"),
     ):
-        with pytest.raises(NothingToModerate, match=why):
+        with pytest.raises(JudgeError, match=why):
             moderation.act(database, act, peer, "spam", 1_800_000_130.0)
     done = CliRunner().invoke(app, ["moderate", "log", "--database", database])
     lines = done.output.splitlines()

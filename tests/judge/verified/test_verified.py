@@ -23,13 +23,13 @@ import pytest
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import BUSY
+from judge.errors import BUSY, JudgeError
 from judge.evaluation.service import JudgeService, open_service
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.store.store import Store
 from judge.store.verifications import newest
 from judge.verified import evaluator
-from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
+from judge.verified.evaluator import EvaluationFailed, Evaluator
 from judge.verified.messages import AnswerRequest
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
@@ -237,7 +237,7 @@ async def test_a_judge_that_ends_in_its_start_ends_the_worker(tmp_path: Path) ->
 async def test_a_start_that_takes_too_long_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "START_S", 0.1)
     slow = Evaluator(TIMEOUT_S, (sys.executable, "-c", "import time; time.sleep(1000)"))
-    with pytest.raises(VerifiedUnusable, match=r"after 0\.1 s \(TimeoutError\)\. Start the judge again"):
+    with pytest.raises(JudgeError, match=r"after 0\.1 s \(TimeoutError\)\. Start the judge again"):
         await slow.describe(["tiny"])
 
 
@@ -245,7 +245,7 @@ async def test_ctrl_c_reaches_the_judge_and_no_worker(tmp_path: Path) -> None:
     """A terminal sends it to a whole process group, and a worker's traceback would bury the judge's words."""
     told = """import os; print('{"type":"refused","error":"apart %s"}' % (os.getpgrp() == os.getpid()))"""
     alone = Evaluator(TIMEOUT_S, (sys.executable, "-c", told))
-    with pytest.raises(VerifiedUnusable, match="apart True"):
+    with pytest.raises(JudgeError, match="apart True"):
         await alone.describe(["tiny"])
     (tmp_path / "weights").touch()
     request = AnswerRequest("good", None, "", (), answers=1, seed=0, cpu=1, memory=0)
