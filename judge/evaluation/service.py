@@ -363,7 +363,7 @@ class JudgeService:
         return now - 2 * max(self.settings.window, self.settings.deadline) - config.ABANDONED_S
 
     async def _measured(self, _: None) -> float:
-        free = await self.read(self.reader.free_bytes)
+        free = await self.read(self.reader.database.free_bytes)
         if free < config.FREE_BYTES and not self._low:
             log.warning(
                 "the database's disk has %.0f MiB left: nodes without a record are refused below %.0f; free"

@@ -136,16 +136,16 @@ _SORTED: Mapping[str, Sequence[ColumnElement[Any]]] = {
 
 class Reader:
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self.verified = VerificationRecords(database.begin)
 
     def close(self) -> None:
-        self._database.close()
+        self.database.close()
 
     def board(self, view: BoardView) -> LeaderboardPage:
         """Return the listed peers that the view asks for. Equal ones are in the order of their ids."""
         wanted = _wanted(view)
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
             matching = (
                 db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one()
@@ -165,7 +165,7 @@ class Reader:
 
     def standing(self, peer: str) -> Standing | None:
         """Return a peer with its rank, which is 0 where it is not listed."""
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
             if row is None:
                 return None
@@ -173,18 +173,14 @@ class Reader:
             rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
             return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
 
-    def free_bytes(self) -> float:
-        """Return the space that is left, see `Database.free_bytes`."""
-        return self._database.free_bytes()
-
     def banned(self) -> frozenset[str]:
         """Return the keys whose requests are refused."""
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             return moderation.banned(db)
 
     def arms(self, model: str | None) -> ArmsView:
         """Return swarm and solo of a model; None: of the one with most peers on its smaller side."""
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             return arms.view(db, model)
 
     def history(
@@ -198,7 +194,7 @@ class Reader:
         found: list[Mapping[str, Any]] = []
         size = 0
         asked = {"of": peer, "before": before, "limit": limit + 1}
-        with self._database.begin() as db, db.execute(_HISTORY, asked) as rows:
+        with self.database.begin() as db, db.execute(_HISTORY, asked) as rows:
             hidden = moderation.hidden(db)
             for row in rows.mappings():
                 entry = _entry(row, peer in hidden)
@@ -210,7 +206,7 @@ class Reader:
 
     def windows(self, before: int) -> Sequence[QuestionWindow]:
         """Return the windows with a number below `before`, the newest first, a page of them."""
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             return windows.read(db, before)
 
     def evaluation(self, id: str) -> tuple[Mapping[str, Any], GradedEvaluation | None] | None:
@@ -218,7 +214,7 @@ class Reader:
 
         The latter is None where the question lapsed, and all where there is no such evaluation.
         """
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
             if row is None:
                 return None
@@ -231,7 +227,7 @@ class Reader:
         today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
         figures = select(func.count().filter(hour), func.count().filter(today))
         groups = {}
-        with self._database.begin() as db:
+        with self.database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
             seen_hour, seen_day = db.execute(figures.select_from(peers)).one()
             for name in GROUPS:
