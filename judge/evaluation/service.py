@@ -138,6 +138,7 @@ class JudgeService:
         """
         # `store`, `reader` and `mark` are each used from one thread of this service's own from now on.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
+        self.key = key.peer_id  # of the key that signs the receipts
         self._store, self.reader, self._mark, self._monotonic, self.now, self._rng = (
             store,
             reader,
@@ -187,11 +188,6 @@ class JudgeService:
         self._banned = reader.banned()
         # When abandoned questions were last searched.
         self._abandoned = 0.0
-
-    @property
-    def key(self) -> PeerId:
-        """The peer id of the key that signs the receipts."""
-        return self._key.peer_id
 
     async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[Mapping[str, Any]]:
         """Return the peer's open questions as it gets them, with new ones up to as many as it asks for.
