@@ -12,13 +12,12 @@ swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import asdict
 
-from sqlalchemy import Connection, Row, exists, insert, select, update
+from sqlalchemy import Connection, exists, insert, select, update
 
 from judge.store.tables import evaluations, windows
 from judge.types import QuestionWindow
-from swarmd.tasks import held_out
 from swarmd.tasks.held_out import Terms
 
 # By then every ask that began before has its question.
@@ -49,14 +48,14 @@ def due(
         opens = int(now) + seconds
         return [
             QuestionWindow(
-                held_out.Terms(curriculum, newest.number + 1, opens, opens + seconds, QUESTIONS), seeds(), now
+                Terms(curriculum, newest.number + 1, opens, opens + seconds, QUESTIONS), seeds(), now
             )
         ]
     added: list[QuestionWindow] = []
     last = newest.terms if newest else None
     while last is None or last.opens <= now:
         opens = int(now) if last is None or last.closes <= now else last.closes
-        last = held_out.Terms(curriculum, last.number + 1 if last else 1, opens, opens + seconds, QUESTIONS)
+        last = Terms(curriculum, last.number + 1 if last else 1, opens, opens + seconds, QUESTIONS)
         added.append(QuestionWindow(last, seeds(), now))
     return added
 
@@ -73,7 +72,8 @@ def turn(
     """
     newest = read(db, limit=1)
     for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds):
-        db.execute(insert(windows).values(_row(window)))
+        row = {**asdict(window.terms), "seed": window.seed.hex(), "published": window.published}
+        db.execute(insert(windows).values(row))
     c, newer = windows.c, windows.alias()
     opened = (
         select(c.number).where((c.opens <= now) | c.opened.is_not(None)).order_by(c.number.desc()).limit(1)
@@ -91,22 +91,13 @@ def turn(
 def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[QuestionWindow]:
     """Return the windows with a number below `before`, the newest first."""
     chosen = select(windows).where(windows.c.number < before).order_by(windows.c.number.desc()).limit(limit)
-    return [_window(row) for row in db.execute(chosen)]
-
-
-def _window(row: Row[Any]) -> QuestionWindow:
-    terms = Terms(row.curriculum, row.number, row.opens, row.closes, row.questions)
-    return QuestionWindow(terms, bytes.fromhex(row.seed), row.published, row.opened, row.revealed)
-
-
-def _row(window: QuestionWindow) -> dict[str, Any]:
-    terms = window.terms
-    return {
-        "number": terms.number,
-        "curriculum": terms.curriculum,
-        "opens": terms.opens,
-        "closes": terms.closes,
-        "questions": terms.questions,
-        "seed": window.seed.hex(),
-        "published": window.published,
-    }
+    return [
+        QuestionWindow(
+            Terms(row.curriculum, row.number, row.opens, row.closes, row.questions),
+            bytes.fromhex(row.seed),
+            row.published,
+            row.opened,
+            row.revealed,
+        )
+        for row in db.execute(chosen)
+    ]
