@@ -23,13 +23,8 @@ FEWEST_PEERS = 6
 ROUNDING = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class BinSums:
-    """Sums over an arm's peers at the end of one bin: their number, their values, the values squared."""
-
-    peers: int
-    total: float
-    squares: float
+# Sums over an arm's peers at the end of one bin: their number, their values, the values squared.
+BinSums = tuple[int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,7 @@ def curve(arm: Mapping[int, BinSums]) -> Columns:
     One peer alone has no interval.
     """
     bins = sorted(arm)
-    sums = [(arm[bin].peers, arm[bin].total, arm[bin].squares) for bin in bins]
-    n, total, squares = np.array(sums, dtype=float).reshape(-1, 3).T
+    n, total, squares = np.array([arm[bin] for bin in bins], dtype=float).reshape(-1, 3).T
     mean = total / n
     spread = squares - total * mean
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -75,7 +69,7 @@ def curve(arm: Mapping[int, BinSums]) -> Columns:
     return {
         "round": ends.tolist(),
         **{of: (ends * values).tolist() for of, values in figures.items()},
-        "peers": [arm[bin].peers for bin in bins],
+        "peers": [arm[bin][0] for bin in bins],
     }
 
 

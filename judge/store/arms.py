@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from judge.figures.comparison import ArmData, ArmsView, BinSums
+from judge.figures.comparison import ArmData, ArmsView
 from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance
 from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, progress
@@ -115,7 +115,7 @@ def _read(db: Connection, model: str, sharing: str) -> ArmData:
         .where(c.model == model, c.sharing == sharing)
         .order_by(c.bin)
     )
-    bins = {bin: BinSums(peers, total, squares) for bin, peers, total, squares in rows}
+    bins = {bin: (peers, total, squares) for bin, peers, total, squares in rows}
     finishers: dict[int, list[float]] = defaultdict(list)
     got_there = select(v.bin, v.value).where(v.model == model, v.sharing == sharing).order_by(v.bin, v.place)
     for bin, value in db.execute(got_there):
