@@ -19,7 +19,8 @@ def sparkline(segments: Sequence[Segment], width: int = 120, height: int = 28) -
     """Draw the share of right answers from segment to segment, between none and all."""
     if len(segments) < 2:
         return Markup("")
-    line = _line(_middles(segments), segments[-1][1], 1.0, width, height - 4)
+    middles = [((first + last) / 2, share) for first, last, share, _ in segments]
+    line = _line(middles, segments[-1][1], 1.0, width, height - 4)
     return _drawn(
         f'<svg class="spark" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
         f'<polyline class="line c0" transform="translate(0 2)" points="{line}"/></svg>'
@@ -56,9 +57,10 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
         f"<title>questions {first} to {last}: {100 * share:.0f} %</title></circle>"
         for (x, *_), (first, last, share, _) in zip(points, segments, strict=True)
     )
-    drawn = _banded(points, 0, top_x, 1.0, *inner) + dots
-    scale = _share_scale(top_x, *inner)
-    return _framed("Share of right answers over this node's questions", scale + drawn, width, height)
+    levels = [(part / 4, f"{100 * part / 4:.0f} %") for part in range(5)]
+    scale = _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner)
+    drawn = scale + _banded(points, 0, top_x, 1.0, *inner) + dots
+    return _framed("Share of right answers over this node's questions", drawn, width, height)
 
 
 def compare_chart(arms: Sequence[Arm], width: int = 720, height: int = 260) -> Markup:
@@ -108,15 +110,6 @@ def _scale(
         f' text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
         for part, name in marks
     )
-
-
-def _share_scale(top_x: float, width: float, height: float) -> str:
-    levels = [(part / 4, f"{100 * part / 4:.0f} %") for part in range(5)]
-    return _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], width, height)
-
-
-def _middles(segments: Sequence[Segment]) -> Points:
-    return [((first + last) / 2, share) for first, last, share, _ in segments]
 
 
 def _banded(points: Banded, colour: int, top_x: float, top_y: float, width: float, height: float) -> str:
