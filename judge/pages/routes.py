@@ -22,7 +22,6 @@ from judge.api.reading import (
 )
 from judge.api.responses import REFUSED, Handler, readable, request_of
 from judge.errors import NO_SUCH_ANSWER, Refusal, Refused
-from judge.evaluation.service import JudgeService
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
@@ -39,9 +38,6 @@ from swarmd.tasks.curriculum import level_of, subject_of
 CURVE_POINTS = 16
 # Answers on a node's page.
 ANSWERS_SHOWN = 20
-# For files whose address changes with their content.
-YEAR = "public, max-age=31536000, immutable"
-ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
 SORTS = {
     "rank": "Rank",
     "score": "Score",
@@ -63,7 +59,6 @@ GROUP_TITLES = {
 }
 SAID = {name: GROUP_TITLES[name] for name in ("sharing", "strategy", "version", "hardware")}
 PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]
-NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is.")
 
 
 router = APIRouter(responses=REFUSED)
@@ -102,16 +97,12 @@ def _rendered(request: Request, template: str, context: Mapping[str, Any], statu
         "curriculum": service.curriculum.name,
         "here": request.url.path,
         "now": service.now(),
-        "base": base_of(request),
+        # The address of this judge, as other machines reach it.
+        "base": next(iter(service.settings.origin), str(request.base_url).rstrip("/")),
         "listed_answers": LISTED_ANSWERS,
         "window": WINDOW_QUESTIONS,
     }
     return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
-
-
-def base_of(request: Request) -> str:
-    """Return the address of this judge, as others reach it."""
-    return next(iter(service_of(request).settings.origin), str(request.base_url).rstrip("/"))
 
 
 @page("/")
@@ -205,7 +196,20 @@ async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
 
 @page("/join")
 async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
-    return "join.html", _invited(service_of(request))
+    service = service_of(request)
+    invitation = service.settings.invitation
+    if not invitation:
+        return "join.html", {"invitation": "", "named": [], "dialled": None}
+    read = read_invitation(invitation)
+    named = [
+        ("Swarm", read.name),
+        ("Questions", read.curriculum),
+        ("Model", read.model),
+        ("Judge", read.judge),
+        ("Swarm digest", read.digest),
+        ("Questions digest", service.curriculum.digest),
+    ]
+    return "join.html", {"invitation": invitation, "named": named, "dialled": service.dialled}
 
 
 @page("/about")
@@ -222,14 +226,15 @@ async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
 async def static(_request: Request, name: str) -> Response:
     kind = rendering.TYPES.get("." + name.rpartition(".")[2])
     if kind is None or name not in {path.name for path in rendering.STATIC.iterdir()}:
-        raise Refused(NOTHING_HERE)
-    headers = {**rendering.HEADERS, "cache-control": YEAR}
+        raise Refused(Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is."))
+    # For a year, as its address changes with its content.
+    headers = {**rendering.HEADERS, "cache-control": "public, max-age=31536000, immutable"}
     return Response((rendering.STATIC / name).read_bytes(), headers=headers, media_type=kind)
 
 
 @readable(router, "/robots.txt", documented=False)
 async def robots(_request: Request) -> Response:
-    return Response(ROBOTS, media_type="text/plain")
+    return Response("User-agent: *\nDisallow: /v1/\nDisallow: /*?\n", media_type="text/plain")
 
 
 @readable(router, "/metrics", kind=PlainTextResponse)
@@ -275,20 +280,3 @@ def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
     )
     words = [(title, said.get(name)) for name, title in SAID.items()]
     return [("Name", said.get("name")), ("Model", model), *words, ("In a batch", shares)]
-
-
-def _invited(service: JudgeService) -> Mapping[str, Any]:
-    """Return what the page "Join" shows of the invitation ("": none), and which addresses answer."""
-    invitation = service.settings.invitation
-    if not invitation:
-        return {"invitation": "", "named": [], "dialled": None}
-    read = read_invitation(invitation)
-    named = [
-        ("Swarm", read.name),
-        ("Questions", read.curriculum),
-        ("Model", read.model),
-        ("Judge", read.judge),
-        ("Swarm digest", read.digest),
-        ("Questions digest", service.curriculum.digest),
-    ]
-    return {"invitation": invitation, "named": named, "dialled": service.dialled}
