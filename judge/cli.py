@@ -22,10 +22,8 @@ from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own import find_curriculum
 from swarmd.terminal import explained, printable, run_program, tell
 
-SCHEMA_VERSION = 1
-INTERRUPTED = 130
-WRONG = 1  # `verify` found something
 EXTRA = ("fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -204,7 +202,7 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
     def announce(url: str) -> None:
         if as_json:
             ready = {
-                "schema": SCHEMA_VERSION,
+                "schema": 1,
                 "url": url,
                 "curriculum": found.name,
                 "digest": found.digest,
@@ -219,7 +217,7 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
             )
 
     if serve_until_stopped(settings, announce):
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -302,7 +300,7 @@ def verify(
     for judge, many in judges.items():
         print(f"{many:,} receipts, signed by the judge {judge}")
     if forged:
-        raise typer.Exit(WRONG)
+        raise typer.Exit(1)
 
 
 @contextmanager

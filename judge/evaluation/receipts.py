@@ -13,8 +13,6 @@ from judge.types import GradedEvaluation
 from p2p.identity import Identity
 from swarmd.tasks.held_out import RECEIPT
 
-SCHEMA = 1
-
 
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
     """Return the fields of this evaluation's receipt."""
@@ -39,7 +37,5 @@ def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:
     """Sign these fields. Return the receipt as it is sent."""
-    text = json.dumps(
-        {"schema": SCHEMA, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":")
-    )
+    text = json.dumps({"schema": 1, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":"))
     return {"receipt": text, "signature": judge.sign(RECEIPT, text.encode()).hex()}

@@ -73,14 +73,13 @@ def curve(arm: Mapping[int, BinSums]) -> Columns:
     }
 
 
-SCHEMA = 1
 DIGITS = 6  # significant digits
 
 
 def comparison_document(view: ArmsView) -> dict[str, Any]:
     """Make the document of GET /v1/comparison; docs/judge-protocol.md describes the fields."""
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "model": view.model,
         "models": _models(view.sizes),
         "level": LEVEL,
