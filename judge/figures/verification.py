@@ -52,10 +52,6 @@ class Verification:
     right: float = 0.0  # sum of the rewards
     questions: int = 0
 
-    @property
-    def score(self) -> ScoreTally:
-        return ScoreTally(self.right, self.questions)
-
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         upload = self.upload
@@ -74,12 +70,12 @@ class Verification:
         if self.state == "refused":
             said |= {"error": self.error, "remedy": self.remedy}
         if self.state == "done":
-            score, interval = self.score, self.score.interval
+            score = ScoreTally(self.right, self.questions)
             said |= {
                 "ended": self.ended,
                 "score": score.share,
-                "low": interval.low,
-                "high": interval.high,
+                "low": score.interval.low,
+                "high": score.interval.high,
                 "right": self.right,
                 "n": self.questions,
             }

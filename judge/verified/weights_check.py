@@ -42,16 +42,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 _Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
 
 
-def check_size(size: int, shapes: Shapes) -> None:
-    """Check the size. Raises UnfitWeights where no file of these tensors has this many bytes."""
-    numbers = sum(math.prod(shape) for shape in shapes.values())
-    least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER_BYTES
-    if not least <= size <= most:
-        raise UnfitWeights(
-            f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL
-        )
-
-
 def checkpoint_name(name: str) -> str:
     """Return a checkpoint's name, `….lora_A.default.weight`, for peft's `base_model.model.….lora_A.weight`.
 
@@ -117,9 +107,15 @@ class WeightsCheck:
     def __init__(self, size: int, digest: str, shapes: Shapes) -> None:
         """Start a check.
 
-        size, digest: bytes and SHA-256 as they were declared. shapes: by tensor.
+        size, digest: bytes and SHA-256 as they were declared. shapes: by tensor. Raises UnfitWeights where no
+        file of these tensors has this many bytes.
         """
-        check_size(size, shapes)
+        numbers = sum(math.prod(shape) for shape in shapes.values())
+        least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER_BYTES
+        if not least <= size <= most:
+            raise UnfitWeights(
+                f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL
+            )
         self._size, self._declared, self._shapes = size, digest, shapes
         self._digest = sha256()
         self._received = 0
