@@ -210,8 +210,9 @@ def signer_of(request: Request, body: bytes | str) -> Signed:
     scope = request.scope
     query = scope["query_string"].decode("latin-1")
     target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-    origins = service_of(request).settings.origin
-    outcome = verify_request(request.method, target, scope["headers"], body, origins)
+    outcome = verify_request(
+        request.method, target, scope["headers"], body, service_of(request).settings.origin
+    )
     if isinstance(outcome, Refusal):
         raise Refused(outcome)
     return outcome

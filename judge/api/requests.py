@@ -82,8 +82,9 @@ class QuestionsBody(Body):
         shown = {
             name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)
         }
-        attributes = Attributes(self.round, **{**said, **shown})
-        return QuestionRequest(attributes, self.curriculum, self.questions, self.answers)
+        return QuestionRequest(
+            Attributes(self.round, **{**said, **shown}), self.curriculum, self.questions, self.answers
+        )
 
 
 class AnswersBody(Body):

@@ -94,8 +94,7 @@ async def open_service(
         contextlib.closing(Verifier(lessons)) as maker,
     ):
         key = Identity.load_or_create(settings.key_file)
-        agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
-        store.agree(agreed)
+        store.agree(f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}")
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
@@ -105,9 +104,15 @@ async def open_service(
         ]
         try:
             if settings.verified_bytes:
-                sign, draw = partial(receipts.signed, key), tasks.draw_held_out
                 handle = JudgeHandle(
-                    lessons, sign, service.claim, service.write, service.score, draw, monotonic, wall
+                    lessons,
+                    partial(receipts.signed, key),
+                    service.claim,
+                    service.write,
+                    service.score,
+                    tasks.draw_held_out,
+                    monotonic,
+                    wall,
                 )
                 service.verified = await open_tier(settings, handle, store.verified, rng, evaluator)
                 workers.append(asyncio.create_task(service.verified.work_forever()))
@@ -372,8 +377,8 @@ class JudgeService:
 
     async def _void_abandoned(self) -> None:
         # After a failure the end of a question may not have been written.
-        now, failed = self.now(), self._failed > -math.inf
-        if failed and not 0 <= now - self._abandoned < config.ABANDONED_S:
+        now = self.now()
+        if self._failed > -math.inf and not 0 <= now - self._abandoned < config.ABANDONED_S:
             await self.write(self._store.abandoned, now - self.settings.deadline - config.ABANDONED_S)
             self._abandoned = now
 
