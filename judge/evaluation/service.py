@@ -259,14 +259,15 @@ class JudgeService:
                 if self._sessions.of(signed.peer):
                     return
                 raise Refused(outcome)
+            question, displaced = outcome
             try:
-                if outcome.displaced is not None:
-                    await self.write(self._store.void, outcome.displaced)
-                await self.write(self._store.asked, outcome.question, signed.sequence, self.now())
+                if displaced is not None:
+                    await self.write(self._store.void, displaced)
+                await self.write(self._store.asked, question, signed.sequence, self.now())
                 names = config.MODEL_NAMES * len(wish.attributes.model.encode())
                 self._written.spend(asker, config.QUESTION_BYTES + names, self._monotonic())
             except Refused:
-                self._sessions.withdraw(outcome.question)
+                self._sessions.withdraw(question)
                 raise
 
     async def answer(

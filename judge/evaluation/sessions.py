@@ -16,7 +16,6 @@ Rules
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from judge import config
 from judge.errors import (
@@ -36,12 +35,6 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 
 REMEMBERED_CLOSED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class AskResult:
-    question: OpenQuestion
-    displaced: OpenQuestion | None = None  # the question that this one displaced, to be recorded as void
 
 
 class Sessions:
@@ -82,14 +75,15 @@ class Sessions:
         attributes: Attributes = UNNAMED,
         answers: int = 1,
         most: int = 1,
-    ) -> AskResult | Refusal:
+    ) -> tuple[OpenQuestion, OpenQuestion | None] | Refusal:
         """Open a new question for the peer, or return its oldest open one where it has `most`.
 
-        Call `expire` first: open questions count as in time.
+        With it comes the question that it displaced, to be recorded as void. Call `expire` first: open
+        questions count as in time.
         """
         held = self.of(peer)
         if len(held) >= most:
-            return AskResult(held[0])
+            return held[0], None
         if self._held[asker.room] >= self._most_of[asker.record]:
             return CROWDED
         full = len(self._open) >= self._most
@@ -108,7 +102,7 @@ class Sessions:
         self._held[asker.room] += 1
         if not asker.record:
             self._newcomers[question.id] = None
-        return AskResult(question, displaced)
+        return question, displaced
 
     def close(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it to be scored."""

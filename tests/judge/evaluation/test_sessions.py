@@ -21,7 +21,7 @@ from judge.errors import (
     Refusal,
 )
 from judge.evaluation.questions import Drawn
-from judge.evaluation.sessions import AskResult, Sessions
+from judge.evaluation.sessions import Sessions
 from judge.types import OpenQuestion, QuestionWindow, Requester, network_of
 from p2p.types import PeerId
 from swarmd.tasks.held_out import Terms
@@ -44,8 +44,8 @@ def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
 
 def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Requester = NEWCOMER) -> OpenQuestion:
     outcome = open_questions.ask(peer, asker, now)
-    assert isinstance(outcome, AskResult)
-    return outcome.question
+    assert isinstance(outcome, tuple)
+    return outcome[0]
 
 
 STEP = st.tuples(
@@ -86,13 +86,13 @@ def test_the_rules_of_open_questions_hold_for_any_history(steps: list[tuple[str,
             mine = next((question for question in left if question.peer == peer), None)
             drawn = judge.ask(peer, NEWCOMER, now)
             if mine is not None:
-                assert drawn == AskResult(mine)
+                assert drawn == (mine, None)
             elif len(left) == 3:
                 assert drawn is BUSY
             else:
-                assert isinstance(drawn, AskResult)
-                assert drawn.question.id not in {question.id for question in asked}
-                asked.append(drawn.question)
+                assert isinstance(drawn, tuple)
+                assert drawn[0].id not in {question.id for question in asked}
+                asked.append(drawn[0])
     assert len(judge) == sum(question.id not in fate for question in asked)
 
 
@@ -101,15 +101,15 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
     newcomers = [judge.ask(PeerId(f"new {i}"), NEWCOMER, 0.0) for i in range(70)]
     assert newcomers[64:] == [CROWDED] * 6
     known = [judge.ask(PeerId(f"known {i}"), KNOWN, 0.0) for i in range(81)]
-    assert all(isinstance(asked, AskResult) and asked.displaced is None for asked in known[:80])
+    assert all(isinstance(asked, tuple) and asked[1] is None for asked in known[:80])
     assert known[80] is CROWDED
     ask(judge, ALICE, 0.0, Requester("198.51.100.0/24", record=False))
     other = Requester("203.0.113.0/24", record=False)
     of_one_peer = [judge.ask(PeerId("many"), other, 0.0, most=65) for _ in range(65)]
     assert of_one_peer[63] is not CROWDED and of_one_peer[64] is CROWDED
     first = newcomers[0]
-    assert isinstance(first, AskResult)
-    assert judge.close(first.question.id, first.question.peer, 1.0) == first.question
+    assert isinstance(first, tuple)
+    assert judge.close(first[0].id, first[0].peer, 1.0) == first[0]
     ask(judge, BOB, 1.0)  # its room is free again, and no other's
     assert judge.ask(PeerId("carol"), NEWCOMER, 1.0) is CROWDED
 
@@ -122,7 +122,7 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
     assert judge.ask(PeerId("newcomer"), NEWCOMER, 3.0) is BUSY
     for peer, gone in ((ALICE, young), (BOB, old)):
         asked = judge.ask(peer, KNOWN, 3.0)
-        assert isinstance(asked, AskResult) and asked.displaced == gone
+        assert isinstance(asked, tuple) and asked[1] == gone
         assert judge.close(gone.id, gone.peer, 4.0) is DISPLACED and len(judge) == 3
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
     # What was displaced did not lapse
@@ -132,14 +132,14 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
 def test_an_answer_counts_until_its_deadline_and_with_as_many_texts_as_were_asked() -> None:
     judge = sessions(deadline=5.0)
     first, second, third = (judge.ask(ALICE, NEWCOMER, float(i), answers=2, most=3) for i in range(3))
-    assert isinstance(first, AskResult) and isinstance(second, AskResult) and isinstance(third, AskResult)
-    short = judge.close(first.question.id, ALICE, 5.0, answers=1)
+    assert isinstance(first, tuple) and isinstance(second, tuple) and isinstance(third, tuple)
+    short = judge.close(first[0].id, ALICE, 5.0, answers=1)
     assert isinstance(short, Refusal) and "wants 2 answers, not 1" in short.error
-    assert judge.close(first.question.id, ALICE, 5.0, answers=2) == first.question
-    assert judge.of(ALICE) == [second.question, third.question]
+    assert judge.close(first[0].id, ALICE, 5.0, answers=2) == first[0]
+    assert judge.of(ALICE) == [second[0], third[0]]
     # Nothing has expired it yet
-    assert judge.close(second.question.id, ALICE, 6.5, answers=2) is TOO_LATE
-    assert judge.expire(6.5) == [second.question] and judge.of(ALICE) == [third.question]
+    assert judge.close(second[0].id, ALICE, 6.5, answers=2) is TOO_LATE
+    assert judge.expire(6.5) == [second[0]] and judge.of(ALICE) == [third[0]]
 
 
 def test_a_withdrawn_question_is_forgotten() -> None:
