@@ -79,23 +79,6 @@ _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
     ("when.metered", "alone"): "leave the swarm, and train alone",
     ("when.metered", "share"): "go on sharing",
 }
-_OTHER_LIMITS = (
-    "Limits, and when the node pauses, are set in the file that swarmd config path names; they hold from the"
-    " next join."
-)
-# Shown even if they are off: what a person asks first of a guest.
-_ALWAYS_SHOWN = ("when.battery", "when.hours")
-_INVITE = "Anyone may run this on a machine of their own to join the swarm. It holds no secret."
-_WHAT = (
-    "This machine trains its own copy of the language model {} on questions with known answers, and learns"
-    " from the answers of the swarm's other machines."
-)
-_ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
-
-_TRY = (
-    "Asks the model questions that it trains on, as it is now and as it was at first; each waits for the end"
-    " of a round. To talk to it: swarmd chat"
-)
 
 Document = Mapping[str, Any]
 
@@ -166,7 +149,13 @@ def _state(document: Document) -> str:
     notes = [*other_pauses(document), *(pause_words(each, COMES_BACK) for each in document.get("away") or ())]
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
-        + _paragraph(_WHAT.format(model) if model else "", "soft")
+        + _paragraph(
+            f"This machine trains its own copy of the language model {model} on questions with known answers,"
+            " and learns from the answers of the swarm's other machines."
+            if model
+            else "",
+            "soft",
+        )
         + f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_marked(sentence(document))}</p>'
         + _paragraph(_headline(document), "headline")
         + _paragraph(helped_words(document.get("given") or {}), "helped")
@@ -222,7 +211,11 @@ def _invite_button(*, primary: bool) -> str:
 
 def _button(name: str, operation: str, arguments: Mapping[str, Any] = {}, kind: str = "") -> str:
     request = escape(json.dumps({"operation": operation, "arguments": arguments}))
-    more = f' data-ask="{escape(_ASK_FIRST)}"' if operation == "stop" else ""
+    more = (
+        ' data-ask="Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"'
+        if operation == "stop"
+        else ""
+    )
     more += f' data-times="{TRIED}"' if operation == "compare" else ""
     return (
         f'<button type="button" class="{kind}" id="do-{_class(name)}" data-request="{request}"{more}>'
@@ -259,7 +252,14 @@ def _round(document: Document) -> str:
 def _try(model: Mapping[str, Any]) -> str:
     if not model.get("keeps_first"):
         return _card("Try it", _paragraph(NO_FIRST if model else "once the model is loaded"))
-    return _card("Try it", _paragraph(_TRY) + _button(f"Ask {TRIED} questions", "compare"))
+    return _card(
+        "Try it",
+        _paragraph(
+            "Asks the model questions that it trains on, as it is now and as it was at first; each waits for"
+            " the end of a round. To talk to it: swarmd chat"
+        )
+        + _button(f"Ask {TRIED} questions", "compare"),
+    )
 
 
 def comparison(document: Document) -> str:
@@ -286,7 +286,12 @@ def invitation(document: Document) -> str:
         f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button"'
         ' data-copy="command">Copy</button>'
     )
-    return _card("Invite people", _paragraph(_INVITE) + shown + notes)
+    return _card(
+        "Invite people",
+        _paragraph("Anyone may run this on a machine of their own to join the swarm. It holds no secret.")
+        + shown
+        + notes,
+    )
 
 
 def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:
@@ -372,9 +377,14 @@ def _limits(limits: Mapping[str, Any]) -> str:
     on = [
         (_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value))
         for key, value in limits.items()
-        if (value and value not in ("100 %", "normal")) or key in _ALWAYS_SHOWN
+        # Two are shown even if they are off: what a person asks first of a guest.
+        if (value and value not in ("100 %", "normal")) or key in ("when.battery", "when.hours")
     ]
-    return _card("Limits", _facts(on) + _paragraph(_OTHER_LIMITS)) if limits else ""
+    where = _paragraph(
+        "Limits, and when the node pauses, are set in the file that swarmd config path names; they hold from"
+        " the next join."
+    )
+    return _card("Limits", _facts(on) + where) if limits else ""
 
 
 def _limit(key: str, value: Any) -> str:
