@@ -63,14 +63,6 @@ NO_SUCH_ANSWER = Refusal(
     "no answer to a question of this id is kept",
     "A peer's page names its evaluations.",
 )
-RECEIPT_HIDDEN = Refusal(
-    403,
-    "the operator hides what this peer calls itself, and a receipt has its name",
-    "The peer has got its receipts itself.",
-)
-NO_SUCH_PEER = Refusal(
-    404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."
-)
 BANNED = Refusal(
     403, "this judge's operator has banned your key", "Ask the operator why, or use another judge."
 )

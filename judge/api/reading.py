@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from judge import config
 from judge.api.responses import REFUSED, fitting, readable
 from judge.api.signing import verify_request
-from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused, too_often
+from judge.errors import NO_SUCH_ANSWER, Refusal, Refused, too_often
 from judge.evaluation.service import JudgeService
 from judge.figures.intervals import Interval, always
 from judge.figures.leaderboard import (
@@ -48,7 +48,6 @@ PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]
 # A number from `more_before` of the page before; None: from the newest on.
 Before = Annotated[int | None, Query(ge=1, lt=2**63)]
 NEWEST = 2**63 - 1
-Limit = Annotated[int, Query(ge=1, le=500)]
 Choice = Annotated[str, Field(max_length=100)]
 
 
@@ -129,7 +128,9 @@ async def comparison(request: Request, model: ModelName = None) -> Response:
 
 
 @readable(router, "/v1/peers/{peer}")
-async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
+async def peer(
+    request: Request, peer: PathName, before: Before = None, limit: Annotated[int, Query(ge=1, le=500)] = 500
+) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""
     service, standing = service_of(request), await standing_of(request, peer)
     history, more = await service.read(service.reader.history, peer, before or NEWEST, limit)
@@ -165,7 +166,13 @@ async def evaluation(request: Request, id: PathName) -> Response:
     if found is None or (graded := found[1]) is None:
         raise Refused(NO_SUCH_ANSWER)
     if not all_shown(graded, found[0]):
-        raise Refused(RECEIPT_HIDDEN)
+        raise Refused(
+            Refusal(
+                403,
+                "the operator hides what this peer calls itself, and a receipt has its name",
+                "The peer has got its receipts itself.",
+            )
+        )
     return JSONResponse(
         {
             "schema": SCHEMA,
@@ -201,7 +208,9 @@ async def standing_of(request: Request, peer: str) -> Standing:
     service = service_of(request)
     standing = await service.read(service.reader.standing, peer)
     if standing is None:
-        raise Refused(NO_SUCH_PEER)
+        raise Refused(
+            Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard.")
+        )
     return standing
 
 

@@ -70,10 +70,6 @@ def static(name: str) -> str:
     return f"/static/{name}?v={base64.b32encode(digest).decode().lower()}"
 
 
-def _shown(value: Any) -> Any:
-    return visible(value) if type(value) is str else value
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -81,7 +77,7 @@ def _environment() -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        finalize=_shown,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters |= {
         "cut": cut,

@@ -35,19 +35,11 @@ from swarmd.types import Completion, Task, TaskRef
 
 log = logging.getLogger("judge")
 
-MAX_LORA_RANK = 512
-
 OFF = Refusal(
     404,
     "this judge evaluates no uploaded weights",
     "Use another judge; its operator can allow it with --verified-bytes.",
 )
-ONE_AT_A_TIME = Refusal(
-    409,
-    "weights of yours wait or are being evaluated already",
-    "Look at them, and upload others when they are done.",
-)
-CROWDED_UPLOADS = Refusal(429, "too many uploads of your network wait", "Upload again later.", retry_after=60)
 FAILED = "Try the weights with `swarmd chat`; if they answer there, tell the judge's operator."
 
 
@@ -61,7 +53,7 @@ class UploadQuery(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
     curriculum: Annotated[str, Field(min_length=1, max_length=64)]
-    lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
+    lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
     bytes: Annotated[int, Field(ge=1, lt=2**53)]
@@ -206,11 +198,19 @@ class VerifiedTier:
     def _make_room(self, peer: PeerId, network: str) -> None:
         """Check the limits. Raises Refused where the peer, its network or everybody has too many uploads."""
         if peer in self._held:
-            raise Refused(ONE_AT_A_TIME)
+            raise Refused(
+                Refusal(
+                    409,
+                    "weights of yours wait or are being evaluated already",
+                    "Look at them, and upload others when they are done.",
+                )
+            )
         if len(self._held) >= config.VERIFIED_WAITING:
             raise Refused(BUSY)
         if Counter(self._held.values())[network] >= config.VERIFIED_WAITING_OF_A_NETWORK:
-            raise Refused(CROWDED_UPLOADS)
+            raise Refused(
+                Refusal(429, "too many uploads of your network wait", "Upload again later.", retry_after=60)
+            )
         now = self._judge.monotonic()
         if wait := self._networks.of(network, now).wait(now):
             raise too_often("your network uploads too often", "Upload again", wait)
