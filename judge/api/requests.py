@@ -38,9 +38,6 @@ def plain(text: str) -> str | None:
     return text[:MAX_CHARACTERS].rstrip() or None
 
 
-Round = Annotated[int, Field(ge=0, lt=2**63)]
-Model = Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-Digest = Annotated[str, Field(min_length=1, max_length=64)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Rollouts = Annotated[int, Field(ge=0, le=65_536)]
 
@@ -57,7 +54,7 @@ class AnswerBody(Body):
 class Asker(Body):
     """What the peer says of itself."""
 
-    model: Model
+    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
     name: Annotated[str, Field(min_length=1, max_length=40)] | None = None
     sharing: Literal["swarm", "solo"] | None = None
     local: Rollouts | None = None
@@ -70,8 +67,8 @@ class Asker(Body):
 class QuestionsBody(Body):
     """What a peer asks for."""
 
-    round: Round
-    curriculum: Digest
+    round: Annotated[int, Field(ge=0, lt=2**63)]
+    curriculum: Word  # its digest
     asker: Asker
     questions: Annotated[int, Field(ge=1, le=config.MAX_QUESTIONS)] = 1
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # answers to each question

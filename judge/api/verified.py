@@ -21,10 +21,6 @@ PAGE_BYTES = 192 * 1024
 
 
 router = APIRouter(responses=REFUSED)
-_WEIGHTS = {
-    "required": True,
-    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-}
 
 
 @readable(router, "/v1/verified")
@@ -52,7 +48,13 @@ async def models(request: Request) -> Response:
 @router.post(
     "/v1/verified",
     status_code=202,
-    openapi_extra={**signing_headers(), "requestBody": _WEIGHTS},
+    openapi_extra={
+        **signing_headers(),
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        },
+    },
 )
 async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
     """Upload weights: the body is a safetensors file."""
