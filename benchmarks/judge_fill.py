@@ -181,8 +181,8 @@ class Recount:
         self._progress[peer, model], closed = advance(
             self._progress.get((peer, model)), sharing, round_number, reward
         )
-        for bin in closed:
-            self._values[model, sharing, bin.bin].append((at, bin.value))
+        for bin, value in closed.items():
+            self._values[model, sharing, bin].append((at, value))
 
     def rows(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
         """Yield each table with its rows."""

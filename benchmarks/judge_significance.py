@@ -80,9 +80,9 @@ class Looking:
         self._progress[key], closed = advance(
             self._progress.get(key), answer.sharing, answer.round, answer.reward
         )
-        for bin in closed:
-            if bin.bin in HORIZONS:
-                self.finishers[answer.sharing][bin.bin].append(bin.value)
+        for bin, value in closed.items():
+            if bin in HORIZONS:
+                self.finishers[answer.sharing][bin].append(value)
                 self.verdict = (
                     self.verdict
                     or paired_test(self.finishers["swarm"], self.finishers["solo"]).better is True

@@ -17,7 +17,7 @@ What counts, for one peer and one model:
    evaluation comes that late.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -56,31 +56,26 @@ class PeerProgress:
     counts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedBin:
-    """A bin of a peer that is over."""
-
-    bin: int
-    value: float  # cumulative reward at its end, divided by its rounds: in [0, 1]
-
-
 def advance(
     before: PeerProgress | None, sharing: str, round_number: int, reward: float
-) -> tuple[PeerProgress, Sequence[ClosedBin]]:
-    """Return the progress after one more evaluation, and the bins that it closes."""
+) -> tuple[PeerProgress, Mapping[int, float]]:
+    """Return the progress after one more evaluation, and the bins that it closes.
+
+    The value of a bin is the cumulative reward at its end, divided by its rounds: in [0, 1].
+    """
     bin = bin_of(round_number) if round_number < MAX_ROUND else bin_of(MAX_ROUND) + MISSED_BINS
     if before is None:
-        return PeerProgress(sharing, bin, 1, reward, counts=bin <= MISSED_BINS), ()
+        return PeerProgress(sharing, bin, 1, reward, counts=bin <= MISSED_BINS), {}
     if not before.counts or bin < before.bin:
-        return before, ()
+        return before, {}
     if sharing != before.sharing or bin > before.bin + MISSED_BINS + 1:
-        return replace(before, counts=False), ()
+        return replace(before, counts=False), {}
     if bin == before.bin:
-        return replace(before, answers=before.answers + 1, reward=before.reward + reward), ()
+        return replace(before, answers=before.answers + 1, reward=before.reward + reward), {}
     mean = before.reward / before.answers
     earned, behind = (0.0, 0) if before.earned is None else (before.earned, before.bin)
-    closed = []
+    closed = {}
     for over in range(behind, bin):
         earned += mean * (bin_end(over) - (bin_end(over - 1) if over else 0))
-        closed.append(ClosedBin(over, earned / bin_end(over)))
+        closed[over] = earned / bin_end(over)
     return PeerProgress(sharing, bin, 1, reward, earned), closed

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from judge.figures.comparison import ArmData, ArmsView
-from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance
+from judge.figures.rounds import HORIZONS, PeerProgress, advance
 from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, progress
 from judge.types import Attributes
@@ -69,19 +69,17 @@ def counted(db: Connection, peer: str, attributes: Attributes, reward: float) ->
         db.execute(insert(progress), {"peer": peer, "model": attributes.model, **columns_of(after)})
     elif after != before:
         db.execute(_MOVED, {**key, **columns_of(after)})
-    for bin in closed:
-        _close(db, attributes.model, said, bin)
+    for bin, value in closed.items():
+        _close(db, attributes.model, said, bin, value)
 
 
-def _close(db: Connection, model: str, sharing: str, closed: ClosedBin) -> None:
-    key = {"its": model, "said": sharing, "over": closed.bin}
-    of_arm = {"model": model, "sharing": sharing, "bin": closed.bin}
-    if db.execute(_ADDED, {**key, "value": closed.value}).rowcount == 0:
-        db.execute(
-            insert(arm_bins), {**of_arm, "peers": 1, "total": closed.value, "squares": closed.value**2}
-        )
-    if closed.bin in HORIZONS:
-        db.execute(insert(arm_values), {**of_arm, "place": db.scalar(_PLACE, key), "value": closed.value})
+def _close(db: Connection, model: str, sharing: str, bin: int, value: float) -> None:
+    key = {"its": model, "said": sharing, "over": bin}
+    of_arm = {"model": model, "sharing": sharing, "bin": bin}
+    if db.execute(_ADDED, {**key, "value": value}).rowcount == 0:
+        db.execute(insert(arm_bins), {**of_arm, "peers": 1, "total": value, "squares": value**2})
+    if bin in HORIZONS:
+        db.execute(insert(arm_values), {**of_arm, "place": db.scalar(_PLACE, key), "value": value})
 
 
 def view(db: Connection, model: str | None) -> ArmsView:

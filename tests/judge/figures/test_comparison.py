@@ -47,7 +47,7 @@ def walked(*evaluations: tuple[int, float], sharing: str = "swarm") -> tuple[Pee
     progress, values = None, {}
     for round_number, reward in evaluations:
         progress, closed = advance(progress, sharing, round_number, reward)
-        values |= {bin_end(bin.bin): bin.value * bin_end(bin.bin) for bin in closed}
+        values |= {bin_end(bin): value * bin_end(bin) for bin, value in closed.items()}
     assert progress is not None
     return progress, values
 
@@ -67,7 +67,7 @@ def test_cumulative_reward_counts_rounds_and_not_evaluations() -> None:
 def test_evaluations_that_do_not_count() -> None:
     progress, values = walked((1, 1.0), (5, 1.0))
     assert values == {5: 5.0}
-    assert advance(progress, "swarm", 3, 1.0) == (progress, ())  # of a bin that is over
+    assert advance(progress, "swarm", 3, 1.0) == (progress, {})  # of a bin that is over
     # Away for too long
     assert (
         walked((1, 1.0), (5 * MISSED_BINS, 1.0), (5 * (2 * MISSED_BINS + 2), 1.0), (500, 0.0))[0].counts
@@ -81,8 +81,8 @@ def test_evaluations_that_do_not_count() -> None:
         {},
     )
     other, closed = advance(progress, "solo", 10, 1.0)
-    assert (other.counts, other.sharing, closed) == (False, "swarm", ())  # it says otherwise
-    assert advance(other, "swarm", 10, 1.0) == (other, ())
+    assert (other.counts, other.sharing, closed) == (False, "swarm", {})  # it says otherwise
+    assert advance(other, "swarm", 10, 1.0) == (other, {})
 
 
 def sums(values: list[float]) -> BinSums:
