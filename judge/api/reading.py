@@ -20,7 +20,6 @@ from judge.figures.leaderboard import (
     WINDOW_QUESTIONS,
     BoardView,
     LeaderboardPage,
-    RankRange,
     Record,
     ScoreTally,
     Standing,
@@ -249,8 +248,8 @@ def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
 
 
 def _standing(standing: Standing) -> dict[str, Any]:
-    ties = standing.ties or RankRange(standing.rank, standing.rank)
-    return {"rank": standing.rank, "rank_from": ties.first, "rank_to": ties.last, **_record(standing.record)}
+    first, last = standing.ties or (standing.rank, standing.rank)
+    return {"rank": standing.rank, "rank_from": first, "rank_to": last, **_record(standing.record)}
 
 
 def _record(record: Record) -> dict[str, Any]:

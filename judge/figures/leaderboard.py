@@ -33,10 +33,8 @@ from swarmd.tasks.answers import added, pass_at
 Reals = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class RankRange:
-    first: int
-    last: int
+# The first and the last.
+RankRange = tuple[int, int]
 
 
 def rank_ranges(peers: Mapping[tuple[float, int], int]) -> Mapping[tuple[float, int], RankRange]:
@@ -56,7 +54,7 @@ def rank_ranges(peers: Mapping[tuple[float, int], int]) -> Mapping[tuple[float, 
         high = np.where(right < n, betaincinv(right + 1, n - right, 1 - tail), 1.0)
     above, below = _weight_above(low, many, high), _weight_above(-high, many, -low)
     ranges = zip((1 + above).astype(int).tolist(), (many.sum() - below).astype(int).tolist(), strict=True)
-    return {score: RankRange(*between) for score, between in zip(peers, ranges, strict=True)}
+    return dict(zip(peers, ranges, strict=True))
 
 
 def _weight_above(values: Reals, weights: Reals, than: Reals) -> Reals:

@@ -7,7 +7,6 @@ from judge.figures.leaderboard import (
     LEVEL,
     LISTED_ANSWERS,
     WINDOW_QUESTIONS,
-    RankRange,
     ScoreTally,
     rank_ranges,
 )
@@ -16,11 +15,11 @@ from judge.figures.leaderboard import (
 def test_overlapping_peers_are_tied() -> None:
     scores = {(90, 100): 1, (50, 100): 1, (45, 100): 2, (10, 100): 1, (10, 10): 1}
     ranges = rank_ranges(scores)
-    found = {score: (ranges[score].first, ranges[score].last) for score in scores}
+    found = {score: ranges[score] for score in scores}
     apart = {(90, 100): (1, 2), (50, 100): (2, 5), (45, 100): (2, 5), (10, 100): (6, 6)}
     assert found == apart | {(10, 10): (1, 5)}  # lucky or good: nobody knows
-    assert rank_ranges({(3, 10): 1})[3, 10] == RankRange(1, 1)
-    assert rank_ranges({(0, 20): 1, (4, 20): 1})[4, 20] == RankRange(1, 2), "none right is above nobody"
+    assert rank_ranges({(3, 10): 1})[3, 10] == (1, 1)
+    assert rank_ranges({(0, 20): 1, (4, 20): 1})[4, 20] == (1, 2), "none right is above nobody"
     rank_ranges({})
 
 
@@ -32,7 +31,7 @@ def test_two_peers_are_apart_where_their_exact_intervals_are() -> None:
             > stats.binomtest(4, 20).proportion_ci(each, "exact").high
         )
         assert (
-            rank_ranges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2})[right, 20].last == 1
+            rank_ranges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2})[right, 20][1] == 1
         ) is bool(above)
 
 
@@ -43,7 +42,7 @@ def test_equal_peers_are_seldom_told_apart() -> None:
         ranges = rank_ranges(
             {(int(right), 100): int(many) for right, many in zip(scores, counts, strict=True)}
         )
-        apart += any(ranges[int(right), 100] != RankRange(1, 100) for right in scores)
+        apart += any(ranges[int(right), 100] != (1, 100) for right in scores)
     assert apart <= 0.05 * 200
 
 

@@ -234,7 +234,7 @@ def test_the_board_lists_and_orders_peers(database: str) -> None:
         board = Reader(store.database).board(BoardView())
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
-        ties = [(standing.ties.first, standing.ties.last) for standing in board.standings if standing.ties]
+        ties = [standing.ties for standing in board.standings if standing.ties]
         assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # luck is not told from skill
         seen, after = [], 0
         while after is not None:
