@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from p2p import durable
 from p2p.member import Member
@@ -18,6 +18,7 @@ from swarmd.types import Completion
 log = logging.getLogger(__name__)
 
 RECEIPTS_FILE = "receipts.jsonl"
+Said = TypeVar("Said", Question, Graded)
 
 
 class ReceiptFile:
@@ -83,16 +84,9 @@ class Judging:
             return
         if self._open is not None and not self._open.expired(client.now()):
             return
-        self._busy = True
-        try:
-            outcome = await client.ask(round_number, self._model)
-        finally:
-            self._busy = False
-        if isinstance(outcome, NotJudged):
-            self._on_failure(outcome)
-            return
-        self._open = outcome
-        self._tell(link.JudgeQuestion(outcome.id, outcome.text))
+        if (question := await self._heard(client.ask(round_number, self._model))) is not None:
+            self._open = question
+            self._tell(link.JudgeQuestion(question.id, question.text))
 
     async def answer(self, answer: link.JudgeAnswer) -> None:
         """Hand the trainer's answer in.
@@ -102,18 +96,13 @@ class Judging:
         client, question = self._client, self._open
         if client is None or question is None or question.id != answer.id:
             return
-        self._busy, self._open = True, None
-        try:
-            outcome = await client.answer(question, Completion(answer.text, answer.ended))
-        finally:
-            self._busy = False
-        if isinstance(outcome, NotJudged):
-            self._on_failure(outcome)
-            return
-        self._last, self._silence = outcome, None
-        if self._receipts is not None:
-            self._receipts.add(outcome.receipt)
-        self._tell(link.JudgeScore(outcome.score, outcome.n))
+        self._open = None
+        grade = await self._heard(client.answer(question, Completion(answer.text, answer.ended)))
+        if grade is not None:
+            self._last, self._silence = grade, None
+            if self._receipts is not None:
+                self._receipts.add(grade.receipt)
+            self._tell(link.JudgeScore(grade.score, grade.n))
 
     def document(self) -> dict[str, Any] | None:
         """Return what `swarmd status` shows: the last grade, and why there is no newer one."""
@@ -130,10 +119,19 @@ class Judging:
             "asked_again_in": round(self._client.wait(), 1),  # seconds
         }
 
-    def _on_failure(self, silence: NotJudged) -> None:
-        if silence != self._silence:
-            self._talk(f"not judged: {silence.cause}; {silence.remedy}")
-        self._silence = silence
+    async def _heard(self, call: Awaitable[Said | NotJudged]) -> Said | None:
+        """Return what the judge says; None where it does not, which the operator is told."""
+        self._busy = True
+        try:
+            said = await call
+        finally:
+            self._busy = False
+        if not isinstance(said, NotJudged):
+            return said
+        if said != self._silence:
+            self._talk(f"not judged: {said.cause}; {said.remedy}")
+        self._silence = said
+        return None
 
 
 def judging_of(
