@@ -267,17 +267,16 @@ class UploadedWeights:
     @property
     def target(self) -> str:
         """Return path and query of the request."""
-        said: dict[str, str | int] = {
+        said = {
             "model": self.model,
             "curriculum": self.curriculum,
             "answers": self.answers,
+            "lora_rank": self.lora_rank,
+            "base": self.base,
+            "bytes": len(self.data),
+            "sha256": self.digest,
         }
-        said |= {
-            name: value
-            for name, value in (("lora_rank", self.lora_rank), ("base", self.base))
-            if value is not None
-        }
-        return "/v1/verified?" + urlencode(said | {"bytes": len(self.data), "sha256": self.digest})
+        return "/v1/verified?" + urlencode({of: value for of, value in said.items() if value is not None})
 
 
 class _Queued(msgspec.Struct, frozen=True):
