@@ -153,8 +153,12 @@ def join(
     flags: dict[str, object] = {"swarm": name, "curriculum": curriculum, "bootstrap": tuple(bootstrap)}
     flags |= {"listen": tuple(listen), "external": external, "seed": seed}
     wanted = {} if completions is None else {"SWARMD_ROUND_COMPLETIONS": str(completions)}
-    path = None if config is None else Path(config)
-    settings = resolve(path, os.environ | wanted, flags, accepted.settings() if accepted else {}).config
+    settings = resolve(
+        None if config is None else Path(config),
+        os.environ | wanted,
+        flags,
+        accepted.settings() if accepted else {},
+    ).config
     if accepted:
         require_same_swarm(accepted, curriculum_of(settings))
     if rank:
@@ -370,8 +374,9 @@ class JoinedSwarm:
                 self._changed.wait_for(
                     lambda: self._closed or any(s.informative for s in pool.snapshot()), wait
                 )
-            sampler = replace(self._sampler, n_external=count)
-            batch = BatchBuilder(sampler, pool, parts.me, (fitting,))((), parts.batch_rng)
+            batch = BatchBuilder(replace(self._sampler, n_external=count), pool, parts.me, (fitting,))(
+                (), parts.batch_rng
+            )
             pool.use(batch)
             weigh, lead = parts.sharing.weighing(parts.me), parts.sharing.lead
             self._round, self._collected = self._round + 1, self._collected + len(batch)
@@ -410,8 +415,12 @@ class JoinedSwarm:
             self._changed.notify_all()
 
     def _scored(self, given: _Given, rewards: tuple[float, ...]) -> Scored:
-        rollout = Rollout(given.task.ref, given.completions, self._parts.me)
-        return Scored(rollout, given.task.question, rewards, self._round)
+        return Scored(
+            Rollout(given.task.ref, given.completions, self._parts.me),
+            given.task.question,
+            rewards,
+            self._round,
+        )
 
     def _offer(self, scored: Scored) -> bool:
         chosen = self._network is not None and self._share(scored)

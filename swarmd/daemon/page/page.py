@@ -77,8 +77,8 @@ class NodePage:
         )
 
     async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        html = rendering.invitation(await self._handlers["invitation"](arguments))
-        return {"schema": 1, "html": html, "into": "invitation"}
+        found = await self._handlers["invitation"](arguments)
+        return {"schema": 1, "html": rendering.invitation(found), "into": "invitation"}
 
     async def _compare(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         found = await self._handlers["compare"](arguments)
@@ -87,9 +87,8 @@ class NodePage:
 
     async def _read_status(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})
-        peers = await self._handlers["peers"]({})
         return (
-            rendering.parts(document, peers, time.time()),
+            rendering.parts(document, await self._handlers["peers"]({}), time.time()),
             rendering.title_of(document),
             rendering.curve(document),
         )
