@@ -34,5 +34,4 @@ class DiskBudget:
 
     def _of(self, asker: Requester, now: float) -> list[TokenBucket]:
         holders = machine_of_host(asker.host), str(share_group_of_host(asker.host))
-        buckets = self._buckets[asker.record]
-        return [of.of(holder, now) for of, holder in zip(buckets, holders, strict=True)]
+        return [of.of(holder, now) for of, holder in zip(self._buckets[asker.record], holders, strict=True)]

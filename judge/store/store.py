@@ -203,9 +203,12 @@ class Store:
 
     def abandoned(self, before: float) -> None:
         """Close the questions of a judge that is gone, which nobody can answer: they do not count."""
-        asked = evaluations.c.asked_at <= before
         with self._begin() as db:
-            db.execute(update(evaluations).where(evaluations.c.state == "open", asked).values(state="void"))
+            db.execute(
+                update(evaluations)
+                .where(evaluations.c.state == "open", evaluations.c.asked_at <= before)
+                .values(state="void")
+            )
 
     def standing(self, peer: PeerId) -> PeerStanding:
         """Return what a peer's next question depends on."""

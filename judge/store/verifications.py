@@ -20,11 +20,6 @@ from swarmd.tasks.answers import added
 KEPT_UPLOADS = 5
 # Tries of an upload whose evaluation the judge did not survive.
 MAX_TRIES = 2
-STOPPED = (
-    "the judge stopped twice while it evaluated these weights",
-    "Upload them again; tell the judge's operator if it recurs.",
-)
-LOST = ("the judge no longer has the weights", "Upload them again.")
 
 
 class VerificationRecords:
@@ -50,14 +45,22 @@ class VerificationRecords:
         """
         with self._begin() as db:
             waiting = table.c.state.in_(("queued", "running"))
-            for why, lost in (
-                (STOPPED, table.c.tries >= MAX_TRIES),
-                (LOST, table.c.id.not_in(whole)),
+            for lost, error, remedy in (
+                (
+                    table.c.tries >= MAX_TRIES,
+                    "the judge stopped twice while it evaluated these weights",
+                    "Upload them again; tell the judge's operator if it recurs.",
+                ),
+                (
+                    table.c.id.not_in(whole),
+                    "the judge no longer has the weights",
+                    "Upload them again.",
+                ),
             ):
                 db.execute(
                     update(table)
                     .where(waiting, lost)
-                    .values(state="refused", ended=at, error=why[0], remedy=why[1])
+                    .values(state="refused", ended=at, error=error, remedy=remedy)
                 )
             db.execute(update(table).where(waiting).values(state="queued"))
             return [_upload(row) for row in db.execute(select(table).where(waiting).order_by(table.c.at))]
