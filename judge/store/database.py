@@ -44,8 +44,6 @@ FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
 FORESEEN = (OperationalError, JudgeError, sqlite3.OperationalError)
 # PostgreSQL's advisory lock, which a judge holds while it runs.
 _LOCK = int.from_bytes(b"swarmd", "big")
-# PostgreSQL's code of an error.
-_LOCK_NOT_AVAILABLE = "55P03"
 # The process of the server that answers.
 _PROCESS = "SELECT pg_backend_pid()"
 # A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is
@@ -178,7 +176,7 @@ def _keep_others_out(connection: Any, url: URL) -> None:
     try:
         connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
     except connection.Error as error:
-        if error.sqlstate != _LOCK_NOT_AVAILABLE:
+        if error.sqlstate != "55P03":  # lock_not_available
             raise
         raise DatabaseInUse(
             f"another judge is using {shown(url)}; stop it, or give this one another --database"
@@ -204,10 +202,13 @@ def _refuse_to_be_lent(connection: Any, url: URL) -> None:
 
 def _engine(url: URL, alone: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
-    # Seconds to wait for another writer; a busy judge leaves short gaps.
-    patience = 5 if alone else 30
     options: dict[str, Any] = {
-        "connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": patience}
+        "connect_args": {
+            "isolation_level": None,
+            "check_same_thread": False,
+            # Seconds to wait for another writer; a busy judge leaves short gaps.
+            "timeout": 5 if alone else 30,
+        }
     }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
