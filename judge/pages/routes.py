@@ -110,8 +110,6 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
     service = service_of(request)
     view = asked.view(service.now(), curves=CURVE_POINTS)
     found = await board_of(request, view)
-    # The plain front page: nobody searches or turns the page.
-    front = view == BoardView(curves=CURVE_POINTS)
     invited = service.settings.invitation and read_invitation(service.settings.invitation).name
     tiers = {standing.record.tier for standing in found.standings}
     # A column with one value says nothing: it is said once, above the table.
@@ -129,7 +127,8 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "json_link": _link("/v1/leaderboard", asked),
         "segments": views.segments,
         "fresh": new_texts(service.curriculum.questions).values(),
-        "health": await service.healths.get(None) if front else None,
+        # On the plain front page: nobody searches or turns the page.
+        "health": await service.healths.get(None) if view == BoardView(curves=CURVE_POINTS) else None,
         "swarm": invited,
     }
 
@@ -190,8 +189,7 @@ async def compare(request: Request, model: ModelName = None) -> tuple[str, Mappi
 
 @page("/swarm")
 async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
-    health = await service_of(request).healths.get(None)
-    return "swarm.html", {"health": health, "titles": GROUP_TITLES}
+    return "swarm.html", {"health": await service_of(request).healths.get(None), "titles": GROUP_TITLES}
 
 
 @page("/join")
@@ -242,7 +240,6 @@ async def metrics(request: Request) -> Response:
     """Return figures for Prometheus."""
     service = service_of(request)
     health, load = await service.healths.get(None), await service.health()
-    free = await service.free.get(None)
     figures = (
         ("nodes_listed", "nodes on the leaderboard", health.listed),
         ("nodes_unlisted", "nodes with too few answers for it", health.unlisted),
@@ -251,7 +248,7 @@ async def metrics(request: Request) -> Response:
         ("answers", "answers graded, of the nodes that are kept", health.answers),
         ("questions_open", "questions that wait for an answer", load["open"]),
         ("answers_scoring", "answers that wait for the verifier", load["scoring"]),
-        ("disk_free_bytes", "space for the database", free),
+        ("disk_free_bytes", "space for the database", await service.free.get(None)),
     )
     text = "".join(
         f"# HELP swarmd_judge_{name} {what}\n# TYPE swarmd_judge_{name} gauge\n"
