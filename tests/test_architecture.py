@@ -21,7 +21,6 @@ ALLOWED_ACROSS = {
     ("judge", "p2p"): [
         f"p2p.{name}"
         for name in (
-            "address",
             "durable",
             "errors",
             "identity",
