@@ -185,8 +185,7 @@ def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -
         view = arms.view(db, None)
     assert view.model == "tiny\0" and {model for model, *_ in view.sizes} == {"tiny\0", "other"}
     assert (
-        max(bins.peers for bins in view.swarm.bins.values()) == 3
-        and len(view.swarm.finishers[HORIZONS[0]]) > 0
+        max(sums[0] for sums in view.swarm.bins.values()) == 3 and len(view.swarm.finishers[HORIZONS[0]]) > 0
     )
     with reading(database) as db:
         for table, rows in recounted(db).rows():
