@@ -8,7 +8,6 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -369,9 +368,8 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(
         refused(await court.ask(peer), 500)
         assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
-        # A transaction cannot begin
-        with closing(court.service._store.database.engine.raw_connection()) as connection:
-            connection.cursor().execute("PRAGMA query_only=0")
+        # A transaction cannot begin, and the setting is that of one connection, whichever it was.
+        court.service._store.database.engine.dispose()
     full, unwritable = caplog.records
     assert "disk is full" in full.getMessage() and "readonly database" in unwritable.getMessage()
     assert not full.exc_info
