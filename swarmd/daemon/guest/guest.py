@@ -220,7 +220,7 @@ class Guest:
             and self._clock() < until < self._clock() + 366 * 86_400
         ):
             raise SwarmdError(
-                "A pause may last at most one year. Give less, or no time: `swarmd resume` ends it."
+                "a pause ends after now and within a year: give such a time, or none (`swarmd resume`)"
             )
         warning = self._asked.begin(until)
         self._decide()
