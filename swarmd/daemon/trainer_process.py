@@ -20,8 +20,9 @@ import trio
 
 from swarmd import link
 from swarmd.daemon.watchdog import Stuck, Watchdog
-from swarmd.policy.parallel.restarts import EXIT_TIMEOUT_S, Death, Deaths, exit_words
+from swarmd.policy.parallel.restarts import Death, Deaths
 from swarmd.state.logs import LOG_BYTES
+from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
 log = logging.getLogger(__name__)
 

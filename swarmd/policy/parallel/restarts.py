@@ -1,11 +1,9 @@
-"""How long to wait before a dead trainer is restarted, when to give up, and how a process ended. Pure."""
+"""How long to wait before a dead trainer is restarted, and when to give up. Pure."""
 
 from dataclasses import dataclass
 
 # Deaths in a row without progress between them.
 HOPELESS_DEATHS = 5
-# A child that has not exited so long after its connection was closed is killed.
-EXIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,3 @@ class Deaths:
         again = lasting and cause == self._lasting
         self._count, self._lasting = self._count + 1, cause if lasting else ""
         return Death(cause, self._count, 0.0 if self._count == 1 else 2.0 ** (self._count - 1), again)
-
-
-def exit_words(status: int) -> str:
-    """Describe an exit status of `subprocess` in words."""
-    if status < 0:
-        return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
-    return f"exit {status}"

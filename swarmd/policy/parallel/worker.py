@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 
 from swarmd.errors import SwarmdError
 from swarmd.policy.parallel.messages import Ask, Begin, Channel, Fatal, Message, Rest
-from swarmd.policy.parallel.restarts import EXIT_TIMEOUT_S, exit_words
 from swarmd.state.logs import set_up_logging
+from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
 
 class WorkerProcess:

@@ -17,8 +17,9 @@ from swarmd.daemon import watchdog
 from swarmd.daemon.daemon import Daemon as Node
 from swarmd.daemon.trainer_process import TrainerChild, _cause
 from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, Watchdog
-from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
+from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths
 from swarmd.state.logs import LOG_BYTES
+from swarmd.system.exits import exit_words
 from tests import ROOT
 from tests.doubles import TIMEOUT_S
 

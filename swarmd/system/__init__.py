@@ -1,0 +1,1 @@
+"""The node and the operating system: services, exits of processes, bug reports."""

@@ -1,0 +1,11 @@
+"""How child processes end: how long they may take, and their exit status in words. Pure."""
+
+# A child that has not exited so long after its connection was closed is killed.
+EXIT_TIMEOUT_S = 10.0
+
+
+def exit_words(status: int) -> str:
+    """Describe an exit status of `subprocess` in words."""
+    if status < 0:
+        return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
+    return f"exit {status}"
