@@ -29,7 +29,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.local_api.control import call
-from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.supervision.trainer_process import TrainerChild
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 

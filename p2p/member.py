@@ -21,8 +21,8 @@ from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of_host
+from p2p.peers.dial_back import DialBack
 from p2p.peers.introduction import ask_each
 from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, TwinCards, TwinSession
 from p2p.topic import Topic

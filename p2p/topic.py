@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
-ASK = "/swarmd/ask/1"  # the protocol of questions and answers (`p2p.engines.libp2p.request_response`)
+ASK = "/swarmd/ask/1"  # the protocol of questions and answers (`p2p.engines.request_response`)
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 

@@ -168,7 +168,7 @@ class PeerRequest(IntEnum):
     """
 
     BLOBS = 1  # `p2p.blobs.fetch`
-    DIAL_BACK = 3  # `p2p.nat.dial_back`
+    DIAL_BACK = 3  # `p2p.peers.dial_back`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`
     INTRODUCTION = 8  # `p2p.peers.introduction`

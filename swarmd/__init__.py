@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from swarmd import errors
-    from swarmd.daemon.library.joined_swarm import JoinedSwarm, ScoredGroup, join
+    from swarmd.library.joined_swarm import JoinedSwarm, ScoredGroup, join
     from swarmd.types import Completion, Task, TaskRef
 
 __all__ = ["Completion", "JoinedSwarm", "ScoredGroup", "Task", "TaskRef", "errors", "join"]
@@ -27,5 +27,5 @@ def __getattr__(name: str) -> "Any":
 
     if name == "errors":
         return import_module("swarmd.errors")
-    home = "types" if name in ("Completion", "Task", "TaskRef") else "daemon.library.joined_swarm"
+    home = "types" if name in ("Completion", "Task", "TaskRef") else "library.joined_swarm"
     return getattr(import_module(f"swarmd.{home}"), name)

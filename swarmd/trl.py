@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from swarmd.daemon.library.joined_swarm import JoinedSwarm, ScoredGroup
 from swarmd.errors import ConfigError
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG
+from swarmd.library.joined_swarm import JoinedSwarm, ScoredGroup
 from swarmd.policy.models.chat import SYSTEM_PROMPT, ids_of
 from swarmd.types import Completion, Task, TaskRef
 

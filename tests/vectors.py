@@ -20,8 +20,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.envelope import DOMAIN, seal
 from p2p.identity import Identity, peer_id_of, public_key_of, verify
 from p2p.member import QueuedMember
-from p2p.nat import dial_back
-from p2p.peers import introduction, twins
+from p2p.peers import dial_back, introduction, twins
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason
 from swarmd.exchange import acknowledgements, offers, wire

@@ -479,6 +479,6 @@ def _dialled(addresses: Sequence[str]) -> Sequence[Mapping[str, Any]]:
     # Imported here: a judge without an invitation needs no second event loop.
     import trio
 
-    from p2p.nat.noise_probe import probe
+    from p2p.peers.noise_probe import probe
 
     return trio.run(probe, addresses)

@@ -1,7 +1,7 @@
 """The p2p engines by name. A p2p engine moves frames between nodes; one is imported only when it is chosen.
 
 `libp2p` and `memory` are built in. Others are packages of their own, found by their entry point in the group
-`swarmd.p2p_engines`: a callable that takes what `p2p.engines.libp2p.network_engine.NetworkEngine` takes and
+`swarmd.p2p_engines`: a callable that takes what `p2p.engines.network_engine.NetworkEngine` takes and
 gives a `P2pEngine` (`engines/hivemind/` is one).
 """
 

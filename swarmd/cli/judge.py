@@ -144,9 +144,9 @@ def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int) -
 
     Raises ConfigError and SwarmdError.
     """
+    from swarmd.cli.trained.snapshot import read_snapshot
     from swarmd.daemon.judging.reader import UploadedWeights
     from swarmd.exchange.swarm_id import curriculum_of
-    from swarmd.trainer.snapshot import read_snapshot
 
     origin: dict[str, Any] = {}
     path, about = None if what is None else Path(what).expanduser(), Path("policy.json")

@@ -31,9 +31,9 @@ from swarmd.state.folder import IDENTITY_FILE, METRICS_FILE, StateFolder, in_use
 from swarmd.terminal import hang_up, interrupted_at_once, printable, tell
 
 if TYPE_CHECKING:
+    from swarmd.cli.trained.trained_model import TrainedModel
     from swarmd.config.config import NodeConfig
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
-    from swarmd.trainer.trained_model import TrainedModel
 
 doctor_app = typer.Typer()
 
@@ -162,11 +162,11 @@ def export(
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     _say_loading()
+    from swarmd.cli.trained.snapshot import read_snapshot
     from swarmd.policy import export as exporting
     from swarmd.policy.inference.modelfile import COMMANDS
     from swarmd.policy.training.policy_files import described
     from swarmd.state.metrics import each_round
-    from swarmd.trainer.snapshot import read_snapshot
 
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, exporting.FILES)
@@ -225,7 +225,7 @@ def _say_loading() -> None:
 
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
     with interrupted_at_once():
-        from swarmd.trainer.trained_model import TrainedModel
+        from swarmd.cli.trained.trained_model import TrainedModel
 
         folder = as_state_dir(state_dir)
         return TrainedModel(folder, joined(config, folder, {"device": device}))
@@ -248,8 +248,8 @@ def chat(
     One question a line; ? asks one that it trains on, an empty line begins anew, Ctrl-D ends.
     """
     _say_loading()
+    from swarmd.cli.trained.trained_model import AnswerSettings
     from swarmd.policy.models.tiny import WEIGHTS as TINY
-    from swarmd.trainer.trained_model import AnswerSettings
 
     model = _trained_model(state_dir, config, device)
     node = joined(config, as_state_dir(state_dir), {})
@@ -320,7 +320,7 @@ def serve(
         raise ConfigError(f"--listen {listen}: {error}") from None
     anybody = host not in opening.LOOPBACK
     _say_loading()
-    from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
+    from swarmd.cli.trained.chat_api import MAX_BODY_BYTES, ChatApi
 
     model = _trained_model(state_dir, config, device)
     if anybody:
@@ -404,7 +404,7 @@ def replay(
 
     Saves nothing.
     """
-    from swarmd.trainer.replay_plan import document, lines, plan_replay
+    from swarmd.cli.replay_plan import document, lines, plan_replay
 
     made = plan_replay(
         configured(config, {"model": model, "device": device}).config,

@@ -17,7 +17,7 @@ from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
 from swarmd.terminal import ended_by_signals, tell
 
 if TYPE_CHECKING:
-    from swarmd.daemon.library.joined_swarm import JoinedSwarm, Judged
+    from swarmd.library.joined_swarm import JoinedSwarm, Judged
     from swarmd.types import Task
 
 
@@ -122,7 +122,7 @@ def answer_by_hand(
 
     Nodes train on it the more, the less they can do themselves; some need a wrong one beside it.
     """
-    from swarmd.daemon.library.joined_swarm import JoinedSwarm
+    from swarmd.library.joined_swarm import JoinedSwarm
     from swarmd.state.logs import set_up_logging
 
     flags: dict[str, object] = {

@@ -16,7 +16,7 @@ import typer
 from swarmd.cli.options import AsJson, StateDir, answer
 from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
-from swarmd.state.service import UserService, service_word, user_service
+from swarmd.system.service import UserService, service_word, user_service
 
 # The last byte that a node in the background writes to its starter: it runs. No text for people contains it.
 RUNS: Final = b"\0"

@@ -252,7 +252,7 @@ def bug_report(
 
     A terminal shows it first.
     """
-    from swarmd.state.bug_report import collect, write_report
+    from swarmd.system.bug_report import collect, write_report
 
     folder = as_state_dir(state_dir)
     files = collect(folder, _of_running_node(folder, config), Path.home(), addresses=hide_addresses)

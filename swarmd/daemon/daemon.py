@@ -39,15 +39,15 @@ from swarmd.daemon.membership import addresses_present, connection_news, run
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.sharing import Participant, Publisher
-from swarmd.daemon.trainer_process import TrainerChild, run_tracker
-from swarmd.daemon.watchdog import Stuck, Watchdog
+from swarmd.daemon.supervision.restarts import Death
+from swarmd.daemon.supervision.trainer_process import TrainerChild, run_tracker
+from swarmd.daemon.supervision.watchdog import Stuck, Watchdog
+from swarmd.daemon.tracking import check_installed
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.restarts import Death
 from swarmd.protocols import View
 from swarmd.state.folder import LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
-from swarmd.state.tracking import check_installed
 from swarmd.terminal import hang_up
 
 log = logging.getLogger(__name__)

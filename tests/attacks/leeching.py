@@ -21,10 +21,10 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
 from benchmarks.probe import options, say
 from p2p.engines.libp2p.pubsub import MAX_WANTED, MESHSUB
-from p2p.engines.libp2p.request_response import Broken, ask
 from p2p.engines.libp2p.rpcs import MAX_RPC_BYTES
 from p2p.engines.libp2p.stack import make_host
 from p2p.engines.libp2p.streams import PROTOCOL, IncomingStream
+from p2p.engines.request_response import Broken, ask
 from p2p.topic import Topic
 from p2p.types import PeerRequest
 from tests.attacks.harness import declare

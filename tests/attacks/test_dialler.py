@@ -25,7 +25,7 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from p2p.admission.dials import UNANSWERED_AT_ONCE, UNANSWERED_PER_S
-from p2p.engines.libp2p import discovery
+from p2p.engines import discovery
 from p2p.netgroup import MIN_PORT, block_of_host
 from tests.attacks.harness import Attack, show
 from tests.p2p.hostile import hostile_peer

@@ -26,13 +26,14 @@ from p2p.admission.replays import Holder, Replays, Trace
 from p2p.blobs import blobs, fetch
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import Fetcher, Want
-from p2p.engines.libp2p import dht, network, pubsub, request_response, rpcs
+from p2p.engines import request_response
+from p2p.engines.libp2p import dht, network, pubsub, rpcs
 from p2p.engines.libp2p.network import Muxer
 from p2p.engines.libp2p.relay import RelayLimits
-from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, ingress
 from p2p.engines.libp2p.stack import make_host
 from p2p.engines.libp2p.streams import READ_BYTES
+from p2p.engines.request_response import Responder
 from p2p.engines.traffic import Line, RateGate, Traffic
 from p2p.identity import Identity
 from p2p.rate_limit import MAX_PIECE
@@ -41,7 +42,7 @@ from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
 from swarmd.types import TaskRef
 from tests import ROOT
 from tests.doubles import NOW
-from tests.p2p.engines.libp2p.test_request_response import pair
+from tests.p2p.engines.test_request_response import pair
 
 MIB = 1024 * 1024
 DOCUMENT = ROOT / "docs" / "admission.md"

@@ -39,7 +39,7 @@ from swarmd_engine_hivemind.streams import serve
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.engines import engine, offered
-from p2p.engines.libp2p.request_response import Responder
+from p2p.engines.request_response import Responder
 from p2p.engines.traffic import UNKNOWN_LINE, Traffic
 from p2p.errors import EngineMissing
 from p2p.identity import Identity

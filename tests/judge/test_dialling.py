@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from judge.cli import app
 from judge.errors import JudgeError
 from p2p.identity import Identity
-from p2p.nat.noise_probe import probe
+from p2p.peers.noise_probe import probe
 from swarmd.config.invitation import Invitation, write_invitation
 from tests.judge.conftest import eventually, open_court
 from tests.p2p.real import real_engine

@@ -8,7 +8,7 @@ import shlex
 from collections import defaultdict
 
 from swarmd.daemon.daemon import GRACE_S
-from swarmd.state.service import UNITS
+from swarmd.system.service import UNITS
 from tests.packaging.checkout import node_config
 
 UNIT, AGENT = UNITS / "swarmd.service", UNITS / "org.swarmd.node.plist"

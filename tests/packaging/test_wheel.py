@@ -25,7 +25,7 @@ WEIGHTS = Path("swarmd/policy/models/tiny/weights")
 PAGES = [
     ROOT / folder for folder in ("swarmd/daemon/page/static", "judge/pages/static", "judge/pages/templates")
 ]
-UNITS = ROOT / "swarmd/state/units"
+UNITS = ROOT / "swarmd/system/units"
 EXPERIMENTS = ROOT / "swarmd/lab/experiments"
 MAX_BYTES = 20 * 1024 * 1024
 MAX_INSTALLED_BYTES = 300 * 1024 * 1024  # without PyTorch, transformers and peft

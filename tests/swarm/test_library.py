@@ -18,9 +18,9 @@ import pytest
 import swarmd
 from p2p.types import Reason
 from swarmd.config.config import NodeConfig, SwarmConfig
-from swarmd.daemon.library.joined_swarm import Questions
 from swarmd.daemon.local_api import control
 from swarmd.exchange import offers, wire
+from swarmd.library.joined_swarm import Questions
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT

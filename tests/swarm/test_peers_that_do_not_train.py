@@ -23,10 +23,10 @@ import trio
 from p2p.topic import Topic
 from p2p.types import Reason
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.library import network
-from swarmd.daemon.library.joined_swarm import JoinedSwarm
 from swarmd.daemon.local_api import control
 from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.library import network
+from swarmd.library.joined_swarm import JoinedSwarm
 from swarmd.state.folder import StateFolder, in_use
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9

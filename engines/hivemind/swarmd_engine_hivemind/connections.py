@@ -1,4 +1,4 @@
-"""p2pd's connections for `p2p.engines.libp2p.discovery`: dials, hangs up, knows who is in which topic.
+"""p2pd's connections for `p2p.engines.discovery`: dials, hangs up, knows who is in which topic.
 
 p2pd answers questions and reports nothing by itself, so all of this is as of the last look.
 """
@@ -13,7 +13,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import parse_endpoint
 from p2p.admission.host_bans import HostBans
-from p2p.engines.libp2p.discovery import AddressRecord, Dialled
+from p2p.engines.discovery import AddressRecord, Dialled
 from p2p.netgroup import group_of
 from p2p.peers.listen import has_route
 from p2p.topic import Topic

@@ -20,8 +20,8 @@ from typing import Any
 import trio
 
 from p2p.address import Endpoint, own_ports, parse_bootstrap, parse_endpoint
-from p2p.engines.libp2p.discovery import Discovery
-from p2p.engines.libp2p.network_engine import NetworkEngine
+from p2p.engines.discovery import Discovery
+from p2p.engines.network_engine import NetworkEngine
 from p2p.engines.traffic import Line, line_of_host
 from p2p.errors import EngineMissing
 from p2p.identity import Identity

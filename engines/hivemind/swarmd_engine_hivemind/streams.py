@@ -1,4 +1,4 @@
-"""Requests and responses (`p2p.engines.libp2p.request_response`) over streams of p2pd.
+"""Requests and responses (`p2p.engines.request_response`) over streams of p2pd.
 
 Each stream is a connection of its own to a Unix socket: ours to p2pd's where we ask, p2pd's to ours where we
 are asked. The end of one direction is the end of both there.
@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
+from p2p.engines.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
 from p2p.engines.traffic import Line
 from p2p.topic import ASK
 from p2p.types import PeerId, Started, Unanswered

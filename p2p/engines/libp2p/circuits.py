@@ -1,7 +1,7 @@
 """Connections through relays (circuit relay v2), to this node and to peers that nobody can dial.
 
-Whether others can dial this node is decided by members that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT
-says yes to any address of a peer that is connected, as it takes that connection for a new one.
+Members that try it decide whether this node can be dialled (`p2p.peers.dial_back`). py-libp2p's AutoNAT says
+yes to any address of a peer that is connected, as it takes that connection for a new one.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, hail,
 from p2p.engines.libp2p.streams import Circuit, end
 from p2p.errors import BadAddress
 from p2p.latest import Latest
-from p2p.nat.dial_back import ask_members, can_be_dialled, who_dials_back
 from p2p.netgroup import LOCAL, group_of_host, is_public, on_internet
 from p2p.peers.addressbook import AddressBook
+from p2p.peers.dial_back import ask_members, can_be_dialled, who_dials_back
 from p2p.types import Ask, Peer, PeerId
 
 # When members are asked whether they can dial us: first, while none can say, and from then on.

@@ -16,8 +16,8 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStoreError
 
 from p2p.address import Endpoint, parse_endpoint
+from p2p.engines.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.dht import bounded
-from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.network import (
     SIMULTANEOUS_S,
     circuit,

@@ -11,10 +11,10 @@ from p2p.address import own_ports
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.metering import message_limits
-from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.engines.libp2p.relay import DCUTR, GUEST_BYTES_PER_S, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
+from p2p.engines.network_engine import NetworkEngine
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic

@@ -26,8 +26,8 @@ from multiaddr.exceptions import Error as MultiaddrError
 from p2p.address import Endpoint, parse_endpoint
 from p2p.admission.places import one_too_many
 from p2p.engines.libp2p.network import circuit, direct, remote_host
-from p2p.engines.libp2p.request_response import Broken
 from p2p.engines.libp2p.streams import IncomingStream, end
+from p2p.engines.request_response import Broken
 from p2p.engines.traffic import RateGate
 from p2p.netgroup import LOCAL, MIN_PORT, group_of, is_public, machine_of_host, share_group_of_host
 from p2p.rate_limit import MAX_PIECE, TokenBucket, TokenBuckets

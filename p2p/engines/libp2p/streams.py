@@ -21,7 +21,7 @@ from multiaddr import Multiaddr
 
 from p2p.address import parse_endpoint
 from p2p.admission.dials import Dials
-from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
+from p2p.engines.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
 from p2p.engines.traffic import Line, RateGate, Traffic, line_of_host
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered

@@ -13,7 +13,7 @@ import trio
 
 from p2p.address import parse_bootstrap
 from p2p.member import Member
-from p2p.nat.noise_probe import probe
+from p2p.peers.noise_probe import probe
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig

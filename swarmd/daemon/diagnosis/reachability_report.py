@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p.errors import OperatorError
-from p2p.nat.dial_back import Outcome
 from p2p.netgroup import LOCAL, group_of_host, only_here
+from p2p.peers.dial_back import Outcome
 from swarmd.daemon.diagnosis.isolation import (
     BEHIND_FIREWALL,
     BEHIND_ROUTER,

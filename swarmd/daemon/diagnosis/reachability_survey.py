@@ -16,13 +16,13 @@ import trio
 from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.identity import Identity, nickname
 from p2p.member import Member
-from p2p.nat.dial_back import DialBackReply, ask_members, who_dials_back
-from p2p.nat.noise_probe import probe
 from p2p.netgroup import only_here
 from p2p.peers import introduction
+from p2p.peers.dial_back import DialBackReply, ask_members, who_dials_back
 from p2p.peers.introduction import HELPING, Introduced
 from p2p.peers.listen import SOMEWHERE, has_route, outward_first
 from p2p.peers.mdns import own_networks
+from p2p.peers.noise_probe import probe
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Facts, another, certain

@@ -34,9 +34,9 @@ from swarmd.daemon.guest.limits import CpuShare
 from swarmd.daemon.guest.meters import ProcessMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes
+from swarmd.daemon.guest.usage import USAGE_FILE, Usage, UsageLedger
 from swarmd.errors import SwarmdError
 from swarmd.policy.models.preflight import cores
-from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
 
 log = logging.getLogger(__name__)
 

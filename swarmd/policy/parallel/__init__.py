@@ -1,1 +1,1 @@
-"""Processes beside the trainer: generators, further trainers, their questions, weights and restarts."""
+"""Processes beside the trainer: generators, further trainers, their questions and weights."""

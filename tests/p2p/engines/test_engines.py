@@ -25,8 +25,7 @@ from libp2p.network.exceptions import SwarmException
 
 from p2p.address import own_ports, parse_bootstrap, parse_listen
 from p2p.admission.host_bans import BANNED_AT_ONCE
-from p2p.engines import BUILT_IN, GROUP, engine, offered
-from p2p.engines.libp2p import network_engine
+from p2p.engines import BUILT_IN, GROUP, engine, network_engine, offered
 from p2p.engines.memory import MemorySwarm
 from p2p.errors import AddressMissing, BadAddress, CannotListen, EngineMissing, OperatorError
 from p2p.identity import Identity

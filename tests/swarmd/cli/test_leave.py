@@ -16,10 +16,10 @@ import pytest
 
 from p2p.identity import Identity
 from swarmd.errors import CannotRecord
-from swarmd.state.bug_report import redacted, write_report
 from swarmd.state.folder import IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
 from swarmd.state.logs import for_people, lines_of
-from swarmd.state.service import user_service
+from swarmd.system.bug_report import redacted, write_report
+from swarmd.system.service import user_service
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.swarmd.cli.test_cli import node

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from swarmd.cli.app import main
+from swarmd.cli.replay_plan import ALPHA, RHO, Measured, lines, measure, plan, plan_replay
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.experience.replay_theory import best_reuse
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, lines, measure, plan, plan_replay
 from swarmd.types import Completion, Generation, Task, TaskRef, Tokens, UpdateReport
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.errors import ConfigError
-from swarmd.state.service import user_service
+from swarmd.system.service import user_service
 from tests.doubles import TIMEOUT_S
 from tests.swarmd.conftest import Run
 

@@ -32,7 +32,7 @@ from swarmd.daemon.bootstrap import BootstrapNode
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.daemon.membership import connection_news
-from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.supervision.trainer_process import TrainerChild
 from swarmd.exchange import offers, wire
 from swarmd.trainer.__main__ import NICE
 from swarmd.trainer.checkpoint import Checkpoints, RunState

@@ -20,8 +20,8 @@ from swarmd import link
 from swarmd.cli.views.plain import JsonView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
+from swarmd.daemon.supervision.restarts import Death
 from swarmd.exchange import offers, wire
-from swarmd.policy.parallel.restarts import Death
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 

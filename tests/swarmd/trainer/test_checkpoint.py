@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from p2p.types import PeerId
+from swarmd.cli.trained.snapshot import read_snapshot
 from swarmd.errors import CannotRecord, SwarmdError
 from swarmd.experience.pool import PoolEntry
 from swarmd.state.metrics import each_round
@@ -27,7 +28,6 @@ from swarmd.trainer.checkpoint import (
     folder_bytes,
     saved_in,
 )
-from swarmd.trainer.snapshot import read_snapshot
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 from tests.processes import killed_after
 

@@ -46,10 +46,10 @@ from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.metering import MAX_LINE_BYTES
 from p2p.engines.libp2p.relay import HOP
-from p2p.engines.libp2p.request_response import SERVED_EACH
 from p2p.engines.libp2p.rpcs import MAX_BYTES
 from p2p.engines.libp2p.stack import MAX_STREAMS, Host, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
+from p2p.engines.request_response import SERVED_EACH
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
@@ -440,7 +440,7 @@ async def test_silent_streams_take_no_place_from_others(
 ) -> None:
     """Streams that it opens without a word are cut off beyond a limit."""
     # Long enough for a slow machine.
-    monkeypatch.setattr("p2p.engines.libp2p.request_response.MESSAGE_TIMEOUT_S", 10 * SECONDS)
+    monkeypatch.setattr("p2p.engines.request_response.MESSAGE_TIMEOUT_S", 10 * SECONDS)
     a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
     (address,) = await nursery.start(a_engine.run)
     b_engine = engine(2, bootstrap=[address])

@@ -53,8 +53,8 @@ from p2p.engines.libp2p.relay import (
 from p2p.engines.libp2p.stack import make_host
 from p2p.engines.libp2p.streams import Circuit
 from p2p.identity import Identity
-from p2p.nat.dial_back import Outcome
 from p2p.peers.addressbook import AddressBook
+from p2p.peers.dial_back import Outcome
 from p2p.types import PeerId
 from tests.doubles import until
 from tests.p2p.hostile import hostile_peer

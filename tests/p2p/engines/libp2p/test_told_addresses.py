@@ -8,7 +8,8 @@ import trio
 
 from p2p.blobs.blobs import pack
 from p2p.blobs.fetch import Want
-from p2p.engines.libp2p import circuits, discovery
+from p2p.engines import discovery
+from p2p.engines.libp2p import circuits
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import addressbook

@@ -21,8 +21,8 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes
+from swarmd.daemon.guest.usage import SAVE_EVERY_S, Usage
 from swarmd.errors import SwarmdError
-from swarmd.state.usage import SAVE_EVERY_S, Usage
 from tests.doubles import TIMEOUT_S, Clock, until
 from tests.swarmd.daemon.guest.test_probes import Times
 

@@ -14,7 +14,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
-from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.supervision.trainer_process import TrainerChild
 from swarmd.exchange.swarm_id import curriculum_of
 from tests.doubles import TIMEOUT_S, Clock
 from tests.swarmd.daemon.guest.test_guest import Swarm

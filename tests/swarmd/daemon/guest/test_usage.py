@@ -9,8 +9,8 @@ import pytest
 
 from p2p import durable
 from swarmd.daemon.guest.meters import FIND_EVERY_S, ProcessMeter
+from swarmd.daemon.guest.usage import DAYS_KEPT, SAVE_EVERY_S, Usage, UsageLedger
 from swarmd.daemon.local_api.status_words import cost_words
-from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY_S, Usage, UsageLedger
 from tests.doubles import Clock
 
 DAY = 86_400.0

@@ -33,7 +33,6 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import read_invitation
 from swarmd.config.own_strategy import load_take
 from swarmd.config.sources import resolve
-from swarmd.daemon.library.network import MAX_HELD, Network
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -42,6 +41,7 @@ from swarmd.experience.advantages import advantages, within_group
 from swarmd.experience.batch import BatchBuilder, Fitting, SharingSampler
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import SHARES, Sharing
+from swarmd.library.network import MAX_HELD, Network
 from swarmd.state.folder import StateFolder, default_state_dir
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import DrawnTasks

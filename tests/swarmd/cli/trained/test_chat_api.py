@@ -13,12 +13,13 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from swarmd.daemon.page import chat_api, http, opening
-from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
-from swarmd.trainer.trained_model import Answer, TrainedModel
+from swarmd.cli.trained import chat_api
+from swarmd.cli.trained.chat_api import MAX_BODY_BYTES, ChatApi
+from swarmd.cli.trained.trained_model import Answer, TrainedModel
+from swarmd.daemon.page import http, opening
 from tests.doubles import TIMEOUT_S, until
+from tests.swarmd.cli.trained.test_trained_model import config, save
 from tests.swarmd.policy.conftest import open_policy
-from tests.swarmd.trainer.test_trained_model import config, save
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
 GREEDY = {"model": "tiny", "messages": MESSAGES, "temperature": 0}

@@ -20,7 +20,7 @@ from swarmd.daemon.page.http import Request, Response, Send
 from swarmd.errors import SwarmdError
 
 if TYPE_CHECKING:
-    from swarmd.trainer.trained_model import Answer, AnswerSettings, TrainedModel
+    from swarmd.cli.trained.trained_model import Answer, AnswerSettings, TrainedModel
 
 # A conversation that fills the context of a large model, as JSON.
 MAX_BODY_BYTES: Final = 2**20
@@ -141,7 +141,7 @@ class _Completion(msgspec.Struct):
         ]
 
     def settings(self) -> "AnswerSettings":
-        from swarmd.trainer.trained_model import AnswerSettings
+        from swarmd.cli.trained.trained_model import AnswerSettings
 
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return AnswerSettings(

@@ -19,8 +19,8 @@ from typing import Final
 import trio
 
 from swarmd import link
-from swarmd.daemon.watchdog import Stuck, Watchdog
-from swarmd.policy.parallel.restarts import Death, Deaths
+from swarmd.daemon.supervision.restarts import Death, Deaths
+from swarmd.daemon.supervision.watchdog import Stuck, Watchdog
 from swarmd.state.logs import LOG_BYTES
 from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
@@ -273,7 +273,7 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
     try:
         with (folder / LOG_FILE).open("ab") as output:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", "swarmd.state.tracking", str(folder), peer, name],
+                [sys.executable, "-P", "-m", "swarmd.daemon.tracking", str(folder), peer, name],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -2,7 +2,7 @@
 
 They are off by default; each is an extra (`pip install 'swarmd[trackio]'`).
 
-    python -m swarmd.state.tracking FOLDER PEER_ID TRACKER
+    python -m swarmd.daemon.tracking FOLDER PEER_ID TRACKER
 
 A process for each tracker follows metrics.jsonl and hands it the figures of every new round. So no round
 waits for a tracker, and one that is slow or fails harms nothing: the file is the queue, and what was missed

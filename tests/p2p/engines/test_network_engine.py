@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from p2p.engines.libp2p.metering import message_limits
-from p2p.engines.libp2p.network_engine import NetworkEngine
+from p2p.engines.network_engine import NetworkEngine
 from p2p.errors import CannotListen
 from p2p.identity import Identity
 from tests.p2p.real import QUIET, TOPIC

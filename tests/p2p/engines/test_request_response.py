@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.engines.libp2p.request_response import (
+from p2p.engines.request_response import (
     AT_ONCE,
     IDLE_AT_ONCE,
     IDLE_EACH,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from swarmd.cli.trained.snapshot import read_snapshot
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.export import FILES, base_network, put_trained
@@ -23,7 +24,6 @@ from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training.policy_files import ModelIdentity, described
 from swarmd.trainer.checkpoint import folder_name, saved_in
-from swarmd.trainer.snapshot import read_snapshot
 
 Message = Mapping[str, str]  # role and content
 # What a decoder writes for the first bytes of a letter whose last ones are in the next token.

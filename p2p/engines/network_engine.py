@@ -12,8 +12,8 @@ import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_listen
 from p2p.admission.host_bans import HostBans
-from p2p.engines.libp2p.discovery import Connections, Discovery
-from p2p.engines.libp2p.request_response import Responder
+from p2p.engines.discovery import Connections, Discovery
+from p2p.engines.request_response import Responder
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity

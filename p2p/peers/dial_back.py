@@ -21,9 +21,9 @@ from enum import IntEnum
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.nat.noise_probe import NoPeer, knock
 from p2p.netgroup import LOCAL, MIN_PORT, group_of_host
 from p2p.peers.introduction import ask_each
+from p2p.peers.noise_probe import NoPeer, knock
 from p2p.rate_limit import TokenBucket
 from p2p.types import Ask, Peer, PeerId, PeerRequest
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.engines.libp2p.discovery import MISSING_S, AddressRecord, Dialled, Discovery
+from p2p.engines.discovery import MISSING_S, AddressRecord, Dialled, Discovery
 from p2p.identity import Identity
 from p2p.peers.addressbook import CONNECTED_EVERY_S, AddressBook
 from p2p.peers.outbound import DHT_IDLE_S, STRANGER_S, TARGET_MEMBERS

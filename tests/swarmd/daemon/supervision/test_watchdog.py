@@ -13,11 +13,11 @@ import trio
 from swarmd import link
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import watchdog
 from swarmd.daemon.daemon import Daemon as Node
-from swarmd.daemon.trainer_process import TrainerChild, _cause
-from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, Watchdog
-from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths
+from swarmd.daemon.supervision import watchdog
+from swarmd.daemon.supervision.restarts import HOPELESS_DEATHS, Death, Deaths
+from swarmd.daemon.supervision.trainer_process import TrainerChild, _cause
+from swarmd.daemon.supervision.watchdog import MAX_COUNTED_S, Stuck, Watchdog
 from swarmd.state.logs import LOG_BYTES
 from swarmd.system.exits import exit_words
 from tests import ROOT

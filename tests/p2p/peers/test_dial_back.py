@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.nat.dial_back import (
+from p2p.peers.dial_back import (
     DIALS_AT_ONCE,
     KEPT_S,
     MAX_ASKED,
@@ -34,7 +34,7 @@ from p2p.nat.dial_back import (
     seen_at,
     who_dials_back,
 )
-from p2p.nat.noise_probe import Handshake, NoPeer, knock
+from p2p.peers.noise_probe import Handshake, NoPeer, knock
 from p2p.types import Peer, PeerId
 from tests.doubles import TIMEOUT_S, memory_member
 from tests.p2p.real import real_engine

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import trio
 
-from swarmd.daemon.trainer_process import run_tracker
+from swarmd.daemon.supervision.trainer_process import run_tracker
+from swarmd.daemon.tracking import TRACKERS, Follower, check_installed, figures_of, follow
 from swarmd.errors import ConfigError
 from swarmd.state.logs import LOG_BYTES
 from swarmd.state.metrics import MetricsFile
-from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
 from tests.doubles import until
 from tests.processes import ended, killed_after, wait_until
 
@@ -160,7 +160,7 @@ async def test_what_a_tracker_says_fills_no_disk(tmp_path: Path, monkeypatch: py
 @pytest.mark.net  # it starts a process
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     play_tracker(tmp_path, f"Path({str(tmp_path / 'up')!r}).touch()")
-    command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "trackio"]
+    command = [sys.executable, "-m", "swarmd.daemon.tracking", str(tmp_path), PEER, "trackio"]
     parent = (
         f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True);"
         " sys.stdin.read()"

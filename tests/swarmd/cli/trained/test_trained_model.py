@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from swarmd.cli.trained.snapshot import NothingSaved
+from swarmd.cli.trained.trained_model import AnswerSettings, CannotAnswer, TrainedModel
 from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.trainer.checkpoint import Checkpoints, RunState
-from swarmd.trainer.snapshot import NothingSaved
-from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer, TrainedModel
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, answered, make_model, open_policy
 
 QUESTION = "one?"

@@ -1,1 +1,0 @@
-"""NAT: dial-back, and the handshake that learns who listens at an address."""

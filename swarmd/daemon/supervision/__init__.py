@@ -1,0 +1,1 @@
+"""The trainer's process: starts, restarts, and a watch for rounds that stop."""
