@@ -39,7 +39,7 @@ from swarmd.config.config import TrainConfig
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling
 from swarmd.policy.inference.fused_decoder import blocks_of
-from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.own_engine import OwnEngine
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.load import with_adapter

@@ -19,7 +19,7 @@ from judge.errors import JudgeError
 from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
 from swarmd.tasks.held_out import checked_receipt
-from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.terminal import explained, printable, run_program, tell
 
 EXTRA = ("fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra

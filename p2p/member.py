@@ -14,8 +14,8 @@ import trio
 from p2p.address import parse_endpoint
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
-from p2p.admission.memory import AdmissionMemory
 from p2p.admission.reputation import Reputation
+from p2p.admission.seen_file import SeenFile
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
 from p2p.envelope import seal
@@ -99,7 +99,7 @@ class Member:
         self.identity = identity
         # Our swarm's, then those of swarms whose members we help to meet.
         self.topic, self.topics = topic, [topic, *dict.fromkeys(also)]
-        self._recall = AdmissionMemory(folder, clock)
+        self._recall = SeenFile(folder, clock)
         self.reputation = Reputation()
         self.inbox = Inbox(
             identity.peer_id,

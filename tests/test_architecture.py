@@ -110,7 +110,7 @@ PURE = """
     judge/api/signing.py judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py p2p/latest.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
-    p2p/admission/places.py p2p/admission/dials.py
+    p2p/admission/inbound_slots.py p2p/admission/dials.py
     p2p/peers/buckets.py p2p/peers/addressbook.py p2p/peers/outbound.py p2p/peers/twins.py
     p2p/blobs/blobs.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
 """

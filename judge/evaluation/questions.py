@@ -15,7 +15,7 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.held_out import Regenerating
-from swarmd.tasks.own import NoQuestion
+from swarmd.tasks.own_tasks import NoQuestion
 from swarmd.tasks.sandbox.client import VerifierFailed
 from swarmd.types import Task, TaskRef
 

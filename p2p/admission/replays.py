@@ -1,7 +1,7 @@
 """Replay protection: remembers which of each author's latest frames came.
 
 Pure; `now` is an argument. A restart begins with nothing remembered: what was sent before is old then
-(`p2p.admission.memory`).
+(`p2p.admission.seen_file`).
 
 Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them
 signed. Of each author the last FRAMES sent are remembered. A forgotten frame raises a **horizon**, and frames

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from p2p.admission.places import one_too_many
+from p2p.admission.inbound_slots import one_too_many
 from p2p.engines.traffic import UNKNOWN_LINE, Line
 from p2p.rate_limit import counted
 from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import trio
 
-from p2p.admission.places import GROUP_FACTOR
+from p2p.admission.inbound_slots import GROUP_FACTOR
 from p2p.latest import Latest
 from p2p.netgroup import machine_of_host, share_group_of_host
 from p2p.rate_limit import Claim, SharedRate

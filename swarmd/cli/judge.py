@@ -315,7 +315,7 @@ def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:
 
 def _curriculum(digest: str, given: str | None) -> "Curriculum":
     from swarmd.tasks.curriculum import CURRICULA
-    from swarmd.tasks.own import find_curriculum
+    from swarmd.tasks.own_tasks import find_curriculum
 
     known = {one.digest: one for one in CURRICULA.values()}
     found = find_curriculum(given) if given else known.get(digest)

@@ -27,7 +27,7 @@ app = typer.Typer(
 # How often the line of progress is drawn on a terminal, and elsewhere.
 REDRAW_S = 0.5
 REDRAW_ELSEWHERE_S = 30.0
-RANKS = (sys.executable, "-P", "-m", "swarmd.lab.ranks")  # plays a run with `--engine torch`
+RANKS = (sys.executable, "-P", "-m", "swarmd.lab.torch_executor")  # plays a run with `--engine torch`
 
 
 @app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")

@@ -41,7 +41,7 @@ def list_tasks(
 ) -> None:
     """List the curricula, their specialties and how each is configured."""
     from swarmd.tasks.curriculum import CURRICULA
-    from swarmd.tasks.own import find_curriculum
+    from swarmd.tasks.own_tasks import find_curriculum
 
     chosen = [find_curriculum(curriculum)] if curriculum else list(CURRICULA.values())
     if as_json:
@@ -148,7 +148,7 @@ def _completion(line: str, number: int) -> Completion:
 def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":
     from swarmd.config.messages import nearest
     from swarmd.tasks.curriculum import HELD_OUT_END
-    from swarmd.tasks.own import find_curriculum
+    from swarmd.tasks.own_tasks import find_curriculum
 
     found = find_curriculum(curriculum)
     if specialty not in found.specialties:

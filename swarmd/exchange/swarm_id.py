@@ -13,7 +13,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange import wire
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import CURRICULA, LADDER_9, TINY_9, Curriculum
-from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.own_tasks import find_curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:

@@ -29,7 +29,7 @@ from swarmd.daemon.judging.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
-from swarmd.lab.leash import run_program, tell_round
+from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward

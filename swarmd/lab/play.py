@@ -28,13 +28,13 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.experiment import BadExperiment, Evaluation, Experiment, Hostile, Setting
-from swarmd.lab.leash import run_program, tell_round
+from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.results import Results, Run
 from swarmd.lab.surroundings import MARK, FetchingMember, HostilePeer, absences
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.curriculum import DrawnTasks
-from swarmd.tasks.own import OwnCurriculum
+from swarmd.tasks.own_tasks import OwnCurriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.node import build

@@ -31,7 +31,7 @@ from swarmd.errors import SwarmdError, command_for
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.experiment import Experiment
 from swarmd.state.logs import installed_version
-from swarmd.tasks.own import OwnCurriculum
+from swarmd.tasks.own_tasks import OwnCurriculum
 from swarmd.terminal import printable
 
 SCHEMA = 3

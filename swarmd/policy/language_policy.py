@@ -18,9 +18,9 @@ from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
 from swarmd.policy.inference.decode import Done, Sample, Sampling
-from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import OWN
-from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.engine_driver import EngineDriver
+from swarmd.policy.inference.own_engine import OwnEngine
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import Chat, Examples
@@ -75,7 +75,7 @@ class LanguagePolicy:
         mean: Callable[[Sequence[int]], Sequence[float]],
         sampling: Sampling,
         generator: torch.Generator,
-        driver: Driver,
+        driver: EngineDriver,
         *,
         versions: bool = False,
         on_policy: bool = False,
@@ -160,7 +160,7 @@ class LanguagePolicy:
             MEANS[config.train.loss_mean],
             sampling,
             seeded(loaded.device, seed),
-            Driver(open_engine(config, loaded, sampling, rest, between), loaded, rest, between),
+            EngineDriver(open_engine(config, loaded, sampling, rest, between), loaded, rest, between),
             versions=between is not None,
             on_policy=config.generate.engine == OWN
             and config.replay.mode == "off"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from p2p.identity import verify
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, Curriculum
-from swarmd.tasks.own import NoQuestion
+from swarmd.tasks.own_tasks import NoQuestion
 from swarmd.types import Task, TaskRef
 
 SEED_BYTES = 32

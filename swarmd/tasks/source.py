@@ -13,7 +13,7 @@ from typing import Any
 
 from swarmd.tasks.curriculum import CURRICULA, Curriculum, DrawnTasks, subject_of
 from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
-from swarmd.tasks.own import OwnCurriculum, OwnTasks
+from swarmd.tasks.own_tasks import OwnCurriculum, OwnTasks
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.types import Task, TaskRef
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from p2p.types import PeerId
 from swarmd.experience.batch import BatchBuilder, Fitting
-from swarmd.experience.credit import UselessRollouts
 from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.strategies import Sharing
+from swarmd.experience.usefulness import UselessRollouts
 from swarmd.protocols import Answers, Policy, Reward, Swarm
 from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.types import Scored, Tokens

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from swarmd.experience.caps import choose
-from swarmd.experience.credit import useful
 from swarmd.experience.outliers import part
 from swarmd.experience.pool import heard_in, too_old
 from swarmd.experience.sampling import shuffled
+from swarmd.experience.usefulness import useful
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of

@@ -182,7 +182,9 @@ def open_workers(
 
         trainers = None
         if workers.trainers > 1:
-            rank_process = partial(start, "swarmd.policy.parallel.rank", for_trainer(settled), seed)
+            rank_process = partial(
+                start, "swarmd.policy.parallel.further_trainer", for_trainer(settled), seed
+            )
             trainers = stack.enter_context(Trainers(workers.trainers, policy, rank_process, folder))
 
         def step(learner: Any, rows: Any) -> Any:

@@ -19,8 +19,8 @@ import pytest
 
 from benchmarks.probes import ProbeProcess
 from p2p.admission.inbox import Inbox
-from p2p.admission.memory import PROMISE_S, AdmissionMemory
 from p2p.admission.replays import AHEAD_S, Trace
+from p2p.admission.seen_file import PROMISE_S, SeenFile
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity, peer_id_of
 from p2p.types import Envelope, PeerId, Reason
@@ -67,7 +67,7 @@ class Victim:
         self.start()
 
     def start(self) -> None:
-        self.recall = AdmissionMemory(self.folder, lambda: self.now)
+        self.recall = SeenFile(self.folder, lambda: self.now)
         self.inbox = Inbox(
             identity(0).peer_id,
             TOPIC.swarm_id,

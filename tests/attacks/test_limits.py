@@ -19,7 +19,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
-from p2p.admission import dials, fair_queue, places, replays
+from p2p.admission import dials, fair_queue, inbound_slots, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Replays, Trace
@@ -310,7 +310,8 @@ async def test_all_on_one_line_at_once(autojump_clock: Any) -> None:
     up, traffic, moved, delays = 200_000.0, Traffic(), Counter[str](), list[float]()
     traffic.limit(up, None, month=20e9)
     lines = [
-        Line(f"{n % 8}.0", f"{n % 8}.0.0.{n}", n, stranger=n % 160 < places.MOST) for n in range(CONNECTIONS)
+        Line(f"{n % 8}.0", f"{n % 8}.0.0.{n}", n, stranger=n % 160 < inbound_slots.MOST)
+        for n in range(CONNECTIONS)
     ]
     circuits = RateGate(RelayLimits().rate, float(RelayLimits().size))
 

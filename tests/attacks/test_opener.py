@@ -18,8 +18,8 @@ import pytest
 import trio
 from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_WINDOW_UPDATE
 
-from p2p.admission import places
-from p2p.admission.places import ARRIVALS_PER_S, GROUP_FACTOR
+from p2p.admission import inbound_slots
+from p2p.admission.inbound_slots import ARRIVALS_PER_S, GROUP_FACTOR
 from p2p.engines.libp2p import network
 from p2p.engines.libp2p.metering import (
     COST_AT_ONCE,
@@ -134,7 +134,7 @@ async def test_a_machine_that_connects_without_end_gets_no_handshake(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """From one machine, and from many of one network group. Each greeting would begin a handshake."""
-    monkeypatch.setattr(places, "ARRIVALS_AT_ONCE", at_once := 20)
+    monkeypatch.setattr(inbound_slots, "ARRIVALS_AT_ONCE", at_once := 20)
     victim, begun, keys = real_member("libp2p", 1), trio.current_time(), itertools.repeat(key_of(1, 0))
     (address,) = await nursery.start(victim.run)
     honest = real_member("libp2p", 2, bootstrap=[address])

@@ -17,7 +17,7 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.peerinfo import PeerInfo
 
-from p2p.admission.places import one_too_many
+from p2p.admission.inbound_slots import one_too_many
 from p2p.engines.libp2p import relay
 from p2p.engines.libp2p.relay import RelayLimits
 from p2p.netgroup import share_group_of_host
@@ -76,7 +76,7 @@ async def play(network: str, machines: int, honest: int, limits: RelayLimits) ->
         await ask_for_all(those, theirs)
         granted = sum([await those.reserve(host) is OK for host in ours])
         await ask_for_all(those, theirs)
-        kept = sum([those.host.get_network().places.reserved(host.get_id()) for host in ours])
+        kept = sum([those.host.get_network().slots.reserved(host.get_id()) for host in ours])
         askers = [host for host in theirs if host.get_network().get_connections()][: 2 * machines]
         held = [await those.connect(host, home) for _ in range(4) for host in askers]
         reached = sum([(await those.connect(host, home))[0] is OK for host in ours[:4]])

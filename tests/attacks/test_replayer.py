@@ -19,7 +19,7 @@ from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
 from tests.attacks.harness import Attack, show
 from tests.doubles import NOW, TOPIC
-from tests.p2p.admission.test_memory import Life
+from tests.p2p.admission.test_seen_file import Life
 
 AUTHORS, FRAMES = 100, 10_000
 DURATION = 200.0  # seconds in which they are sent

@@ -24,9 +24,9 @@ from swarmd_engine_vllm.server import RANKS, SERVED, command
 
 from swarmd.config.config import GenerateConfig
 from swarmd.policy.inference.decode import Sample, Sampling
-from swarmd.policy.inference.driver import NetworkWeights
 from swarmd.policy.inference.engine import GROUP, EngineFailed, EngineOptions, NoEngine, open_plugin
-from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.engine_driver import NetworkWeights
+from swarmd.policy.inference.own_engine import OwnEngine
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import seeded
 from tests.doubles import TIMEOUT_S

@@ -19,7 +19,7 @@ from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Task, TaskRef

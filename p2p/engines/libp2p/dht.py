@@ -20,7 +20,7 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.records.validator import NamespacedValidator
 from multiaddr.exceptions import Error as MultiaddrError
 
-from p2p.admission.places import who_leaves
+from p2p.admission.inbound_slots import who_leaves
 from p2p.engines.libp2p.network import circuit, remote_host
 from p2p.engines.libp2p.streams import MeteredStream
 from p2p.netgroup import share_group_of_host

@@ -31,7 +31,7 @@ from libp2p.stream_muxer.yamux.yamux import (
 from libp2p.utils.address_validation import has_public_ipv6, is_relay_address
 
 from p2p.admission.host_bans import HostBans
-from p2p.admission.places import Places
+from p2p.admission.inbound_slots import InboundSlots
 from p2p.engines.libp2p.streams import CarefulDialler, Circuit, CountedSocket, PacedReads, own_frame
 from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
@@ -332,7 +332,7 @@ class LimitedNetwork(CarefulDialler):
         super().__init__(*args, **options)
         self.traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
-        self.places = Places()
+        self.slots = InboundSlots()
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Serve an incoming connection until it ends, and free its place then.
@@ -343,14 +343,14 @@ class LimitedNetwork(CarefulDialler):
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         now = trio.current_time()
         admitted = self._host_bans.admits(host, now)
-        leaving = self.places.take(read_write_closer, host, now) if admitted else read_write_closer
+        leaving = self.slots.take(read_write_closer, host, now) if admitted else read_write_closer
         try:
             if leaving is read_write_closer:
                 return
             if leaving is not None:
                 await leaving.close()
             muxed = await self.upgrade_inbound_raw_conn(RawConnection(read_write_closer, False), maddr)
-            self.places.held[read_write_closer].peer = muxed.peer_id
+            self.slots.held[read_write_closer].peer = muxed.peer_id
             while (
                 not muxed.event_closed.is_set()
                 and not self._shut_out(str(muxed.peer_id))
@@ -362,7 +362,7 @@ class LimitedNetwork(CarefulDialler):
             # The peer failed to prove who it is, in any way, or lost its place meanwhile.
             log.debug("a connection that came in failed: %r", error)
         finally:
-            self.places.held.pop(read_write_closer, None)
+            self.slots.held.pop(read_write_closer, None)
             if muxed is not None and self._shut_out(str(muxed.peer_id)):
                 self._host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):

@@ -24,7 +24,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import Endpoint, parse_endpoint
-from p2p.admission.places import one_too_many
+from p2p.admission.inbound_slots import one_too_many
 from p2p.engines.libp2p.network import circuit, direct, remote_host
 from p2p.engines.libp2p.streams import IncomingStream, end
 from p2p.engines.request_response import Broken
@@ -141,7 +141,7 @@ class Relay:
         )
         # Peer id -> until, its network group and machine; the oldest first
         self._reserved: dict[Any, tuple[float, tuple[str, str]]] = {}
-        self._network.places.reserved = lambda peer: self._holds(peer, clock())
+        self._network.slots.reserved = lambda peer: self._holds(peer, clock())
         self._circuits: list[_Carried] = []  # the oldest first
         self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
         # Of a circuit, as askers are told.

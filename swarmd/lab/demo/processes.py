@@ -178,4 +178,4 @@ def end(process: subprocess.Popen[bytes]) -> int:
 
 def _leashed() -> Sequence[str]:
     """Return the start of a command that runs a module which ends when we are killed."""
-    return (sys.executable, "-P", "-m", "swarmd.lab.leash", str(os.getpid()))
+    return (sys.executable, "-P", "-m", "swarmd.lab.parent_watch", str(os.getpid()))

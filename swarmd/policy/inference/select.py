@@ -16,7 +16,7 @@ from swarmd.policy.inference.engine import (
     NoEngine,
     open_plugin,
 )
-from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.own_engine import OwnEngine
 from swarmd.policy.models import hub
 from swarmd.policy.models.device import dtype_name
 from swarmd.policy.models.files.model_folder import checked_folder

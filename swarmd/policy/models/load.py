@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.head import take_over_head
 from swarmd.policy.inference.padded import agrees_with_itself
+from swarmd.policy.lm_head import take_over_head
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import TEXT_PART, has_other_parts, read_config
 from swarmd.policy.models.device import free_memory, is_out_of_memory, within_memory

@@ -34,7 +34,7 @@ from judge.verified.messages import AnswerRequest
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import checked_receipt
-from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.types import TaskRef
 from tests.doubles import TIMEOUT_S, Clock

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.admission.places import GROUP_FACTOR
+from p2p.admission.inbound_slots import GROUP_FACTOR
 from p2p.engines.traffic import STRANGERS, UPLOAD_BURST_S, UPLOAD_PER_S, Line, Traffic, line_of_host
 from p2p.rate_limit import MAX_PIECE
 

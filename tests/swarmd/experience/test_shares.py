@@ -11,11 +11,11 @@ from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.batch import OfferChoice, SharingSampler, by_weight
 from swarmd.experience.caps import Order, choose
-from swarmd.experience.credit import UselessRollouts, useful
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing, SharingSettings, Take, everything
+from swarmd.experience.usefulness import UselessRollouts, useful
 from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef
 
 

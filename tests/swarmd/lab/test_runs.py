@@ -32,8 +32,8 @@ from swarmd.lab.report import _node_figure, _reward_figure, facts, markdown, pic
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain
-from swarmd.tasks import own
-from swarmd.tasks.own import find_curriculum
+from swarmd.tasks import own_tasks
+from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Lead, Rollout, Scored, TaskRef
@@ -164,7 +164,7 @@ def test_rewards_and_strategies_of_one_name_are_told_apart(tmp_path: Path) -> No
     before = versions(parse_experiment(given, "two.toml"))
     assert versions(parse_experiment({**given, "setting": settings[::-1]}, "two.toml")) == before
     files[0].write_text(HALF)
-    own._rewarded.cache_clear()
+    own_tasks._rewarded.cache_clear()
     now = versions(parse_experiment(given, "two.toml"))
     assert {name for name in now if now[name] != before[name]} == {"reward mine.py", "strategy mine.py"}
 
@@ -631,7 +631,7 @@ def test_the_time_left_is_told_from_the_pace() -> None:
 
 def test_what_a_strategy_prints_is_taken_for_no_round() -> None:
     program = (
-        "from swarmd.lab.leash import run_program, tell_round\n"
+        "from swarmd.lab.parent_watch import run_program, tell_round\n"
         "def main():\n    print(400)\n    tell_round(1)\nrun_program(main)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

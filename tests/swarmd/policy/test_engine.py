@@ -20,7 +20,6 @@ from swarmd.errors import NoModel
 from swarmd.policy.attention import covers
 from swarmd.policy.inference import prefix_cache
 from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows, groups
-from swarmd.policy.inference.driver import Driver, NetworkWeights
 from swarmd.policy.inference.engine import (
     GROUP,
     EngineFailed,
@@ -30,7 +29,8 @@ from swarmd.policy.inference.engine import (
     draw_seed,
     open_plugin,
 )
-from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.engine_driver import EngineDriver, NetworkWeights
+from swarmd.policy.inference.own_engine import OwnEngine
 from swarmd.policy.inference.select import importance_cap, open_engine
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.load import load_model
@@ -286,7 +286,7 @@ def policy_with(
 ) -> tuple[Any, Recording]:
     policy = open_policy(folder, between=between)
     engine = Recording(policy.network, **changes)
-    policy._driver = Driver(engine, policy._loaded, between=between)
+    policy._driver = EngineDriver(engine, policy._loaded, between=between)
     return policy, engine
 
 

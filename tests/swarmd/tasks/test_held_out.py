@@ -29,7 +29,7 @@ from swarmd.tasks.held_out import (
     place_in_set,
     question,
 )
-from swarmd.tasks.own import NoQuestion
+from swarmd.tasks.own_tasks import NoQuestion
 from swarmd.tasks.source import CurriculumTasks, tasks_of
 from swarmd.types import Task, TaskRef
 

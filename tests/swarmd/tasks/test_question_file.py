@@ -23,7 +23,7 @@ from swarmd.config.curriculum_name import curriculum_name
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS
-from swarmd.tasks.own import _own, find_curriculum
+from swarmd.tasks.own_tasks import _own, find_curriculum
 from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, right_answer, same_answer
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier
 from swarmd.tasks.sandbox.worker import PluginRefused

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.environments import PACKAGES, default_environment, holds
 from swarmd.config.curriculum_name import curriculum_name
 from swarmd.errors import ConfigError
-from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.tasks.taskset import HarnessScores

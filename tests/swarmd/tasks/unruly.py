@@ -1,6 +1,6 @@
 """A task plug-in that does everything wrong: each specialty in another way.
 
-Loaded by test_own.py, in the contained process.
+Loaded by test_own_tasks.py, in the contained process.
 """
 
 import os

@@ -18,9 +18,9 @@ from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.advantages import within_group
-from swarmd.experience.credit import USELESS_IN_A_ROW
 from swarmd.experience.replay_schedule import GuardState
 from swarmd.experience.strategies import MIN_WEIGHT
+from swarmd.experience.usefulness import USELESS_IN_A_ROW
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of

@@ -39,7 +39,7 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from multiaddr.resolvers import DNSResolver
 
 from p2p.address import parse_bootstrap, parse_listen
-from p2p.admission import places
+from p2p.admission import inbound_slots
 from p2p.engines.libp2p import connections
 from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
@@ -309,7 +309,7 @@ async def test_a_connection_that_ended_leaves_its_place(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """The library would keep it for good, and let nobody in after the 160th."""
-    monkeypatch.setattr(places, "MOST", 3)
+    monkeypatch.setattr(inbound_slots, "MOST", 3)
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
 
@@ -318,12 +318,12 @@ async def test_a_connection_that_ended_leaves_its_place(
         came = [
             connection for connection in network.get_connections() if connection.direction.name == "INBOUND"
         ]
-        return len(came), len(network.places.held)
+        return len(came), len(network.slots.held)
 
     async with hostile_peer(address) as (stack, target):
         for _ in range(8):
             await stack.host.disconnect(target)
-            await until(lambda: not network.places.held)
+            await until(lambda: not network.slots.held)
             stack.host.get_network().unblock_peer(target)
             await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
         await until(lambda: bool(network.get_connections()) and taken() in ((1, 1), (0, 0)))
@@ -354,7 +354,7 @@ async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
 async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(places, "MOST", 3)
+    monkeypatch.setattr(inbound_slots, "MOST", 3)
     a, _, first = await started(nursery, 1)
     b, b_engine, address = await started(nursery, 2, first)
     _, endpoint = parse_bootstrap(address)
@@ -372,11 +372,11 @@ async def test_all_meet_through_a_node_with_fewer_places(
 ) -> None:
     """Whoever comes first to a bootstrap node would keep its place for good, and newcomers find nobody."""
     machines = itertools.count()
-    monkeypatch.setattr(places, "MOST", 2)
-    monkeypatch.setattr(places, "SERVED_S", 0.0)
-    monkeypatch.setattr(places, "machine_of_host", lambda _: f"machine {next(machines)}")
+    monkeypatch.setattr(inbound_slots, "MOST", 2)
+    monkeypatch.setattr(inbound_slots, "SERVED_S", 0.0)
+    monkeypatch.setattr(inbound_slots, "machine_of_host", lambda _: f"machine {next(machines)}")
     _, a_engine, address = await started(nursery, 1)
-    found = stack_of(a_engine).host.get_network().places
+    found = stack_of(a_engine).host.get_network().slots
     found.reserved = lambda _: False
     for n in (2, 3, 4, 5):
         member, _, _ = await started(nursery, n, address)
@@ -388,8 +388,8 @@ async def test_all_meet_through_a_node_with_fewer_places(
 async def test_a_smaller_group_gets_a_place_when_all_are_taken(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(places, "MOST", 4)
-    monkeypatch.setattr(places, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
+    monkeypatch.setattr(inbound_slots, "MOST", 4)
+    monkeypatch.setattr(inbound_slots, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
     _, endpoint = parse_bootstrap(address)
@@ -398,7 +398,7 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
         return await trio.open_tcp_stream(endpoint.host, endpoint.port, local_address=source)
 
     def taken() -> dict[str, int]:
-        return Counter(place.group for place in network.places.held.values())
+        return Counter(place.group for place in network.slots.held.values())
 
     crowd = [await come("127.7.0.1") for _ in range(4)]
     await until(lambda: taken() == {"127.7": 4})

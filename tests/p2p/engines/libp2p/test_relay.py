@@ -184,7 +184,7 @@ async def test_a_reservation_is_for_the_one_that_asks_and_ends_with_its_connecti
         home, other, asker = await those.peer(), await those.peer(), await those.peer()
         assert await those.reserve(other, name=home.get_id()) is OK
         assert (await those.connect(asker, home))[0] is NONE and (await those.connect(asker, other))[0] is OK
-        found = those.host.get_network().places
+        found = those.host.get_network().slots
         assert [found.reserved(host.get_id()) for host in (home, other)] == [False, True]
         await other.disconnect(those.host.get_id())
         await until(lambda: not those.host.get_network().get_connections(other.get_id()), SECONDS)

@@ -160,7 +160,7 @@ def test_two_trainers_take_the_steps_of_one_until_a_rank_is_lost(
 
     def start(rank: int) -> WorkerProcess:
         return WorkerProcess(
-            "swarmd.policy.parallel.rank",
+            "swarmd.policy.parallel.further_trainer",
             Begin(config.model_dump_json(), 1, str(tmp_path), 2),
             environment(config.model, rank),
         )

@@ -1,12 +1,12 @@
-"""One node of a run in a process of its own: `swarmd lab run --engine torch`. Started by `swarmd.lab.ranks`.
+"""One node of `swarmd lab run --engine torch`, in its own process. Started by `swarmd.lab.torch_executor`.
 
 All nodes play a round at the same time. Between its answers and its update each gathers the frames of all
 others, which is the exchange of the paper's controlled experiment (SAPO, section 5). So it hears all of this
 round, whole, in each round. Who is away and what hostile peers send depends on the seed alone: each rank
 works that out for itself.
 
-`python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number
-of each finished round.
+`python -m swarmd.lab.torch_node FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints
+the number of each finished round.
 """
 
 import sys
@@ -23,10 +23,10 @@ from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.lab.experiment import Evaluation, Setting
-from swarmd.lab.leash import run_program, tell_round
+from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
-from swarmd.lab.ranks import LOST_EXIT_CODE
 from swarmd.lab.results import Results, Run
+from swarmd.lab.torch_executor import LOST_EXIT_CODE
 from swarmd.policy.parallel.data_parallel import RankLost, all_gather, join, leave
 from swarmd.protocols import Reward
 from swarmd.tasks.source import Task

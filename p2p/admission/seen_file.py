@@ -14,7 +14,7 @@ PROMISE_S = 20.0
 log = logging.getLogger(__name__)
 
 
-class AdmissionMemory:
+class SeenFile:
     """What one member keeps over restarts: when its last run heard frames.
 
     folder: None keeps nothing. not_before: seconds since the epoch; frames sent earlier are old, as the last

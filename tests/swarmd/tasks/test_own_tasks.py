@@ -23,7 +23,7 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.pool import Pool
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
-from swarmd.tasks.own import PLUGIN_PROCESS, NoQuestion, OwnTasks, find_curriculum
+from swarmd.tasks.own_tasks import PLUGIN_PROCESS, NoQuestion, OwnTasks, find_curriculum
 from swarmd.tasks.plugin import load, reward
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
 from swarmd.tasks.sandbox.pipe import PluginDescription

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.admission.memory import PROMISE_S, AdmissionMemory
 from p2p.admission.replays import AHEAD_S
+from p2p.admission.seen_file import PROMISE_S, SeenFile
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
-    memory = AdmissionMemory(None, Clock())
+    memory = SeenFile(None, Clock())
     memory.note(int(NOW * 1000))
     memory.close()
     assert memory.not_before == NOW

@@ -21,7 +21,7 @@ from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from tests.swarmd.lab.conftest import but_for_cpu
 
-RANKS = [sys.executable, "-m", "swarmd.lab.ranks"]
+RANKS = [sys.executable, "-m", "swarmd.lab.torch_executor"]
 EXPERIMENT = parse_experiment(
     {
         "name": "short",
@@ -46,7 +46,7 @@ EXPERIMENT = parse_experiment(
 def kill_rank_1() -> None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended since
-            if (line := process.cmdline())[1:4] == ["-P", "-m", "swarmd.lab.rank"] and line[-2] == "1":
+            if (line := process.cmdline())[1:4] == ["-P", "-m", "swarmd.lab.torch_node"] and line[-2] == "1":
                 process.kill()
 
 

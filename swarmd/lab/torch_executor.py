@@ -1,7 +1,7 @@
 """Starts a process for each node of a run of `swarmd lab run --engine torch`; one failure ends them all.
 
-`python -m swarmd.lab.ranks FOLDER SETTING SEED`. Prints the number of each finished round; where it fails,
-the node and its last words.
+`python -m swarmd.lab.torch_executor FOLDER SETTING SEED`. Prints the number of each finished
+round; if it fails, the node and its last words.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from swarmd.lab.leash import run_program
+from swarmd.lab.parent_watch import run_program
 from swarmd.lab.results import Results
 from swarmd.lab.runs import LAST_CHARACTERS, last_words
 from swarmd.terminal import interruptible
@@ -51,7 +51,7 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
 
 
 def main(folder: str, setting: str, seed: str) -> None:
-    command = [sys.executable, "-P", "-m", "swarmd.lab.rank", folder, setting, seed]
+    command = [sys.executable, "-P", "-m", "swarmd.lab.torch_node", folder, setting, seed]
     nodes = len(Results.open(Path(folder)).experiment.setting(setting).nodes)
     with tempfile.TemporaryDirectory(prefix="swarmd-") as private:
         failed = trio.run(_play, command, nodes, str(Path(private) / "meeting"))

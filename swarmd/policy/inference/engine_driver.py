@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swarmd.errors import NoModel
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.engine import InferenceEngine, checked
-from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.own_engine import OwnEngine
 from swarmd.policy.models.device import dtype_name
 from swarmd.policy.models.load import Loaded, lora_config
 from swarmd.policy.models.lora import folded, lora_layers
@@ -73,7 +73,7 @@ class NetworkWeights:
         network.generation_config.save_pretrained(folder)
 
 
-class Driver:
+class EngineDriver:
     """Keeps an engine answering with the weights that the network has.
 
     `own` is the network itself, and needs none of this. Any other is foreign: another implementation, whose

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swarmd.policy import head
-from swarmd.policy.head import OwnHead, take_over_head
+from swarmd.policy import lm_head
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.lm_head import OwnHead, take_over_head
 from tests.swarmd.policy.conftest import answered, config_of, make_model
 from tests.swarmd.policy.test_on_device import CUDA, QUESTIONS
 
@@ -26,7 +26,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         return plain(a.to(out_dtype), b.to(out_dtype)) if out_dtype else plain(a, b)
 
     monkeypatch.setattr(torch, "mm", product)
-    monkeypatch.setattr(head, "gives_float32", lambda device, dtype: True)
+    monkeypatch.setattr(lm_head, "gives_float32", lambda device, dtype: True)
     return "cpu"
 
 
@@ -70,7 +70,7 @@ class ShortSums(TorchDispatchMode):
 def test_a_gradient_is_added_up_in_parts_where_a_device_cannot_add_more(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "MOST_TERMS", {"cpu": 32})
+    monkeypatch.setattr(lm_head, "MOST_TERMS", {"cpu": 32})
     torch.manual_seed(0)
     plain: Any = nn.Module()
     plain.head, states = nn.Linear(16, 90, dtype=dtype), torch.randn(20, 16, dtype=dtype)

@@ -68,7 +68,7 @@ class Arrival:
     peer: Any = None  # once it has proved who it is
 
 
-class Places:
+class InboundSlots:
     def __init__(self) -> None:
         self.held: dict[Any, Arrival] = {}  # connection -> what is known of it, oldest first
         # Whether a peer has a reservation with us.

@@ -1,6 +1,6 @@
 """Processes that end with their parent, kill -9 included.
 
-`python -m swarmd.lab.leash PID MODULE …` runs a module so; PID: the parent.
+`python -m swarmd.lab.parent_watch PID MODULE …` runs a module so; PID: the parent.
 """
 
 import os

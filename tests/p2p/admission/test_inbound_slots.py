@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.admission import places
-from p2p.admission.places import SERVED_S, Places, one_too_many
+from p2p.admission import inbound_slots
+from p2p.admission.inbound_slots import SERVED_S, InboundSlots, one_too_many
 
 NEWCOMER = "77.77.0.1"
 
 
-def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> Places:
+def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> InboundSlots:
     """Places that are all taken since 0.0, by these hosts; each host is its connection, and its peer."""
-    monkeypatch.setattr(places, "MOST", len(hosts))
-    found = Places()
+    monkeypatch.setattr(inbound_slots, "MOST", len(hosts))
+    found = InboundSlots()
     for host in hosts:
         assert found.take(host, host, 0.0) is None
         found.held[host].peer = host
@@ -71,8 +71,8 @@ def test_the_largest_machine_of_a_group_loses_its_youngest_to_another_of_the_gro
 )
 def test_no_group_grows_at_the_cost_of_one_that_is_no_larger(arrivals: list[tuple[int, int, float]]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(places, "MOST", 6)
-        found, now = Places(), 0.0
+        monkeypatch.setattr(inbound_slots, "MOST", 6)
+        found, now = InboundSlots(), 0.0
         for n, (group, machine, pause) in enumerate(arrivals):
             now += pause
             before = Counter(place.group for place in found.held.values())

@@ -1,6 +1,6 @@
 """A further trainer process (rank above 0): computes its shard of each step and takes rank 0's step.
 
-It is started as `python -m swarmd.policy.parallel.rank FD`.
+It is started as `python -m swarmd.policy.parallel.further_trainer FD`.
 """
 
 import logging
