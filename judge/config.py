@@ -59,7 +59,8 @@ QUESTION_BYTES = 2_048
 MODEL_NAMES = 36
 # Below so much free disk space peers without a record are refused: a million short evaluations take as much.
 FREE_BYTES = 512 * 2**20
-# A peer on the board that was silent for so long, or for keep_days if that is more, is forgotten.
+# A peer on the board that was silent while the judge ran for so long, or for keep_days if that is more, is
+# forgotten.
 FORGET_DAYS = 30.0
 # How far ahead of the judge's clock a sequence number may be: else its peer could never be forgotten.
 AHEAD_S = 3_600.0

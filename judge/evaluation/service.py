@@ -356,8 +356,8 @@ class JudgeService:
         keep, now = self.settings.keep_days, self.now()
         silent = self._silent_since(now)
         before = min(silent, now - keep * DAY_S)
-        left, after = min(silent, now - max(keep, config.FORGET_DAYS) * DAY_S), ""
-        while (last := await self.write(self._store.prune, after, before, silent, left)) is not None:
+        windows, after = math.ceil(max(keep, config.FORGET_DAYS) * DAY_S / self.settings.window), ""
+        while (last := await self.write(self._store.prune, after, before, silent, windows)) is not None:
             after = last
 
     def _silent_since(self, now: float) -> float:

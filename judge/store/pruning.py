@@ -2,9 +2,10 @@
 
 Every evaluation of the last `keep_days` stays, and of at least two windows, so that its seed can be
 checked. Of older ones each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A silent
-peer is forgotten with all its rows: after two windows if it never got on the board, else after FORGET_DAYS or
-`keep_days`. Its sequence number goes too, so it has to be older than those that unknown peers may use
-(`JudgeService.claim`).
+peer is forgotten with all its rows: after two windows if it never got on the board, else once the judge has
+opened windows for FORGET_DAYS or `keep_days` in which it was silent. Time in which the judge did not run does
+not count, and neither does a clock that jumps. The sequence number goes too, so it has to be older than those
+that unknown peers may use (`JudgeService.claim`).
 
 Sums stay as they were counted: the totals of a peer in its row, those of swarm and solo in
 judge/store/arms.py.
@@ -13,7 +14,7 @@ judge/store/arms.py.
 from sqlalchemy import Connection, delete, select
 
 from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW_QUESTIONS, curve_step
-from judge.store.tables import arm_bins, arm_values, evaluations, listed, peers, progress, verifications
+from judge.store.tables import arm_bins, arm_values, evaluations, listed, peers, progress, verifications, windows
 
 # Peers of one step.
 STEP_PEERS = 20
@@ -22,12 +23,15 @@ STEP_PEERS = 20
 KEPT_POINTS = 64
 
 
-def prune(db: Connection, after: str, before: float, silent: float, left: float) -> str | None:
+def prune(db: Connection, after: str, before: float, silent: float, silent_windows: int) -> str | None:
     """Prune the next peers by their ids; return where the next step begins, None at the end.
 
     after: the last peer of the step before. before: older evaluations are pruned, by the time they were asked
-    at. silent, left: peers off the board, and on it, that were last seen earlier are forgotten.
+    at. silent: peers off the board that were last seen earlier are forgotten. silent_windows: peers on it are
+    forgotten after so many whole windows.
     """
+    opened = select(windows.c.opened).where(windows.c.opened.is_not(None)).order_by(windows.c.number.desc())
+    left = db.scalar(opened.offset(silent_windows).limit(1)) or 0.0
     columns = peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.last_seen, peers.c.sequence
     chosen = select(*columns).where(peers.c.peer > after).order_by(peers.c.peer).limit(STEP_PEERS)
     found = db.execute(chosen).all()

@@ -350,10 +350,10 @@ class Store:
         with self._begin() as db:
             return windows.turn(db, now, seconds, curriculum, seeds)
 
-    def prune(self, after: str, before: float, silent: float, left: float) -> str | None:
+    def prune(self, after: str, before: float, silent: float, silent_windows: int) -> str | None:
         """Prune some peers, see `pruning.prune`."""
         with self._begin() as db:
-            return pruning.prune(db, after, before, silent, left)
+            return pruning.prune(db, after, before, silent, silent_windows)
 
     def probe(self, at: float) -> None:
         """Write about as much as a question and its answer need. Raises where that is not possible."""

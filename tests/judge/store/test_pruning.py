@@ -52,12 +52,12 @@ def counted(store: Store, peer: PeerId, number: int, at: float, reward: float, m
         store.lapsed([asked])
 
 
-def prune(store: Store, before: float, silent: float, left: float = 0.0) -> int:
+def prune(store: Store, before: float, silent: float, silent_windows: int = 1_000) -> int:
     """Prune all; return the number of steps."""
     after: str | None = ""
     steps = 0
     while after is not None:
-        after, steps = store.prune(after, before, silent, left), steps + 1
+        after, steps = store.prune(after, before, silent, silent_windows), steps + 1
     return steps
 
 
@@ -162,14 +162,19 @@ def test_the_numbers_of_a_curve_outlive_pruning_at_every_earlier_time(a: int, b:
 
 
 def test_a_peer_on_the_board_is_forgotten_if_it_is_silent_for_long(store: Store) -> None:
+    """The time in which the judge was off, or by which its clock jumped, is not the peer's silence."""
     for number in range(1, 20):
         counted(store, ALICE, number, 10.0, 1.0)
         counted(store, BOB, number, 20.0, 1.0)
-    prune(store, before=30.0, silent=30.0, left=10.0)
-    assert len(rows(store, ALICE)) == len(rows(store, BOB)) == 19
-    prune(store, before=30.0, silent=30.0, left=15.0)
-    assert (rows(store, ALICE), store.sequence(ALICE)) == ([], -1)
-    assert len(rows(store, BOB)) == 19
+
+    def after(now: float) -> tuple[int, int]:
+        store.turn_windows(now, 5, CURRICULUM, lambda: bytes(32))
+        prune(store, before=now - 10, silent=now - 10, silent_windows=3)
+        return len(rows(store, ALICE)), len(rows(store, BOB))
+
+    assert [after(now) for now in (15.0, 20.0, 1_000.0)] == [(19, 19)] * 3
+    assert after(1_005.0) == (0, 19) and store.sequence(ALICE) == -1
+    assert [after(now) for now in (1_010.0, 9_000.0)] == [(0, 19), (0, 0)]
 
 
 def test_a_peer_is_not_forgotten_before_its_sequence_number_is_old(store: Store) -> None:

@@ -72,8 +72,9 @@ class _AskedSo:
         self, questions: Sequence[str], completions: int, *, seed: int, most_tokens: int
     ) -> Sequence[Generation]:
         assert seed == 7 and len(questions) == 1
+        self.model.now += self.model.first
+        self.model.first = 0.0
         if most_tokens == 1:
-            self.model.now += self.model.first
             return ()
         self.model.calls.append((self.way, most_tokens))
         self.model.now += self.model.a_token * most_tokens
