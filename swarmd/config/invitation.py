@@ -29,7 +29,7 @@ from swarmd.config.messages import nearest, shown
 from swarmd.errors import ConfigError
 
 SCHEME: Final = "swarm:"
-# What still fits a QR code.
+# Far more than an invitation with eight addresses takes.
 MAX_CHARACTERS: Final = 2000
 MAX_ADDRESSES: Final = 8
 _PLAIN: Final = ":/@._-+"  # characters that need no escape, beside letters and digits
