@@ -1,4 +1,4 @@
-"""A real model: our round beside TRL's, our answers beside llama.cpp's, the memory plan beside the peak.
+"""A real model: a round against TRL's, answers against llama.cpp's, the memory plan against the peak.
 
     python -m benchmarks.real --model FOLDER [--gguf FILE] [--questions 4] [--completions 8] [--tokens 64]
         [--dtype bfloat16|float32] [--pairs 3] [--skip trl|llama …] [--json]
@@ -9,9 +9,9 @@ is the median over the pairs.
 
     round       --questions × --completions completions of at most --tokens tokens, and one update of a LoRA
                 adapter of rank 16 on all of them. TRL trains question by question, without checkpointing.
-    answering   tokens a CPU second, of --questions questions, then of twice as many. llama.cpp has a slot for
-                each row, the same token ids as prompts, and never ends an answer early.
-    memory      the largest resident set of our side, over what the imports took and the plan said.
+    answering   tokens a CPU second, of --questions questions, then of twice as many. Both sides write all
+                --tokens of each answer. llama.cpp has a slot for each row, and the same token ids as prompts.
+    memory      the largest resident set of swarmd, over the sum of the imports and the plan.
 """
 
 import argparse

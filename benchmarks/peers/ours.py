@@ -1,10 +1,12 @@
 """Our side: the policy's generate and update, as in a round.
 
-`python -m benchmarks.peers.ours FOLDER [--answer]`; --answer: generate alone.
+`python -m benchmarks.peers.ours FOLDER [--answer]`; --answer: generate alone, and end no answer early, as
+llama.cpp does.
 """
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ def main() -> None:
     rng, meter = random.Random(0), Meter(work.device)
     imported = meter.peak_mib()
     policy = LanguagePolicy.open(config, seed=0)
+    if "--answer" in sys.argv:
+        policy._sampling = replace(policy._sampling, ends=frozenset())
     planned = imported + policy._loaded.plan.expected / 2**20
 
     def play() -> dict[str, Any]:
