@@ -6,6 +6,7 @@ Behind NAT, on a public address and with a forwarded port it is tried in tests/p
 
 import io
 import json
+import re
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,8 @@ from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import remember
 from swarmd.daemon.daemon import Daemon
-from swarmd.daemon.diagnosis.isolation import FIRST_HERE
+from swarmd.daemon.diagnosis import isolation
+from swarmd.daemon.diagnosis.isolation import FIRST_HERE, Cause
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
@@ -177,6 +179,34 @@ def test_each_survey_gives_its_findings(found: dict[str, Any], subject: str, sai
     diagnosis = diagnose(survey(**found))
     text = diagnosis.summary if subject == "summary" else about(diagnosis, subject)
     assert said in text if said else text == ""
+
+
+NEAR = {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]}
+# What brings each cause, and what is otherwise once its remedy was followed.
+CURES: list[tuple[Cause, dict[str, Any], dict[str, Any]]] = [
+    (isolation.DEAD, {"bootstrap": [SILENT]}, {"bootstrap": [ANSWERS]}),  # its address as it is now
+    (isolation.LOOPBACK, LOOPBACK, {"listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]}),
+    (isolation.PORT_TAKEN, MOVED, {"ports": [OWN_PORT]}),  # the other program was stopped
+    (isolation.PORT_TAKEN, MOVED, {"listen": ["/ip4/0.0.0.0/tcp/43151"]}),  # another port was set
+    (isolation.BEHIND_ROUTER, NAT, {"verdicts": [verdict("REACHED")]}),  # the port was forwarded
+    (isolation.BEHIND_FIREWALL, PUBLIC, {"verdicts": [verdict("REACHED")]}),  # the firewall lets it pass
+    (isolation.NOT_FROM_NEAR, NEAR, {"verdicts": [verdict("REACHED", "192.168.2.10")]}),  # allowed
+    (isolation.NOBODY_DIALS, ALONE, ONE | {"verdicts": [verdict("REACHED")]}),  # it has met members
+    (isolation.NO_RELAY, NAT | {"bootstrap": []}, {"bootstrap": [ANSWERS]}),  # a bootstrap node was set
+]
+
+
+@pytest.mark.parametrize("cause, state, healed", CURES)
+def test_a_cause_ends_when_its_remedy_is_followed(
+    cause: Cause, state: dict[str, Any], healed: dict[str, Any]
+) -> None:
+    def told(found: dict[str, Any]) -> bool:
+        remedies = [finding.remedy for finding in diagnose(survey(**found)).findings]
+        pattern = re.sub(r"\\{\w+\\}", ".*", re.escape(cause.remedy))
+        return any(re.fullmatch(pattern, remedy) for remedy in remedies if remedy)
+
+    assert told(state) and not told(state | healed)
+    assert {row for row, *_ in CURES} == {*isolation.UNREACHABLE, isolation.DEAD}
 
 
 @pytest.mark.parametrize(
