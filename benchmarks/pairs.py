@@ -4,16 +4,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from benchmarks import workload
-from benchmarks.meter import Meter
 
 Pairs = Sequence[tuple[float, float]]  # seconds of ours and of the peer
 LONGEST = 1024  # tokens of a completion: with the longest prompt it fits the models
@@ -35,10 +33,6 @@ class Plan:
         return workload.Work(
             self.size, self.lengths, self.questions, self.tokens, self.device, self.completions
         )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32 if self.device == "cpu" else torch.bfloat16
 
 
 def add_options(parser: Any) -> None:
@@ -91,41 +85,6 @@ def tokens(text: str) -> int:
             f"at most {LONGEST}: the models read {workload.POSITIONS} tokens, the question included"
         )
     return int(text)
-
-
-def material(folder: Path, plan: Plan) -> tuple[Any, list[list[int]]]:
-    """Make a fresh network of the work in this folder, and its questions as prompts."""
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=plan.dtype).eval().to(plan.device)
-    return network, json.loads((folder / "work.json").read_text())["prompts"]
-
-
-def lengths_of(plan: Plan) -> list[int]:
-    """Return the target lengths of the completions.
-
-    All are the longest, or lognormal with a mean of 22.6 where the longest is 64; it grows in step.
-    """
-    count = workload.COUNT * plan.completions
-    if plan.lengths == "full":
-        return [plan.tokens] * count
-    drawn = torch.empty(count).log_normal_(3.1, 0.6, generator=torch.Generator().manual_seed(1)) * (
-        plan.tokens / 64
-    )
-    return [int(n) for n in drawn.clamp(min(4, plan.tokens), plan.tokens)]
-
-
-def alternate(
-    ours: Callable[[], object], peer: Callable[[], object], pairs: int, meter: Meter, warm_up: int = 1
-) -> Pairs:
-    """Measure the seconds of each pair, after some pairs of warm-up."""
-    found = []
-    for _ in range(warm_up + pairs):
-        times = []
-        for side in (ours, peer):
-            begun = meter.now()
-            side()
-            times.append(meter.now() - begun)
-        found.append((times[0], times[1]))
-    return found[warm_up:]
 
 
 def result(pairs: Pairs) -> dict[str, float]:

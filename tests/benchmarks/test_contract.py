@@ -6,12 +6,11 @@ With --json the last line is one object, and nothing follows it.
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import compare, decode, environments, pairs, replay, round, sweep, update, workload
+from benchmarks import compare, environments, replay, round, workload
 
 SMALL = ["--size", "1.25m", "--tokens", "4", "--completions", "1", "--pairs", "1", "--json"]
 
@@ -23,23 +22,6 @@ def last_line(
     out = capsys.readouterr().out
     assert out.endswith("}\n")
     return dict(json.loads(out.splitlines()[-1]))
-
-
-def check(found: dict[str, Any]) -> None:
-    assert found["schema"] == 1 and found["ours"] > 0 and found["peer"] > 0
-    assert found["ratio"] == pytest.approx(found["peer"] / found["ours"])  # of one pair
-    assert found["work"]["size"] == "1.25m"
-
-
-def test_the_contract_measures_decoding(capsys: pytest.CaptureFixture[str]) -> None:
-    check(last_line(decode.main, SMALL, capsys))
-
-
-@pytest.mark.slow
-def test_the_contract_measures_an_update_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    found = last_line(update.main, SMALL, capsys)
-    check(found)
-    assert 0 < found["peak_MiB"]["ours"] < found["peak_MiB"]["peer"]
 
 
 def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,34 +48,6 @@ def test_the_contract_measures_replay_beside_a_plain_run(capsys: pytest.CaptureF
     found = last_line(replay.main, [*small, "--importance-cap", "0", "--unguarded", "--json"], capsys)
     assert [len(found["runs"][side]) for side in ("plain", "replay")] == [1, 1]
     assert found["work"]["updates"] == 4
-
-
-def test_a_sweep_leaves_out_sizes_beyond_time_or_memory(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sweep, "free", lambda device: 0)
-    # The first cell takes a second
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=iter((0.0, 0.5, 1.5)).__next__))
-    picture = tmp_path / "sweep.png"
-    argv = [
-        "--sizes",
-        "1.25m",
-        "--tokens",
-        "1",
-        "2",
-        "--pairs",
-        "1",
-        "--seconds",
-        "1",
-        "--plot",
-        str(picture),
-        "--json",
-    ]
-    found = last_line(sweep.main, argv, capsys)
-    first, second = found["cells"]
-    assert first["decode"]["ratio"] > 0 and first["update"] is None
-    assert second == {"size": "1.25m", "tokens": 2, "decode": None, "update": None}
-    assert picture.stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -141,10 +95,3 @@ def test_the_trials_questions_are_those_of_the_trials() -> None:
     )
     assert questions[0].startswith("State the final answer to the following arithmetic problem: 1663 - 5242")
     assert len(set(questions)) == 8
-
-
-def test_lengths_grow_in_step() -> None:
-    short, long = (pairs.lengths_of(pairs.Plan(tokens=n)) for n in (64, 256))
-    assert sum(short) / 64 == pytest.approx(22.6, abs=1)
-    assert sum(long) / sum(short) == pytest.approx(4, rel=0.05)
-    assert pairs.lengths_of(pairs.Plan(lengths="full", tokens=5)) == [5] * 64

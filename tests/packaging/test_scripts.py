@@ -361,7 +361,6 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
 
 # A program of its own; imported by their names in a string; reasoning-gym imports it and does not ask for it.
 UNSEEN = {"hivemind", "bitsandbytes", "ray", "trackio", "wandb", "python-dateutil"}
-BY_HAND = {"schemathesis", "requests"}  # of benchmarks/judge_schema.py, which says what to install
 RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist", "xllamacpp"}  # and not imported by a statement
 NEWER = {"compression"}  # of the standard library from 3.14 on
 OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm", "swarmd_engine_hivemind"}
@@ -406,5 +405,5 @@ def test_imports_and_declared_dependencies_agree(project: str, folders: str, ext
     of_extras = set().union(*(groups[extra] for extra in extras))
     tested = ("judge", "judge-postgres", "math", "research", "trl")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
-    assert wanted - may - UNSEEN - BY_HAND == set(), "imported and not declared"
+    assert wanted - may - UNSEEN == set(), "imported and not declared"
     assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"

@@ -1,8 +1,6 @@
 """Why a node is alone, by real processes without a model.
 
 A bootstrap node, and peers of which each has its own cause. All at once.
-
-With `swarmd join`, and the time that each takes: `python -m benchmarks.alone`.
 """
 
 import os
