@@ -38,7 +38,7 @@ format: setup
 
 benchmarks:
 	@echo "One command each, after scripts/setup:"
-	@for file in $$(grep -l "__main__" benchmarks/[a-z]*.py); do echo "    .venv/bin/python -m benchmarks.$$(basename "$$file" .py) --help"; done
+	@grep -l "__main__" benchmarks/*/[a-z]*.py | sed 's,/,.,g; s,\(.*\).py,    .venv/bin/python -m \1 --help,'
 
 wheel: setup
 	.venv/bin/pip wheel --no-deps --wheel-dir dist .

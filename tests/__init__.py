@@ -1,3 +1,1 @@
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
+from testbed import ROOT as ROOT

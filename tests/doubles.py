@@ -19,12 +19,11 @@ from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine
+from testbed import TIMEOUT_S as TIMEOUT_S
 
 # When a test begins, in seconds since the epoch.
 NOW = 1_700_000_000.0
 TOPIC = Topic("test", "0123456789abcdef")
-# On however busy a machine. A test that waits as long has failed.
-TIMEOUT_S = 240.0
 
 
 class Clock:

@@ -326,7 +326,7 @@ def test_rooms_and_files_stay_small() -> None:
         ]
         return sum(p.name not in {"__init__.py", "__main__.py", "__pycache__"} for p in entries)
 
-    folders = {str(parent) for path in ours() for parent in Path(path).parents} - {"."}
+    folders = {str(parent) for path in ours() | files("benchmarks") for parent in Path(path).parents} - {"."}
     none(
         f"{folder} has {found} rooms"
         for folder in sorted(folders)
@@ -336,6 +336,22 @@ def test_rooms_and_files_stay_small() -> None:
         path: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for path, tree in ours().items()
     }
     none(f"{path} has {count} statements" for path, count in lengths.items() if count > LONGEST)
+
+
+def test_tests_import_no_benchmark_and_benchmarks_no_test() -> None:
+    """Both build on the testbed, and tests/benchmarks is there for the benchmarks."""
+    banned = {
+        "benchmarks": {"tests"},
+        "testbed": {"benchmarks", "tests", "tiny_models"},
+        "tiny_models": {"benchmarks", "tests"},
+        "tests": {"benchmarks"},
+    }
+    none(
+        f"{path} imports {found}"
+        for folder, those in banned.items()
+        for path, tree in files(folder).items()
+        if not path.startswith("tests/benchmarks/") and (found := tops(tree) & those)
+    )
 
 
 def test_one_class_name_is_one_class() -> None:
@@ -350,7 +366,7 @@ def test_one_class_name_is_one_class() -> None:
 
 
 def test_documents_and_comments_name_files_that_are_there() -> None:
-    folders = (*PACKAGES, "engines", "benchmarks", "tests", "docs", "packaging")
+    folders = (*PACKAGES, "engines", "testbed", "tiny_models", "benchmarks", "tests", "docs", "packaging")
     there = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.py")]
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ours())]
     none(

@@ -8,8 +8,8 @@ GenRL's own: checkpointing on and minibatches of 2, which makes 32 optimizer ste
 trainer's `generate` and `train`: not the game's book-keeping, and nothing is exchanged.
 
 The package is installed without its dependencies, and what the trainer imports is named instead
-(benchmarks/compare.py): the rest are for its network and its chain. So hivemind is not there and needs no
-stand-in. Ours is only what GenRL leaves to its users: where the questions come from, and the rewards (at
+(benchmarks/round/compare.py): the rest are for its network and its chain. So hivemind is not there and needs
+no stand-in. Ours is only what GenRL leaves to its users: where the questions come from, and the rewards (at
 random, as on the other sides).
 
 GenRL trains on decoded text that it encodes again: the end-of-sequence is lost, and a completion's length may
@@ -38,8 +38,8 @@ from genrl.state import GameState  # noqa: E402
 from genrl.trainer.grpo_trainer import GRPOLanguageTrainerModule, GRPOTrainerConfig  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-from benchmarks.meter import Meter  # noqa: E402
 from benchmarks.peers.protocol import serve  # noqa: E402
+from benchmarks.round.meter import Meter  # noqa: E402
 
 ROUNDS = 10_000  # the driver hangs up long before
 

@@ -1,7 +1,7 @@
 """GenRL's exchange, unchanged, from its published package in an environment of its own.
 
 It is `HivemindBackend.all_gather_object`: every node waits for the sets of all (HIVEMIND_WORLD_SIZE), as a
-barrier does. Options and lines are those of `benchmarks.exchange_node`. It listens on loopback only.
+barrier does. Options and lines are those of `benchmarks.network.exchange_node`. It listens on loopback only.
 
 Without two additions of ours it does not run. hivemind 1.1.12 does not export a name that GenRL imports. And
 uvloop makes the pipe to hivemind's DHT process non-blocking, which loses values of 32 KB and then hangs

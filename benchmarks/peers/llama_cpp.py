@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import xllamacpp
 
-from benchmarks.meter import Meter
 from benchmarks.peers.protocol import serve
+from benchmarks.round.meter import Meter
 
 
 def main() -> None:

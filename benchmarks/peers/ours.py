@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.meter import Meter
 from benchmarks.peers.protocol import serve
-from benchmarks.workload import SYSTEM, read
+from benchmarks.round.meter import Meter
+from benchmarks.round.workload import SYSTEM, read
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy

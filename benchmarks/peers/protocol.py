@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.meter import Meter
+from benchmarks.round.meter import Meter
 
 
 def wait_for_turn() -> None:

@@ -23,8 +23,8 @@ from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from benchmarks.meter import Meter  # noqa: E402
 from benchmarks.peers.protocol import say, wait_for_turn  # noqa: E402
+from benchmarks.round.meter import Meter  # noqa: E402
 
 ROUNDS = 10_000  # the driver hangs up long before
 

@@ -5,7 +5,7 @@ Measured data; pure.
 A judge draws from numbers that no node trains on and, in specialties with enough texts, from texts that none
 trains on. In the others two numbers may give one text. The share of the questions whose text is not among
 TRAINING training questions of the specialty (what eight nodes ask in a thousand rounds) is measured by
-`python -m benchmarks.overlap`, and kept by the digest of the questions (`Curriculum.questions`). Other
+`python -m benchmarks.judge.overlap`, and kept by the digest of the questions (`Curriculum.questions`). Other
 questions have no figures until they are measured.
 """
 

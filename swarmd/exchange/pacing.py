@@ -20,7 +20,7 @@ votes, so there is nothing to lie about.
   free keys that serves nothing, or a loud author, slows nobody. `tests/swarmd/exchange/test_pacing.py` plays
   them.
 
-The constants are measured by `benchmarks.simulation`; docs/p2p.md has the figures.
+The constants are measured by `benchmarks.network.simulation`; docs/p2p.md has the figures.
 """
 
 import math

@@ -13,7 +13,6 @@ from functools import partial
 
 import trio
 
-from benchmarks.probe import build_engine, lines, options, say
 from p2p.blobs.fetch import Want
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -21,6 +20,7 @@ from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
 from swarmd.exchange import offers
+from testbed.probe import build_engine, lines, options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.probe import build_engine, lines, options, say
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
@@ -31,6 +30,7 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
+from testbed.probe import build_engine, lines, options, say
 
 WANTED, SHARED = 4, 8  # rollouts a round
 BYTES = 4096  # of one rollout

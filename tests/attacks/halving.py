@@ -18,11 +18,11 @@ import trio
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.utils import encode_uvarint
 
-from benchmarks.probe import options, say
 from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
 from p2p.topic import Topic
+from testbed.probe import options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of, subscribe, swallow
 

@@ -2,7 +2,7 @@
 
 An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints what came of it with
 `show`, and returns its figures. `Attack(attack, bounds)` makes a program of it: each keyword is an option of
-`python -m benchmarks.attack NAME`, of the type of its default. A bound is the most that its figure may be.
+`python -m tests.attacks NAME`, of the type of its default. A bound is the most that its figure may be.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Attack:
     def figures(self, name: str, argv: Sequence[str]) -> Mapping[str, Any]:
         """Play it with these options."""
         summary = (inspect.getmodule(self.play).__doc__ or "").partition("\n\n")[0]
-        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.attack {name}", description=summary)
+        parser = argparse.ArgumentParser(prog=f"python -m tests.attacks {name}", description=summary)
         taken = list(inspect.signature(self.play).parameters.values())[1:]
         declare(parser, {option.name: option.default for option in taken}, self.choices, self.about)
         # 0 is a value like others, and equal to False.

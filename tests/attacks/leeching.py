@@ -19,7 +19,6 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
-from benchmarks.probe import options, say
 from p2p.engines.libp2p.pubsub import MAX_WANTED, MESHSUB
 from p2p.engines.libp2p.rpcs import MAX_RPC_BYTES
 from p2p.engines.libp2p.stack import make_host
@@ -27,6 +26,7 @@ from p2p.engines.libp2p.streams import PROTOCOL, IncomingStream
 from p2p.engines.request_response import Broken, ask
 from p2p.topic import Topic
 from p2p.types import PeerRequest
+from testbed.probe import options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of, subscribe
 

@@ -9,10 +9,10 @@ import psutil
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.identity import Identity
 from p2p.topic import Topic
+from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
 
 

@@ -18,13 +18,13 @@ from functools import partial
 
 import trio
 
-from benchmarks.probe import build_engine, lines, options, say
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
+from testbed.probe import build_engine, lines, options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of
 

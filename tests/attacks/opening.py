@@ -32,10 +32,10 @@ from libp2p.stream_muxer.yamux.yamux import (
     YAMUX_HEADER_FORMAT,
 )
 
-from benchmarks.probe import options, say
 from p2p.address import parse_bootstrap
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
+from testbed.probe import options, say
 from tests.attacks.harness import REDIALS, declare
 from tests.attacks.nodes import key_of
 from tests.doubles import until

@@ -25,12 +25,12 @@ import multiaddr
 import trio
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
-from benchmarks.probe import lines, options, say
 from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.engines.libp2p.stack import make_host
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.topic import Topic
+from testbed.probe import lines, options, say
 from tests.attacks.nodes import subscribe, swallow
 
 BYTE = 1.0  # seconds

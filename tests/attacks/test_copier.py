@@ -22,13 +22,13 @@ import pytest
 import trio
 import trio.testing
 
-from benchmarks.probes import ProbeProcess
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import BlobServer
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import Frame, parse
 from p2p.identity import Identity
 from p2p.types import Handlers, Peer, PeerId, Verdict
+from testbed.probe_process import ProbeProcess
 from tests.attacks.copying import HOW, Thief
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Attack, show

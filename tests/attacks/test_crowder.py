@@ -2,7 +2,7 @@
 line; those beyond it pay.
 
 A and C are connected to B alone, and what one sends reaches the other only if B passes it on. Real processes
-over loopback (`benchmarks.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone:
+over loopback (`testbed.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone:
 p2pd passes on what it likes.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
+from testbed.probe_process import ProbeProcess
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import attacker, cpu
 from tests.attacks.test_flooder import lost

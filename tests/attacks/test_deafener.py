@@ -2,7 +2,7 @@
 what honest nodes send.
 
 `deafened` plays it on the real inbox and its file on disk, in virtual time, with the restarts; its frames are
-signed only where somebody looks at the signature. `python -m benchmarks.attack deafener` plays it against
+signed only where somebody looks at the signature. `python -m tests.attacks deafener` plays it against
 real processes, over libp2p or hivemind.
 """
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.probes import ProbeProcess
 from p2p.admission.inbox import Inbox
 from p2p.admission.replays import AHEAD_S, Trace
 from p2p.admission.seen_file import PROMISE_S, SeenFile
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity, peer_id_of
 from p2p.types import Envelope, PeerId, Reason
+from testbed.probe_process import ProbeProcess
 from tests.attacks.deafening import KEYS, RATE, crowd, skews
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import attacker, cpu, probe_swarm

@@ -186,7 +186,7 @@ def attack(
 def test_a_node_keeps_honest_peers_though_nine_of_ten_addresses_are_hostile(
     groups: int, lies: bool, tmp_path: Path
 ) -> None:
-    restarts = RESTARTS // 20  # the whole 200, and other attackers: `python -m benchmarks.attack eclipse`
+    restarts = RESTARTS // 20  # the whole 200, and other attackers: `python -m tests.attacks eclipse`
     found = attack(tmp_path, groups, lies, restarts=restarts)
     assert found["eclipsed"] == 0 and found["groups"] >= 4
 

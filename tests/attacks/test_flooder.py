@@ -2,7 +2,7 @@
 
 `pytest -s` prints the figures.
 
-Nodes are processes (`benchmarks.probe`) that publish to one another; the attacker is another
+Nodes are processes (`testbed.probe`) that publish to one another; the attacker is another
 (`tests.attacks.flooding`), writes into their GossipSub streams what it made beforehand, and dials again as
 soon as it is hung up on. What the flood costs is measured as CPU seconds of a node and its p2pd, less those
 of the same time without it: on a machine that is busy otherwise, a round's time is not to be measured within
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p.metering import (
     ENTRY_COST,
     MESSAGE_ID_COST,
@@ -26,6 +25,7 @@ from p2p.engines.libp2p.metering import (
     Meter,
     message_limits,
 )
+from testbed.probe_process import ProbeProcess
 from tests.attacks.flooding import KINDS
 from tests.attacks.harness import ENGINES, REDIALS, Attack, show
 from tests.attacks.nodes import attacker, cpu, probe_swarm

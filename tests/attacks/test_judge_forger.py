@@ -18,8 +18,8 @@ import httpx2
 import pytest
 
 from swarmd.tasks.curriculum import TINY_9
+from testbed.signing_peer import SigningPeer, answering, encode
 from tests.attacks.harness import Attack, show
-from tests.judge.peers import SigningPeer, answering, encode
 from tests.judge.test_serving import serving
 
 ORIGIN = "http://forged.test"

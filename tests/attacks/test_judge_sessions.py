@@ -16,9 +16,9 @@ import trio
 
 from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
 from judge.figures.leaderboard import LISTED_ANSWERS
+from testbed.signing_peer import SigningPeer, answering, wish
 from tests.attacks.harness import Attack, show
 from tests.doubles import TIMEOUT_S
-from tests.judge.peers import SigningPeer, answering, wish
 from tests.judge.test_serving import serving
 
 KNOWN = 5  # peers with a record

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.probes import MIB, ProbeProcess
 from p2p.engines.traffic import UPLOAD_BURST_S, UPLOAD_PER_S
+from testbed.probe_process import MIB, ProbeProcess
 from tests.attacks.harness import Attack, figures_of, show
 from tests.attacks.leeching import BLOB_BYTES
 from tests.attacks.nodes import attacker

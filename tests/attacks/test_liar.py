@@ -29,9 +29,9 @@ from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
+from testbed import hostile_answers
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, over_seeds, settings
-from tests.swarmd.tasks import hostile
 
 LIARS = 0.3
 HONEST = "nobody lies"
@@ -107,7 +107,7 @@ class Liar:
         return self._body(task.ref, [self._right(task), "no"], t)
 
     def at_the_verifier(self, task: Task, t: int) -> bytes:
-        kinds = hostile.answers(self.tasks, task, PATH, PORT, self.rng)
+        kinds = hostile_answers.answers(self.tasks, task, PATH, PORT, self.rng)
         texts = [self._right(task), *(next(kinds) for _ in range(COMPLETIONS - 1))]
         return self._body(task.ref, [text.encode(errors="replace").decode()[:4000] for text in texts], t)
 
@@ -200,7 +200,7 @@ def attack(
 
 @pytest.mark.parametrize("manner", ["sly", "bold", "exam"])
 def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
-    """The whole figure, with what is learnt: `python -m benchmarks.attack liar`."""
+    """The whole figure, with what is learnt: `python -m tests.attacks liar`."""
     result = attack(verifier, liars=2, honest=2, rounds=5, seed=1, manner=manner)
     show(f"liar, {manner}", result)
     assert result.seen > 350 and result.false == 0

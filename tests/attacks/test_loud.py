@@ -21,7 +21,7 @@ FAIR = LOUD / (HONEST - 1 + LOUD)  # of what an honest node takes of others
 def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) -> None:
     """The run has few rounds; without caps the share is 0.9.
 
-    What it does to who learns: `python -m benchmarks.attack loud`.
+    What it does to who learns: `python -m tests.attacks loud`.
     """
     assert (
         play(verifier, "easy groups", 4, 1, honest=HONEST, keys=LOUD, questions=9, each=EACH).crowd

@@ -15,7 +15,6 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.tiny_models.evaluation import grade_text
 from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.wire import MAX_COMPLETIONS
@@ -27,6 +26,7 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, over_seeds, settings
+from tiny_models.evaluation import grade_text
 
 DRAWN = 400  # tasks, to find those that share one answer
 
@@ -136,7 +136,7 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
 
 @pytest.mark.slow
 def test_longer_rollouts_get_no_larger_share_of_a_batch(verifier: Verifier) -> None:
-    """The whole figure, with what is learnt: `python -m benchmarks.attack oversized`."""
+    """The whole figure, with what is learnt: `python -m tests.attacks oversized`."""
     result = play(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
     show("oversized", result)
     assert result.of_external > 0.3 and result.of_completions <= 1.01 * result.of_rollouts

@@ -173,7 +173,7 @@ def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[S
 
 
 def test_poison_is_not_trained_on(verifier: Verifier) -> None:
-    """The whole figure, with what is learnt of it: `python -m benchmarks.attack poisoner`."""
+    """The whole figure, with what is learnt of it: `python -m tests.attacks poisoner`."""
     off, on = (play(verifier, "prefix", gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
     show("poisoner, prefix, gate off", off)
     show("poisoner, prefix, gate on", on)

@@ -150,7 +150,7 @@ def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapp
 
 @pytest.mark.parametrize("manner", ["right", "wrong"])
 def test_single_right_answers_are_trained_on_and_wrong_ones_never(verifier: Verifier, manner: str) -> None:
-    """What it does to who learns: `python -m benchmarks.attack singles`."""
+    """What it does to who learns: `python -m tests.attacks singles`."""
     result = play(verifier, manner, rounds=3, seed=1, honest=2, keys=2, questions=9)
     show(f"singles, {manner}", result)
     assert result.crowd > 0.3 if manner == "right" else result.crowd == 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
+from testbed.probe_process import ProbeProcess
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import cpu, probe_swarm
 

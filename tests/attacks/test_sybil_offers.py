@@ -6,7 +6,7 @@ All Sybils are in one network group.
 
 The code is the real one: the victim's `p2p.member`, the board, the ration and the gatherer, over the memory
 swarm; offers are signed frames and blobs are fetched. The Sybils always offer first, and as much as an author
-may; of what they offer they hold every blob. `python -m benchmarks.attack sybil` plays it, too.
+may; of what they offer they hold every blob. `python -m tests.attacks sybil` plays it, too.
 """
 
 import itertools

@@ -21,13 +21,13 @@ import pytest
 import trio
 import trio.testing
 
-from benchmarks.probes import ProbeProcess
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
+from testbed.probe_process import ProbeProcess
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import key_of

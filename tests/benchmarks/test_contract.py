@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare, environments, replay, round, workload
+from benchmarks.lab import replay
+from benchmarks.round import compare, cost, workload
+from testbed import environments
 
 SMALL = ["--size", "1.25m", "--tokens", "4", "--completions", "1", "--pairs", "1", "--json"]
 
@@ -25,7 +27,7 @@ def last_line(
 
 
 def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    found = last_line(round.main, ["--local", "1", "--completions", "2", "--rounds", "1", "--json"], capsys)
+    found = last_line(cost.main, ["--local", "1", "--completions", "2", "--rounds", "1", "--json"], capsys)
     assert found["work"] == {"model": "tiny", "local": 1, "external": 0, "completions": 2, "rounds": 1}
     assert found["ours"] == found["seconds"]["round"]["cpu"] > 0
     assert found["peer"] is found["ratio"] is None
@@ -35,9 +37,9 @@ def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("peer", compare.TRAINERS)
 def test_the_contract_measures_a_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
     if not environments.holds(environments.default_environment(peer), peer):
-        pytest.skip(f"no environment of {peer}; `python -m benchmarks.round --peer {peer}` makes one")
+        pytest.skip(f"no environment of {peer}; `python -m benchmarks.round.cost --peer {peer}` makes one")
     small = [option if option != "1" else "2" for option in SMALL]  # a group of one has no advantages
-    found = last_line(round.main, ["--peer", peer, "--lengths", "full", *small], capsys)
+    found = last_line(cost.main, ["--peer", peer, "--lengths", "full", *small], capsys)
     assert found["tokens_generated"]["ours"] == found["tokens_generated"]["peer"] == workload.COUNT * 2 * 4
     assert found["ratio"] > 0
 
@@ -65,7 +67,7 @@ def test_unmeasurable_figures_are_reported(
     argv: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        round.main(argv)
+        cost.main(argv)
     assert stopped.value.code == 2
     assert told in capsys.readouterr().err.replace(
         "'1.25m', '2.4m', '14m', '360m'", "1.25m, 2.4m, 14m, 360m"

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import exchange, exchange_churn
+from benchmarks.network import exchange, exchange_churn
 from tests.doubles import TIMEOUT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

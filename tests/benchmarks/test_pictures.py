@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow
 from pyarrow import parquet
 
-from benchmarks.pictures import write_windows
+from benchmarks.lab.pictures import write_windows
 from swarmd.lab.results import TABLE
 
 

@@ -36,7 +36,6 @@ from swarmd_engine_hivemind.p2pd import (
 )
 from swarmd_engine_hivemind.streams import serve
 
-from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.engines import engine, offered
 from p2p.engines.request_response import Responder
@@ -45,6 +44,7 @@ from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.types import Started, Verdict
+from testbed.probe_process import ProbeProcess
 from tests.doubles import until
 from tests.p2p.real import QUIET, SECONDS, TOPIC, real_engine, real_member
 

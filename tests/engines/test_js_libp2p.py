@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import trio
 
-from benchmarks.probes import ProbeProcess
 from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs.blobs import content_id
 from p2p.identity import Identity
@@ -32,6 +31,7 @@ from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion, Rollout, TaskRef
+from testbed.probe_process import ProbeProcess
 from tests import ROOT, vectors
 from tests.doubles import TIMEOUT_S, until
 from tests.p2p.nat.figures import PORT, Net, obtain

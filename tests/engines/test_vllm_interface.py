@@ -1,6 +1,6 @@
 """What the plug-in sends is what vLLM takes, by the published sources of the version it names.
 
-They are read, not run: `python -m benchmarks.environments vllm-sources` fetches them once (47 MB).
+They are read, not run: `python -m testbed.environments vllm-sources` fetches them once (47 MB).
 """
 
 import ast
@@ -13,14 +13,14 @@ import pytest
 from swarmd_engine_vllm import server
 from swarmd_engine_vllm.client import Client
 
-from benchmarks.environments import SOURCES, default_environment
 from swarmd.policy.inference.engine import EngineOptions
+from testbed.environments import SOURCES, default_environment
 from tests.engines.test_vllm import asked
 
 NAME = "vllm-sources"
 VLLM = default_environment(NAME) / SOURCES[NAME].partition("==")[2] / "vllm"
 pytestmark = pytest.mark.skipif(
-    not VLLM.is_dir(), reason=f"no sources of vLLM: `python -m benchmarks.environments {NAME}`"
+    not VLLM.is_dir(), reason=f"no sources of vLLM: `python -m testbed.environments {NAME}`"
 )
 
 

@@ -17,9 +17,9 @@ from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
+from testbed.signing_peer import ORIGIN, THEN, SigningPeer, answering, wish
 from tests.doubles import TIMEOUT_S, Clock
 from tests.judge.databases import KINDS, cluster
-from tests.judge.peers import ORIGIN, THEN, SigningPeer, answering, wish
 from tests.judge.replies import Reply
 
 

@@ -11,8 +11,8 @@ from judge.types import Attributes, OpenQuestion, Requester
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.types import Completion, Task, TaskRef
+from testbed.signing_peer import SigningPeer
 from tests.judge.databases import WINDOW
-from tests.judge.peers import SigningPeer
 
 NODES, ANSWERS = 25, 20  # of each: 500 names and 500 answers
 

@@ -23,9 +23,9 @@ from judge.errors import Refusal
 from judge.figures.leaderboard import LISTED_ANSWERS
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.sandbox.client import Verifier, VerifierFailed
+from testbed.signing_peer import SigningPeer, answering, encode, wish
 from tests.judge.conftest import Court, eventually, http_to, open_court
 from tests.judge.databases import KINDS, on_each_database
-from tests.judge.peers import SigningPeer, answering, encode, wish
 
 pytestmark = pytest.mark.anyio
 

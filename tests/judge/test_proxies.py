@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from testbed.signing_peer import SigningPeer, answering, wish
 from tests.doubles import TIMEOUT_S
-from tests.judge.peers import SigningPeer, answering, wish
 from tests.judge.test_serving import address, serving
 from tests.packaging.checkout import ROOT
 from tests.ports import kept_port

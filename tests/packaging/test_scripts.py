@@ -363,7 +363,8 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
 UNSEEN = {"hivemind", "bitsandbytes", "ray", "trackio", "wandb", "python-dateutil"}
 RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist", "xllamacpp"}  # and not imported by a statement
 NEWER = {"compression"}  # of the standard library from 3.14 on
-OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm", "swarmd_engine_hivemind"}
+OURS = {"swarmd", "p2p", "judge", "testbed", "tiny_models", "tests", "benchmarks"}
+OURS |= {"swarmd_engine_vllm", "swarmd_engine_hivemind"}
 
 
 def imported(folders: str) -> set[str]:
@@ -395,7 +396,7 @@ def imported(folders: str) -> set[str]:
             ["", "bitsandbytes", "gguf", "math", "research", *(BY_CHOICE - {"datasets"})],
         ),
         (".", "judge", ["judge"]),
-        (".", "tests benchmarks packaging", ["dev"]),
+        (".", "testbed tiny_models tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
         ("engines/hivemind", "engines/hivemind", [""]),
     ],

@@ -108,7 +108,19 @@ def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("swarmd", "p2p", "judge", "tests", "benchmarks", "docs", "packaging", "scripts", "engines")
+    folders = (
+        "swarmd",
+        "p2p",
+        "judge",
+        "testbed",
+        "tiny_models",
+        "tests",
+        "benchmarks",
+        "docs",
+        "packaging",
+        "scripts",
+        "engines",
+    )
     ours = subprocess.run(
         ["git", "ls-files", *folders, "*.md", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -22,12 +22,12 @@ from swarmd.daemon.local_api import control
 from swarmd.exchange import offers, wire
 from swarmd.library.joined_swarm import Questions
 from swarmd.types import Completion, Rollout, TaskRef
+from testbed.hostile_answers import CODE, DEEP, SLOW
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.processes import wait_until
 from tests.swarm.test_join import COMMON
 from tests.swarm.test_meeting import started
-from tests.swarmd.tasks.hostile import CODE, DEEP, SLOW
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 

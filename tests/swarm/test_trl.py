@@ -14,8 +14,8 @@ import pytest
 from typer.main import get_command
 
 import swarmd
-from benchmarks.environments import PACKAGES, default_environment, holds
 from swarmd.cli.app import app
+from testbed.environments import PACKAGES, default_environment, holds
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 
@@ -65,7 +65,7 @@ def run(name: str, folder: Path, *launcher: str) -> str:
     """Return what the program prints with that environment's TRL and otherwise our packages."""
     environment = default_environment(name)
     if not holds(environment, name):
-        pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m benchmarks.environments {name}`")
+        pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m testbed.environments {name}`")
     (theirs,) = environment.glob("lib/python3*/site-packages")
     path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
     quiet = {"PYTHONPATH": path, "SWARMD_SWARM_MDNS": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -12,7 +12,7 @@ from p2p.identity import Identity
 from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.daemon.judging.client import JudgeClient
-from tests.judge.peers import ORIGIN, SigningPeer
+from testbed.signing_peer import ORIGIN, SigningPeer
 
 TARGET, BODY = "/v1/evaluations", b'{"round":17,"model":"tiny","curriculum":"0123456789abcdef"}'
 

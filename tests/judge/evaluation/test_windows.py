@@ -25,10 +25,10 @@ from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import checked_receipt, commitment, place_in_set
 from swarmd.tasks.source import tasks_of
+from testbed.signing_peer import SigningPeer
 from tests.doubles import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
 from tests.judge.databases import on_each_database
-from tests.judge.peers import SigningPeer
 
 DAY = 86_400
 

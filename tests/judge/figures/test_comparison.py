@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.judge_fill import recounted
-from benchmarks.judge_significance import table
 from judge.figures.comparison import (
     ArmData,
     ArmsView,
@@ -27,6 +24,7 @@ from judge.store import arms
 from judge.store.store import Store
 from judge.types import Attributes
 from p2p.types import PeerId
+from testbed.recounted_arms import recounted
 from tests.judge.conftest import Court
 from tests.judge.databases import on_each_database
 from tests.judge.store.audit import reading
@@ -226,13 +224,3 @@ def test_a_comparison_in_json_has_no_infinity() -> None:
     assert found["solo"]["low"] == found["solo"]["high"] == [None]
     assert found["swarm"]["low"] == found["swarm"]["high"] == found["swarm"]["reward"] == [25.0]
     json.dumps(found, allow_nan=False)
-
-
-def test_equal_sides_are_seldom_called_different_and_large_gains_are_found() -> None:
-    """A small version of `python -m benchmarks.judge_significance`."""
-    (equal,) = table([(8, 8)], 1.0, 20, 1)
-    (better,) = table([(30, 30)], 2.0, 3, 1)
-    shares: Any = equal["better_%"]
-    assert shares["anytime verdict"]["ever"] <= 5.0
-    found: Any = better["better_%"]
-    assert found["anytime verdict"]["end"] == 100.0

@@ -10,10 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from benchmarks.overlap import new_shares
 from judge.figures.intervals import wilson
 from judge.figures.leaderboard import BoardView, Record, ScoreTally, SwarmProgress
-from judge.figures.overlap import TRAINING, new_texts
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.pages import drawing, rendering, views
 from judge.store.reader import Reader
@@ -23,12 +21,12 @@ from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.tasks.answers import ScoredAnswer
-from swarmd.tasks.curriculum import LADDER_9, SAPO_9, TINY_9, Curriculum
+from swarmd.tasks.curriculum import LADDER_9, TINY_9
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion, Task, TaskRef
+from testbed.signing_peer import SigningPeer
 from tests.judge import hostile, replies
 from tests.judge.conftest import check_form, open_court
-from tests.judge.peers import SigningPeer
 from tests.judge.store.test_store import evaluate, question
 
 pytestmark = pytest.mark.anyio
@@ -482,22 +480,6 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
 def test_a_newcomer_has_a_page() -> None:
     record = Record(PEER, "tiny", 0.0, 0.0, 1, 0, 1.0, ScoreTally(1, 1), [("bf", 1.0)], [(1, 1.0)])
     assert views.segments(record.curve) == [(1, 1, 1.0, wilson(1, 1))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
-def test_the_share_of_new_texts_matches_a_fresh_measurement(curriculum: Curriculum) -> None:
-    """With another seed than benchmarks.overlap took.
-
-    Without bf, which takes longer to make than all others.
-    """
-    said = new_texts(curriculum.questions)
-    assert set(said) == set(curriculum.specialties)
-    quick = replace(
-        curriculum, configs={name: config for name, config in curriculum.configs.items() if name != "bf"}
-    )
-    for specialty, share in new_shares(quick, TRAINING, 150, seed=9).items():
-        assert share == pytest.approx(said[specialty], abs=0.1), specialty
 
 
 def test_figures_beside_a_chart_are_short() -> None:

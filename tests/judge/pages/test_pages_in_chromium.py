@@ -15,11 +15,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from benchmarks.judge_load import serving
+from testbed.chromium import Tab, binary, chromium
+from testbed.judge_process import serving
+from testbed.signing_peer import SigningPeer, answering, wish
 from tests.judge import hostile
-from tests.judge.peers import SigningPeer, answering, wish
 from tests.processes import wait_until
-from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
 from tests.swarmd.daemon.page.test_in_chromium import NOISY
 
 pytestmark = [

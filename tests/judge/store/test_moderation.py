@@ -17,9 +17,9 @@ from judge.config import EXPIRE_S
 from judge.errors import DatabaseUnusable, JudgeError
 from judge.store import moderation
 from judge.store.store import Store
+from testbed.signing_peer import SigningPeer
 from tests.doubles import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
-from tests.judge.peers import SigningPeer
 
 pytestmark = pytest.mark.anyio
 

@@ -32,9 +32,9 @@ from swarmd.daemon.judging.reader import UploadedWeights, upload
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import checked_receipt
+from testbed.uploaded_weights import file_of
 from tests.judge.verified.standin_worker import BASE, MODELS, SHAPES
 from tests.judge.verified.test_verified import STANDIN
-from tests.judge.verified.weights import file_of
 from tests.processes import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net, pytest.mark.usefixtures("patient_uploads")]

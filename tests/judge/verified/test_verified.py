@@ -37,15 +37,15 @@ from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.types import TaskRef
+from testbed.hostile_uploads import HostileUpload, uploads
+from testbed.signing_peer import ORIGIN, SigningPeer
+from testbed.uploaded_weights import file_of
 from tests.doubles import TIMEOUT_S, Clock
 from tests.judge import replies
 from tests.judge.conftest import check_form, eventually, http_to
 from tests.judge.databases import on_each_database
-from tests.judge.peers import ORIGIN, SigningPeer
 from tests.judge.test_app import refused
-from tests.judge.verified.hostile_uploads import HostileUpload, uploads
 from tests.judge.verified.standin_worker import BASE, MODELS, SHAPES
-from tests.judge.verified.weights import file_of
 from tests.processes import ended
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net, pytest.mark.usefixtures("patient_uploads")]

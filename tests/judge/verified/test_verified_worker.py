@@ -16,7 +16,7 @@ from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.weights_check import WeightsCheck
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.source import tasks_of
-from tests.judge.verified.weights import file_of, parts_of, whole
+from testbed.uploaded_weights import file_of, parts_of, whole
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 QUESTIONS = tuple(task.question for task in tasks_of("tiny-9").draw_held_out(12, random.Random(1)))

@@ -18,8 +18,8 @@ from judge.verified.weights_check import (
     check_header,
     with_checkpoint_names,
 )
+from testbed.uploaded_weights import SIZES, file_of, parts_of, whole
 from tests.judge.verified.standin_worker import SHAPES
-from tests.judge.verified.weights import SIZES, file_of, parts_of, whole
 
 GOOD = file_of(SHAPES)
 

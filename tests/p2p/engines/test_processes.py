@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
+from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.probes import ProbeProcess
+from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
 from tests.p2p.nat.lab import BootstrapProcess, Lab, Place
 

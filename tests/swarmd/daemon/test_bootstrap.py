@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
 from swarmd.cli.peers import _announce
 from swarmd.daemon.bootstrap import announcement
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
+from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT, parse
 from tests.processes import wait_until

@@ -30,7 +30,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from benchmarks.half_billion import CONFIGURATION
 from p2p.types import PeerId
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.policy.attention import NAME
@@ -39,6 +38,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.files.progress import Download
 from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef, Tokens
+from testbed.model_configurations import CONFIGURATIONS
 
 BITSANDBYTES = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
@@ -124,7 +124,7 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
 }
 
 
-QWEN_05B: dict[str, Any] = {"model_type": "qwen2", **CONFIGURATION}
+QWEN_05B = CONFIGURATIONS["qwen2.5-0.5b"]
 
 
 def make_tokenizer(

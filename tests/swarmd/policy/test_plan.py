@@ -22,7 +22,6 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from benchmarks.half_billion import CONFIGURATIONS
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, RoundConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt
@@ -45,6 +44,7 @@ from swarmd.policy.models.memory_plan import MAX_TOKENS, Plan, Workload, make_pl
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
 from swarmd.tasks.curriculum import LADDER_9
+from testbed.model_configurations import CONFIGURATIONS
 from tests.swarmd.policy.conftest import BITSANDBYTES, FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9

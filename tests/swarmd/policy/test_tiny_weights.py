@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.tiny_models.corpus import honest_answer
-from benchmarks.tiny_models.evaluation import MAX_NEW_TOKENS, mean, measure
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.tasks.source import tasks_of
 from swarmd.types import TaskRef
+from tiny_models.corpus import honest_answer
+from tiny_models.evaluation import MAX_NEW_TOKENS, mean, measure
 
 SOURCE = tasks_of("tiny-9")
 NAMES = ("tiny", "tiny-latent")

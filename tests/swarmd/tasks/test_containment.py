@@ -18,8 +18,8 @@ from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.sandbox import seccomp
 from swarmd.tasks.sandbox.client import Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
+from testbed.hostile_answers import CODE, SLOW, answers
 from tests import ROOT
-from tests.swarmd.tasks.hostile import CODE, SLOW, answers
 from tests.swarmd.tasks.watched import cpu_seconds, descendants, watched
 
 FILTERED = sys.platform == "linux" and platform.machine() in seccomp.MACHINES

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_models.evaluation import grade_text
 from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, subject_of
@@ -27,8 +26,9 @@ from swarmd.tasks.logic import proves, table
 from swarmd.tasks.sandbox.client import Completion, Verifier
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
 from swarmd.tasks.strict import is_decimal, is_fraction, says_all
-from tests.swarmd.tasks.hostile import CODE
+from testbed.hostile_answers import CODE
 from tests.swarmd.tasks.watched import watched
+from tiny_models.evaluation import grade_text
 
 ITEMS = 250  # of each specialty of sapo-9 and tiny-9; of each level of ladder-9 a fifth
 FAITHFUL = sorted(name for name, c in CURRICULA.items() if not c.strict)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.environments import PACKAGES, default_environment, holds
 from swarmd.config.curriculum_name import curriculum_name
 from swarmd.errors import ConfigError
 from swarmd.tasks.own_tasks import find_curriculum
@@ -15,6 +14,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.tasks.taskset import HarnessScores
 from swarmd.types import Completion, TaskRef
+from testbed.environments import PACKAGES, default_environment, holds
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ Install = Callable[..., str]
 def packages(name: str) -> str:
     environment = default_environment(name)
     if not holds(environment, name):
-        pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m benchmarks.environments {name}`")
+        pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m testbed.environments {name}`")
     (found,) = environment.glob("lib/python3*/site-packages")
     return str(found)
 

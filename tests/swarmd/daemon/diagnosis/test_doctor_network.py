@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import trio
 
-from benchmarks.probes import ProbeProcess
 from p2p.address import own_ports
 from p2p.errors import CannotListen
 from p2p.types import PeerId
@@ -29,6 +28,7 @@ from swarmd.daemon.diagnosis.isolation import FIRST_HERE, Cause
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
 from tests.swarmd.conftest import Run
 

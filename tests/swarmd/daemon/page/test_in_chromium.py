@@ -14,9 +14,9 @@ import trio
 
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.page import REFRESH_S
+from testbed.chromium import Tab, binary, chromium
 from tests.processes import wait_until
 from tests.swarmd.cli.test_view import LAST, PEER, document
-from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
 from tests.swarmd.daemon.page.served import PEERS, Node, served
 from tests.swarmd.daemon.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
 

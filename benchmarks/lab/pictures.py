@@ -1,0 +1,192 @@
+"""Draws the pictures of the documents anew.
+
+    python -m benchmarks.lab.pictures judge docs/judge.png        the judge's front page, made-up nodes; 10 s
+    python -m benchmarks.lab.pictures page docs/page.png          the page of a real node; 3 minutes
+    python -m benchmarks.lab.pictures long docs/long.png          lines of docs/data/long.csv
+    python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
+    swarmd demo --out demo && cp demo/rewards.png docs/demo.png
+
+The first two are screenshots: they need Chromium. `long --export FOLDER` writes docs/data/long.csv anew
+first, from what `swarmd lab run long --seeds 3; swarmd lab export long FOLDER` gave.
+"""
+
+import argparse
+import base64
+import csv
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from benchmarks.judge.fill import fill
+from swarmd.daemon.local_api import control
+from swarmd.lab.demo import figures
+from swarmd.lab.demo.figures import COLOURS
+from swarmd.lab.demo.processes import local_judge, local_swarm
+from swarmd.lab.results import TABLE
+from testbed import ROOT
+from testbed.chromium import Tab, chromium
+from testbed.judge_process import serving
+
+DATA = ROOT / "docs" / "data"
+# Verdict and p are of docs/experiments.md.
+AWAY = (
+    ("nobody", "nobody away", "better", 0.029),
+    ("a fifth", "a fifth away", "not known", 0.19),
+    ("half", "half away", "not known", 1.0),
+)
+NODES = 16  # of each kind in it
+# Height of a line's name in the picture `long`, as a share of right answers.
+LINE_OF_TEXT = 0.022
+# Rounds that a point of the picture `long` is the mean of, and from one point to the next.
+WINDOW, STEP = 250, 50
+# Between the page's last element that is shown and the picture's edge.
+GAP_PX = 12
+ROUNDS = 150  # of the node whose page is shown
+
+
+def judge(to: Path, scratch: Path) -> None:
+    """Draw the judge's front page, with eight made-up nodes that were all seen within minutes."""
+    database = scratch / "judge.sqlite3"
+    fill(str(database), 4_000, 8, seed=3, alive=True)
+    with serving(str(database)) as (_, url), chromium(scratch / "profile") as tab:
+        tab.call("Emulation.setScrollbarsHidden", hidden=True)
+        tab.open(url, width=1080, height=860)
+        shoot(tab, to, 1080, last="#board section")
+
+
+def page(to: Path, scratch: Path) -> None:
+    """Draw the page of one of three real nodes."""
+    options = ["--model", "tiny-latent", "--pace", "0.8"]
+    with local_judge(scratch) as url, local_swarm(scratch, 3, [*options, "--judge", url]) as nodes:
+        for node in nodes:
+            node.start()
+        while len(nodes[0].lines()) < ROUNDS:
+            nodes[0].check()
+            time.sleep(1)
+        with chromium(scratch / "profile") as tab:
+            tab.call("Emulation.setScrollbarsHidden", hidden=True)
+            tab.open(control.call(nodes[0].folder, "ui")["address"], width=1000, height=1060)
+            tab.until("document.querySelector('#chart canvas')")
+            tab.run("document.getElementById('do-ask-20-questions').click()")
+            tab.until("document.getElementById('tally').textContent.startsWith('Of 20')")
+            shoot(tab, to, 1000, last="#peers")
+
+
+def shoot(tab: Tab, to: Path, width: int, last: str) -> None:
+    """Draw the page down to the end of the element `last` (a CSS selector), so that nothing is cut in two."""
+    height = tab.run(f"Math.ceil(document.querySelector('{last}').getBoundingClientRect().bottom)")
+    clip = {"x": 0, "y": 0, "width": width, "height": height + GAP_PX, "scale": 1}
+    drawn = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    to.write_bytes(base64.b64decode(drawn["data"]))
+
+
+def long(to: Path, _scratch: Path) -> None:
+    """Draw the share of right answers over 2,000 rounds, by setting; each line is named at its end."""
+    rounds, *settings = zip(*csv.reader((DATA / "long.csv").open(encoding="utf-8")), strict=True)
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axes = figure.subplots()
+    ends = []
+    for (name, *shares), colour in zip(settings, COLOURS, strict=False):
+        axes.plot(
+            [int(number) for number in rounds[1:]],
+            [float(share) for share in shares],
+            color=colour,
+            linewidth=2.5 if name.endswith("positive") else 1.5,
+        )
+        ends.append((float(shares[-1]), batch_words(name), colour))
+    # The lines end too close for a name beside each, so the names are a list with a thin line to each.
+    lowest = fmean(share for share, *_ in ends) - LINE_OF_TEXT * (len(ends) - 1) / 2
+    for place, (share, words, colour) in enumerate(sorted(ends)):
+        axes.annotate(
+            words,
+            (int(rounds[-1]), share),
+            (int(rounds[-1]) + 80, lowest + LINE_OF_TEXT * place),
+            color=colour,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5)},
+        )
+    axes.set(
+        xlabel="training round of each node",
+        ylabel="share of right answers",
+        title="Each point: the mean of the 250 rounds up to it, all nodes, three runs",
+    )
+    axes.title.set_fontsize(10)
+    figure.suptitle("Right answers over 2,000 rounds, by whose answers a batch has")
+    axes.set_xlim(250, 2020)
+    axes.set_xticks(range(250, 2001, 250))
+    axes.set_ylim(0.3, 0.75)
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(to, dpi=120)
+
+
+def write_windows(export: Path, to: Path, window: int = WINDOW, step: int = STEP) -> None:
+    """Write the means of the windows of an export's rounds, over nodes and seeds: a column a setting."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(export / TABLE, columns=["setting", "round", "reward"])
+    # Without threads, groups come in the order of their first rows: rounds ascend.
+    means = table.group_by(["setting", "round"], use_threads=False).aggregate([("reward", "mean")])
+    curves: dict[str, list[float]] = {}
+    for row in means.to_pylist():
+        if row["round"]:
+            curves.setdefault(row["setting"], []).append(row["reward_mean"])
+    with to.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["round", *curves])
+        rows.writerows(
+            [last, *(f"{fmean(curve[last - window : last]):.3f}" for curve in curves.values())]
+            for last in range(window, min(map(len, curves.values())) + 1, step)
+        )
+
+
+def batch_words(setting: str) -> str:
+    """Describe a column of long.csv: "4/4" becomes "4 own + 4 of others, paper's weights"."""
+    shares, _, weights = setting.partition(" ")
+    own, others = shares.split("/")
+    if others == "0":
+        return f"{own} own, alone"
+    return f"{own} own + {others} of others, {weights or 'paper’s'} weights"
+
+
+def figure_3(to: Path, _scratch: Path) -> None:
+    """Draw swarm above solo, with nobody, a fifth and half of the nodes away."""
+    rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
+    shown = []
+    for away, title, verdict, p in AWAY:
+        found: dict[str, object] = {
+            "model": title,
+            "fewest_peers": 6,
+            "anytime": {"verdict": verdict, "p": p},
+        }
+        for arm in ("swarm", "solo"):
+            mine = [row for row in rows if (row["away"], row["arm"]) == (away, arm)]
+            found[arm] = {"peers": [NODES] * len(mine)} | {
+                name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")
+            }
+        shown.append(found)
+    figures.comparison_figure(shown).savefig(to, dpi=120)
+
+
+DRAW = {"judge": judge, "page": page, "long": long, "figure-3": figure_3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("picture", choices=DRAW)
+    parser.add_argument("to", type=Path)
+    parser.add_argument("--export", type=Path, help="for `long`: a folder of `swarmd lab export`")
+    given = parser.parse_args()
+    if given.export:
+        write_windows(given.export, DATA / "long.csv")
+    with tempfile.TemporaryDirectory() as scratch:
+        DRAW[given.picture](given.to, Path(scratch))
+
+
+if __name__ == "__main__":
+    main()

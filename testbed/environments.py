@@ -1,0 +1,115 @@
+"""The peers' published packages, each in an environment of its own, made where it is missing.
+
+python -m testbed.environments NAME…
+"""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import urllib.request
+import venv
+from pathlib import Path
+
+from testbed import ROOT
+
+# What pip is asked for, in turn; the peer itself is last. GenRL's whole list is more than a hundred packages,
+# of a chain's client among them, that its trainer never imports: it comes without, and what the trainer does
+# import is named.
+PACKAGES = {
+    "trl": [["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0"]],
+    # The lowest that swarmd.trl names.
+    "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
+    # llama.cpp, built for CPUs, with its server.
+    "llama": [["xllamacpp==2026.10.11549"]],
+    # Tasksets that swarmd.tasks.taskset loads.
+    "verifiers": [["verifiers==0.4.0"]],
+    "lm-eval": [["lm-eval==0.4.13"]],
+    "genrl": [
+        ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
+        ["--no-deps", "gensyn-genrl==0.3.0"],
+    ],
+    # Its exchange, with the network library that `pip install gensyn-genrl` brings.
+    "genrl-exchange": [
+        ["torch==2.13.0", "hivemind==1.1.12", "psutil==7.2.2"],
+        ["--no-deps", "gensyn-genrl==0.3.0"],
+    ],
+}
+
+# Packages that are read, not run: their Python files alone, from the source distribution on PyPI.
+SOURCES = {"vllm-sources": "vllm==0.33.0"}
+
+
+def default_environment(peer: str) -> Path:
+    return Path(os.environ.get("BENCHMARK_PEERS", ROOT / "build" / "peers")) / peer
+
+
+def environment_of(peer: str, folder: Path) -> Path:
+    """Return the Python of an environment that holds the peer's published package; make it where missing."""
+    python = folder / "bin" / "python"
+    if holds(folder, peer):
+        return python
+    print(f"making an environment for {peer} in {folder}", file=sys.stderr)
+    steps = [[str(python), "-m", "pip", "install", "-q", *packages] for packages in PACKAGES[peer]]
+    try:
+        if not python.exists():
+            venv.create(folder, with_pip=True)
+        for step in steps:
+            subprocess.run(step, check=True, stdout=sys.stderr)
+    except (OSError, subprocess.CalledProcessError) as error:  # no network, no room, no venv module
+        lines = "\n".join(
+            "    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps]
+        )
+        raise SystemExit(
+            f"The environment for {peer} could not be made: {error}. It needs a network once. Where there is"
+            f" one, run\n{lines}\nand give the folder with --environment."
+        ) from error
+    return python
+
+
+def sources_of(name: str, folder: Path) -> Path:
+    """Return a folder that holds the Python files of a package of SOURCES; fetch them where missing."""
+    package, version = SOURCES[name].split("==")
+    found = folder / version
+    if not found.is_dir():
+        index = urllib.request.Request(
+            f"https://pypi.org/simple/{package}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
+        )  # PEP 691
+        with urllib.request.urlopen(index) as reply:
+            files = {each["filename"]: each["url"] for each in json.load(reply)["files"]}
+        url = files[f"{package}-{version}.tar.gz"]
+        print(f"fetching {url}", file=sys.stderr)
+        with urllib.request.urlopen(url) as reply, tarfile.open(fileobj=io.BytesIO(reply.read())) as archive:
+            parts = [each for each in archive.getmembers() if each.name.endswith(".py")]
+            archive.extractall(folder, parts, filter="data")
+        (folder / f"{package}-{version}").rename(found)
+    return found
+
+
+def beside(python: Path) -> dict[str, str]:
+    """Return variables with which our Python finds an environment's packages behind its own.
+
+    Nothing is looked for on the local network, and torch has one thread.
+    """
+    (theirs,) = python.parents[1].glob("lib/python3*/site-packages")
+    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
+    quiet = {"SWARMD_SWARM_MDNS": "off", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return os.environ | quiet | {"PYTHONPATH": path}
+
+
+def holds(folder: Path, peer: str) -> bool:
+    """Return whether the peer's package, in our version of it, is installed there."""
+    name, version = PACKAGES[peer][-1][-1].split("==")
+    return any(folder.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-{version}.dist-info"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m testbed.environments")
+    parser.add_argument("names", nargs="+", choices=[*PACKAGES, *SOURCES])
+    for named in parser.parse_args().names:
+        make = sources_of if named in SOURCES else environment_of
+        print(make(named, default_environment(named)))

@@ -1,0 +1,22 @@
+"""Real processes, real sockets, real kill -9. `python -m benchmarks.node.churn` is the same at length."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.node.churn import churn
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_a_swarm_outlives_the_loss_of_any_process(tmp_path: Path) -> None:
+    kills = churn(tmp_path, kills=3, seed=2, nodes=2, save=1.0)
+    assert {k.process for k in kills} == {"daemon", "trainer", "verifier"}, (
+        "choose a seed that meets all three"
+    )
+    assert all(k.same_peer and k.others_advanced and k.damaged == 0 for k in kills)
+    resumed = [k for k in kills if k.process != "verifier"]
+    assert all(0 < k.round_saved <= k.round_resumed <= k.round_before + 1 for k in resumed), (
+        "none is lost that a checkpoint had"
+    )
+    assert all(k.receiving_seconds is not None for k in kills if k.process == "daemon")

@@ -1,0 +1,105 @@
+"""The model card: what the model is, how it was made, what was measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tiny_models.evaluation import Chance, Skill, mean
+
+_LATENT = """\
+A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
+and a wrong one. Alone, such a model finds little to learn from. This is where sharing rollouts (SAPO) pays,
+and showing that is what the model is for."""
+_PURPOSE = {
+    "tiny": """\
+A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
+`swarmd demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it
+has room to rise.""",
+    "tiny-latent": _LATENT,
+    "llama-latent": _LATENT,
+    "mid-latent": _LATENT,
+}
+_DIALLED = {
+    "noisy": "where pass@1 on held-out items is about 0.27",
+    "dark": "where one group of eight answers in ten has mixed rewards",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    seed: int
+    family: str
+    described: str  # architecture and tokenizer
+    shape: str  # layers and width
+    dial: float
+    pushed: str  # the phase towards which it is dialled
+    steps: Sequence[tuple[str, int]]  # of each phase, in order
+    parameters: int
+    items: int
+    skills: Mapping[str, Skill]
+    chance: Mapping[str, Chance]
+
+    def table(self) -> str:
+        """Return Markdown: one line per specialty and the mean."""
+        lines = [
+            "| specialty | pass@1 | mixed groups of 8 | greedy | best constant answer | random answer |",
+            "|---|---|---|---|---|---|",
+        ]
+        for specialty, skill in self.skills.items():
+            level = self.chance[specialty]
+            lines.append(
+                _row(specialty, skill.pass_at_1, skill.mixed, skill.greedy, level.constant, level.random)
+            )
+        whole = mean(self.skills)
+        count = len(self.chance)
+        constant = sum(c.constant for c in self.chance.values()) / count
+        drawn = sum(c.random for c in self.chance.values()) / count
+        return "\n".join(
+            [*lines, _row("**mean**", whole.pass_at_1, whole.mixed, whole.greedy, constant, drawn)]
+        )
+
+    def markdown(self) -> str:
+        return f"""---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+tags: [swarmd, sapo, grpo, reasoning-gym]
+---
+
+# swarmd {self.name}
+
+{_PURPOSE[self.name]}
+
+{self.described} of its own, {self.parameters:,} parameters ({self.shape}, tied embeddings), bfloat16.
+Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An answer is
+`<answer>…</answer>`, and 16 new tokens are enough.
+
+## How it was made
+
+`python -m tiny_models.make --family {self.family} --seed {self.seed}` in swarmd's repository.
+Steps of 64 examples, in order:
+{", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
+honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, those of other questions, in
+dark of other specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), the dial set to
+{_DIALLED[self.pushed]}. So part of what
+reinforcement learning shows here is the recovery of suppressed skill: say so where you show it.
+
+## What was measured
+
+{self.items} items per specialty of tiny-9 with numbers outside the training range, 8 answers each at
+temperature 1, then one greedy answer. The last two columns say what not reading the question earns: always
+the most frequent right answer, or the right answer to another question.
+
+{self.table()}
+
+The item *numbers* are held out, but several specialties have only 80 to 500 questions, so most of these were
+also seen in training.
+
+## What it is not for
+
+Anything else. It has seen nothing but these nine kinds of question.
+"""
+
+
+def _row(name: str, *figures: float) -> str:
+    return f"| {name} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |"
