@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from p2p.types import ReceivedBody
+from swarmd.state.status import ModelDescription, NodeState, StageProgress
 from swarmd.types import Lead, ShownRollout
 
 # Both ends are ours, so anything larger is a bug.
@@ -104,7 +105,7 @@ class ReportPeer(_Message, frozen=True):
 class TrainerState(_Message, frozen=True):
     """The trainer's state. Every state but "training" has a cause and a remedy."""
 
-    state: str
+    state: NodeState
     cause: str = ""
     remedy: str = ""
 
@@ -116,7 +117,7 @@ class Alive(_Message, frozen=True):
 class TrainerReady(_Message, frozen=True):
     """The model is loaded and the run resumed; `round` rounds are behind us."""
 
-    model: dict[str, Any]
+    model: ModelDescription
     round: int
     notes: list[str]
 
@@ -135,13 +136,10 @@ class RoundDone(_Message, frozen=True):
     shown: ShownRollout | None = None  # one of our own rollouts
 
 
-class StageProgress(_Message, frozen=True):
+class RoundGoesOn(_Message, frozen=True):
     """How far a long round is, at most once a second."""
 
-    stage: str  # of `types.STAGES`
-    done: int  # answers that have been through the stage
-    of: int  # answers; 0: not counted
-    left: float | None  # seconds until the round ends, estimated
+    progress: StageProgress
 
 
 class Note(_Message, frozen=True):
@@ -195,7 +193,7 @@ ToDaemon = (
     | Alive
     | TrainerReady
     | RoundDone
-    | StageProgress
+    | RoundGoesOn
     | Note
     | JudgeAnswer
     | ComparedAnswers

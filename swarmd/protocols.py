@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from p2p.types import PeerId
+from swarmd.state.status import Status
 from swarmd.types import (
     Author,
     Completion,
@@ -97,8 +98,8 @@ class Swarm(Protocol):
 
 
 class View(Protocol):
-    def status(self, document: Mapping[str, Any]) -> None:
-        """Show the status document; called when it may have changed, at most a few times a second."""
+    def status(self, status: Status) -> None:
+        """Show the status; called when it may have changed, at most a few times a second."""
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Show a finished round, given as its line of metrics.jsonl."""

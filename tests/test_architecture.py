@@ -58,7 +58,8 @@ ALLOWED_HERE = {
 LAYERS = {
     "swarmd": [
         "errors types terminal",
-        "protocols config state",
+        "config state",
+        "protocols",
         "tasks experience link system",
         "exchange policy",
         "trainer",

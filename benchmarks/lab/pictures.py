@@ -68,7 +68,7 @@ def page(to: Path, scratch: Path) -> None:
             time.sleep(1)
         with chromium(scratch / "profile") as tab:
             tab.call("Emulation.setScrollbarsHidden", hidden=True)
-            tab.open(control.call(nodes[0].folder, "ui")["address"], width=1000, height=1060)
+            tab.open(control.call(nodes[0].folder, "ui", dict)["address"], width=1000, height=1060)
             tab.until("document.querySelector('#chart canvas')")
             tab.run("document.getElementById('do-ask-20-questions').click()")
             tab.until("document.getElementById('tally').textContent.startsWith('Of 20')")

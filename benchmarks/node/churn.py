@@ -23,11 +23,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import astuple
 
 from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
+from swarmd.state.status import PeerList, Status
 from swarmd.trainer.checkpoint import saved_in
 
 # Seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
@@ -85,15 +87,16 @@ def _kill_one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     process = rng.choice(["daemon", "trainer", "verifier"])
     status = _known(node, swarm)
     pid = {
-        "daemon": status["pid"],
-        "trainer": status["trainer"]["pid"],
-        "verifier": status["trainer"]["verifier_pid"],
+        "daemon": status.pid,
+        "trainer": status.trainer.pid,
+        "verifier": status.trainer.verifier_pid,
     }[process]
     time.sleep(rng.random())  # any moment of a round: generating, scoring, training, saving
     others = {other.name: _round(other) for other in swarm if other is not node}
     log_before = node.log.stat().st_size
     before = _round(node)
     with contextlib.suppress(ProcessLookupError):
+        assert pid is not None
         os.kill(pid, signal.SIGKILL)
     saved = _saved(node)
     up = receiving = None
@@ -119,20 +122,20 @@ def _kill_one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
         round_resumed=_resumed(node, log_before),
         up_seconds=up,
         receiving_seconds=receiving,
-        same_peer=after["peer_id"] == node.peer_id,
+        same_peer=after.peer_id == node.peer_id,
         damaged=_log_since(node, log_before).count(" is damaged"),
         others_advanced=all(_round(other) > others[other.name] for other in swarm if other is not node),
     )
 
 
-def _known(node: LocalNode, swarm: Sequence[LocalNode]) -> dict[str, Any]:
+def _known(node: LocalNode, swarm: Sequence[LocalNode]) -> Status:
     """Return the node's status with the present pids of its processes; the verifier's comes with a round."""
-    found: dict[str, Any] | None = None
+    found: Status | None = None
 
     def known() -> bool:
         nonlocal found
         found = node.status()
-        return found is not None and None not in found["trainer"].values() and found["round"] >= _round(node)
+        return found is not None and None not in astuple(found.trainer) and found.round >= _round(node)
 
     _until(known, f"{node.name} to tell its processes", swarm)
     assert found is not None
@@ -174,7 +177,7 @@ def _saved(node: LocalNode) -> int:
 
 def _frames(node: LocalNode) -> int:
     try:
-        return sum(int(peer["frames"]) for peer in control.call(node.folder, "peers")["peers"])
+        return sum(peer.frames for peer in control.call(node.folder, "peers", PeerList).peers)
     except SwarmdError:
         return 0
 

@@ -33,6 +33,7 @@ from swarmd.daemon.local_api.control import call
 from swarmd.daemon.supervision.trainer_process import TrainerChild
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.state.status import Status
 
 
 class NoSwarm(Member):
@@ -122,7 +123,7 @@ def share(cpu: str, seconds: float, folder: Path) -> dict[str, object]:
             before, at = _spent(node.pid), time.monotonic()
             time.sleep(seconds)
             used, passed = _spent(node.pid) - before, time.monotonic() - at
-            end = call(folder, "status")
+            end = call(folder, "status", Status)
         finally:
             node.send_signal(signal.SIGINT)
     cores = psutil.cpu_count() or 1
@@ -131,17 +132,16 @@ def share(cpu: str, seconds: float, folder: Path) -> dict[str, object]:
         "seconds": passed,
         "cores": cores,
         "share": used / passed / cores,
-        "rounds": end["round"] - begin,
-        "ledger": end["usage"]["total"]["cpu_seconds"],
+        "rounds": end.round - begin,
+        "ledger": end.usage.total.cpu_seconds if end.usage else None,
     }
 
 
 def _first_round(folder: Path) -> int:
     while True:
         try:
-            document = call(folder, "status")
-            if document["round"] > 0:
-                return int(document["round"])
+            if (done := call(folder, "status", Status).round) > 0:
+                return done
         except SwarmdError:  # it is starting
             pass
         time.sleep(0.5)

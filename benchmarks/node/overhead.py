@@ -134,15 +134,15 @@ def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
     if status is None:
         raise LabFailed(f"{node.name} does not answer; see {node.log}")
     pids = {
-        "daemon": status["pid"],
-        "trainer": status["trainer"]["pid"],
-        "verifier": status["trainer"]["verifier_pid"],
+        "daemon": status.pid,
+        "trainer": status.trainer.pid,
+        "verifier": status.trainer.verifier_pid,
     }
     return _Reading(
-        status["round"],
+        status.round,
         time.monotonic(),
-        {name: cpu for name, pid in pids.items() if (cpu := _cpu_seconds(pid)) is not None},
-        {name: written for name, pid in pids.items() if (written := _written(pid)) is not None},
+        {name: cpu for name, pid in pids.items() if pid and (cpu := _cpu_seconds(pid)) is not None},
+        {name: written for name, pid in pids.items() if pid and (written := _written(pid)) is not None},
     )
 
 

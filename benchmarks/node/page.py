@@ -55,7 +55,7 @@ def main() -> None:
         for node in nodes:
             node.start()
         _settle(nodes[0])
-        address = call(nodes[0].folder, "ui")["address"]
+        address = call(nodes[0].folder, "ui", dict)["address"]
         watched = {"page": lambda: _shown(address), "metrics": lambda: _scraped(port)}
         measured = _measure(nodes[0], arguments.pairs, arguments.seconds, watched)
     if arguments.json:

@@ -134,7 +134,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     policy.update(batch)
     plan = policy._loaded.plan
     return {
-        "parameters": policy.description["parameters"],
+        "parameters": policy.description.parameters,
         "dtype": plan.dtype,
         "lora": plan.lora_rank,
         "optimizer": plan.optimizer,

@@ -218,7 +218,7 @@ def invite(
 
     folder = as_state_dir(state_dir)
     try:
-        document = ask(folder, "invitation", timeout=30.0)
+        document = ask(folder, "invitation", dict, timeout=30.0)
     except NotRunning:
         # No node runs: invite to the swarm that the next one would join.
         node_config = joined(config, folder, {})
@@ -306,7 +306,7 @@ def leave(
     elif in_use(folder):
         tell("the node stops: it finishes its round and saves")
     if in_use(folder):
-        ask(folder, "stop")
+        ask(folder, "stop", dict)
         control.wait_until_gone(folder, 660.0)
     with StateFolder.open(folder):
         plan = leaving(folder, everything=everything)

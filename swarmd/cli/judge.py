@@ -17,6 +17,7 @@ from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, 
 from swarmd.cli.settings import joined
 from swarmd.errors import ConfigError, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import IDENTITY_FILE
+from swarmd.state.status import Status
 from swarmd.terminal import ago, printable, tell
 
 if TYPE_CHECKING:
@@ -267,8 +268,8 @@ def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
     if given:
         return given
     with suppress(NotRunning, Unreachable):
-        if url := (ask(folder, "status").get("judge") or {}).get("url"):
-            return str(url)
+        if (judge := ask(folder, "status", Status).judge) is not None:
+            return judge.url
     if not (url := joined(config, folder, {}).judge.url):
         raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
     return url

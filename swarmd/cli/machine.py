@@ -125,7 +125,7 @@ def _examine(
     from swarmd.daemon.diagnosis.reachability_survey import survey_alone
 
     if in_use(folder):
-        found = ask(folder, "network", timeout=45.0)
+        found = ask(folder, "network", dict, timeout=45.0)
         return (diagnose(found) if found["engine"] != "none" else no_network()), found
     node_config = joined(config, folder, flags)
     if node_config.swarm.engine == "none":

@@ -1,11 +1,10 @@
 """Options shared by several commands, and JSON output."""
 
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, TypeVar
 
+import msgspec
 import typer
 from typer.core import TyperOption
 
@@ -13,6 +12,7 @@ from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
 from swarmd.terminal import tell
 
+R = TypeVar("R")
 HELP = ["-h", "--help"]
 StateDir = Annotated[
     Path | None,
@@ -66,15 +66,15 @@ def as_state_dir(given: Path | None) -> Path:
     return (given or default_state_dir()).expanduser().absolute()
 
 
-def ask(folder: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
+def ask(folder: Path, operation: str, kind: type[R], *, timeout: float = 10.0, **arguments: Any) -> R:
     """Ask the node that runs in the folder, and return its answer. Raises NotRunning, Unreachable."""
     from swarmd.daemon.local_api import control
 
-    return control.call(folder, operation, timeout=timeout, **arguments)
+    return control.call(folder, operation, kind, timeout=timeout, **arguments)
 
 
 def answer(
-    document: Mapping[str, Any], text: str, as_json: bool, indent: str = "", people: IO[str] | None = None
+    document: object, text: str, as_json: bool, indent: str = "", people: IO[str] | None = None
 ) -> None:
     """Print what a command found or did, as JSON for programs or as text for people.
 
@@ -87,9 +87,9 @@ def answer(
         tell(text, people or sys.stdout, indent)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: object) -> None:
     """Print one document on one line of standard output, and flush it."""
-    print(json.dumps(document), flush=True)
+    print(msgspec.json.encode(document).decode(), flush=True)
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

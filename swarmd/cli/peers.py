@@ -3,17 +3,18 @@
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
 from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
 from swarmd.cli.settings import configured
 from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
+from swarmd.state.status import Status
 from swarmd.terminal import ended_by_signals, tell
 
 if TYPE_CHECKING:
@@ -64,17 +65,19 @@ def bootstrap(
     raise typer.Exit(code)
 
 
-def _announce(document: Mapping[str, Any], as_json: bool) -> None:
+def _announce(status: Status, as_json: bool) -> None:
     """Print the addresses to standard output, for copying, and everything else to standard error."""
     from swarmd.daemon.bootstrap import announcement
+    from swarmd.daemon.inviting import place
 
     # The node goes on where nobody reads, or a full disk does not take it; `swarmd status` has it all.
     with suppress(OSError):
         if as_json:
-            print_json(document)
+            places = [{"address": address, "from": place(address)} for address in status.addresses]
+            print_json({**structs.asdict(status), "addresses": places})
         else:
-            print("\n".join(announcement(document)), file=sys.stderr, flush=True)
-            print("\n".join(entry["address"] for entry in document["addresses"]), flush=True)
+            print("\n".join(announcement(status)), file=sys.stderr, flush=True)
+            print("\n".join(status.addresses), flush=True)
 
 
 HOW = """\

@@ -6,12 +6,13 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 
 from swarmd.cli.options import (
@@ -32,6 +33,7 @@ from swarmd.errors import SwarmdError, Unreachable
 from swarmd.protocols import View
 from swarmd.state.folder import LOG_FILE
 from swarmd.state.logs import for_people, installed_version, lines_of
+from swarmd.state.status import AnswerList, PeerList, Status
 from swarmd.terminal import printable, shows_pages, tell
 
 
@@ -47,13 +49,13 @@ def status(
     """Show the node's state, last round, reward, peers and refused messages."""
     folder = as_state_dir(state_dir)
     if answers:
-        document = ask(folder, "answers")
-        answer(document, "\n".join(answer_lines(document)), as_json)
+        found = ask(folder, "answers", AnswerList)
+        answer(found, "\n".join(answer_lines(found.answers)), as_json)
         return
     if watch:
         _watch(folder, as_json)
-    document = ask(folder, "status")
-    answer(document, "\n".join(status_lines(document)), as_json, indent=" " * (NAME_COLUMNS + 1))
+    status = ask(folder, "status", Status)
+    answer(status, "\n".join(status_lines(status)), as_json, indent=" " * (NAME_COLUMNS + 1))
 
 
 def _watch(folder: Path, as_json: bool) -> None:
@@ -68,17 +70,17 @@ def _watch(folder: Path, as_json: bool) -> None:
         from swarmd.cli.views.live import LiveView
 
         view = LiveView(Console())
-    shown: Mapping[str, Any] | None = None
+    shown: Status | None = None
     try:
         while True:
-            document = ask(folder, "status")
-            if as_json and document != shown:
-                print_json(document)
+            status = ask(folder, "status", Status)
+            if as_json and status != shown:
+                print_json(status)
             elif not as_json:
-                view.status(document)
-                if shown is not None and document["last"] and document["last"] != shown["last"]:
-                    view.round(document["last"])
-            shown = document
+                view.status(status)
+                if shown is not None and status.last and status.last != shown.last:
+                    view.round(status.last)
+            shown = status
             time.sleep(1)
     finally:
         view.close()
@@ -86,8 +88,8 @@ def _watch(folder: Path, as_json: bool) -> None:
 
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List connected peers, and peers whose rollouts arrive through others."""
-    document = ask(as_state_dir(state_dir), "peers")
-    answer(document, "\n".join(peer_lines(document)), as_json)
+    found = ask(as_state_dir(state_dir), "peers", PeerList)
+    answer(found, "\n".join(peer_lines(found.peers)), as_json)
 
 
 def pause(
@@ -104,7 +106,7 @@ def pause(
     """
     now = time.time()
     end = None if for_ is None else now + duration_s(for_)
-    document = ask(as_state_dir(state_dir), "pause", until=end)
+    document = ask(as_state_dir(state_dir), "pause", dict, until=end)
     words = "`swarmd resume` continues"
     if end:
         at = clock_words(datetime.fromtimestamp(end), datetime.fromtimestamp(now))
@@ -122,7 +124,7 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     Your own pause ends. A condition that holds now (battery, hours, ...) is set aside until it has ended.
     """
-    document = ask(as_state_dir(state_dir), "resume")
+    document = ask(as_state_dir(state_dir), "resume", dict)
     done = "resumed" if document["ended"] else "nothing was paused"
     answer(document, "\n".join(filter(None, (done, document["warning"]))), as_json, people=sys.stderr)
 
@@ -162,7 +164,7 @@ def stop(
     from swarmd.daemon.local_api.control import wait_until_gone
 
     folder = as_state_dir(state_dir)
-    document = ask(folder, "stop", now=now)
+    document = ask(folder, "stop", dict, now=now)
     if not as_json:
         hint = "" if now else " (`swarmd stop --now` does not wait for the round)"
         tell(": ".join(filter(None, ("stopping", document.get("cause")))) + f" …{hint}")
@@ -186,7 +188,7 @@ def ui(
     The address holds a secret: whoever has it can stop the node.
     """
     folder = as_state_dir(state_dir)
-    document = ask(folder, "ui")
+    document = ask(folder, "ui", dict)
     answer(document, document["address"], as_json)
     if browser and not as_json and not _open(folder / "ui.html", document["address"]):
         port = document["address"].partition("/?")[0].rpartition(":")[2]
@@ -277,13 +279,14 @@ def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
         name: installed_version(name) for name in packages
     }
     found = {"versions.json": json.dumps(versions, indent=1)}
-    for name, told in (
-        ("settings", partial(with_origins, config, folder)),
-        ("status", partial(ask, folder, "status")),
-        ("peers", partial(ask, folder, "peers")),
-    ):
+    told: dict[str, Callable[[], object]] = {
+        "settings": partial(with_origins, config, folder),
+        "status": partial(ask, folder, "status", Status),
+        "peers": partial(ask, folder, "peers", PeerList),
+    }
+    for name, tell_it in told.items():
         try:
-            found[f"{name}.json"] = json.dumps(told(), indent=1)
+            found[f"{name}.json"] = msgspec.json.format(msgspec.json.encode(tell_it()), indent=1).decode()
         except SwarmdError as error:
             found[f"{name}.json"] = str(error)
     return found

@@ -16,6 +16,7 @@ from shlex import quote
 from typing import Any
 
 import trio
+from msgspec import to_builtins
 
 from p2p.address import parse_endpoint
 from p2p.identity import Identity, nickname
@@ -24,17 +25,18 @@ from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
 from p2p.types import Started
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.diagnosis.isolation import Trouble, twin_trouble
+from swarmd.daemon.diagnosis.isolation import twin_trouble
 from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.inviting import PLACES, invite, place
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.roster import Roster
-from swarmd.daemon.local_api.status import peers_document
+from swarmd.daemon.local_api.status import peers_of
 from swarmd.daemon.membership import addresses_present, engine_builder, introduce, nearby, run, topic_of
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, StateFolder
 from swarmd.state.logs import set_up_logging
+from swarmd.state.status import NodeState, Status, SwarmLabel, Trouble
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.terminal import hang_up, printable, tell
 
@@ -45,9 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class BootstrapNode:
-    def __init__(
-        self, config: NodeConfig, folder: Path, announce: Callable[[Mapping[str, Any]], None]
-    ) -> None:
+    def __init__(self, config: NodeConfig, folder: Path, announce: Callable[[Status], None]) -> None:
         if config.swarm.engine == "none":
             raise ConfigError(
                 'swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "libp2p".'
@@ -76,10 +76,10 @@ class BootstrapNode:
 
     async def run(self) -> None:
         handlers: Mapping[str, control.Handler] = {
-            "status": self._on_status,
-            "peers": self._on_peers,
+            "status": control.answering(self.status),
+            "peers": control.answering(lambda: peers_of(self._roster, self.member.peers(), time.time())),
             "network": self._on_network,
-            "invitation": self._on_invitation,
+            "invitation": control.answering(lambda: invite(self._config, None, self.member.addresses())),
             "stop": self._on_stop,
         }
         async with trio.open_nursery() as outer:
@@ -91,7 +91,7 @@ class BootstrapNode:
                 await nursery.start(self.member.run)
                 if self._config.swarm.mdns == "on":
                     nursery.start_soon(nearby(self.member).run)
-                self._announce(self._document())
+                self._announce(self.status())
                 await self._stop.wait()
                 nursery.cancel_scope.cancel()
             outer.cancel_scope.cancel()
@@ -101,26 +101,33 @@ class BootstrapNode:
             tell(f"{trouble.cause}; {trouble.remedy}")
         self._waits = trouble
 
-    def _document(self) -> dict[str, Any]:
-        addresses = [{"address": address, "from": place(address)} for address in self.member.addresses()]
-        addresses.sort(key=lambda entry: PLACES.index(entry["from"]))
-        return {
-            "schema": 1,
-            "peer_id": self.member.identity.peer_id,
-            "name": nickname(self.member.identity.peer_id),
-            "swarm": {
-                "name": self.member.topic.name,
-                "curricula": self._curricula,
-                "topics": [*map(str, self.member.topics)],
-            },
-            "engine": self._config.swarm.engine,
-            # What it relays for nodes that accept no connections.
-            "relay": "at most 64 MiB for each pair of nodes"
+    def status(self) -> Status:
+        """Return all that is known of the node now."""
+        connected = len(self.member.peers())
+        return Status(
+            peer_id=self.member.identity.peer_id,
+            name=nickname(self.member.identity.peer_id),
+            swarm=SwarmLabel(
+                self.member.topic.name,
+                curricula=tuple(self._curricula),
+                topics=tuple(map(str, self.member.topics)),
+            ),
+            engine=self._config.swarm.engine,
+            peers=len(self._roster.present(time.time())),
+            connected=connected,
+            addresses=sorted(self.member.addresses(), key=lambda address: PLACES.index(place(address))),
+            rejected={reason.value: count for reason, count in self.member.rejected.items() if count},
+            trouble=self._trouble(),
+            role="bootstrap",
+            state=NodeState.HELPING,
+            cause="it trains nothing: others find each other through it",
+            remedy="nothing to do" if connected else "give its address to others, for --bootstrap",
+            pid=os.getpid(),
+            started_at=self._started_at,
+            state_dir=str(self._folder),
+            relay="at most 64 MiB for each pair of nodes"
             + ", and 1 MiB a second for all" * (self._config.swarm.engine == "libp2p"),
-            "addresses": addresses,
-            "pid": os.getpid(),
-            "state_dir": str(self._folder),
-        }
+        )
 
     async def _watch_signals(self, *, task_status: Started) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
@@ -130,49 +137,23 @@ class BootstrapNode:
                 log.info("stopped by %s", signal.Signals(number).name)
                 self._stop.set()
 
-    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        connected = len(self.member.peers())
-        document = self._document()
-        return document | {
-            "role": "bootstrap",
-            "state": "helping",
-            "cause": "it trains nothing: others find each other through it",
-            "remedy": "nothing to do" if connected else "give its address to others, for --bootstrap",
-            "started_at": self._started_at,
-            "peers": len(self._roster.present(time.time())),
-            "connected": connected,
-            "trouble": self._trouble(),
-            "addresses": [entry["address"] for entry in document["addresses"]],
-            "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
-            "last": None,
-        }
-
-    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return peers_document(self._roster, self.member.peers(), time.time())
-
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             **await survey(self.member, self._config),
             "curriculum": " or ".join(self._curricula),
-            "trouble": self._trouble(),
+            "trouble": to_builtins(self._trouble()),
         }
 
-    def _trouble(self) -> Mapping[str, str] | None:
+    def _trouble(self) -> Trouble | None:
         earlier = self.member.earlier_twin()
-        trouble = twin_trouble(earlier) if earlier is not None else self._waits
-        return trouble.document() if trouble else None
-
-    async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return invite(self._config, None, self.member.addresses())
+        return twin_trouble(earlier) if earlier is not None else self._waits
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop.set()
         return {"schema": 1, "stopping": True}
 
 
-def run_bootstrap(
-    config: NodeConfig, state: StateFolder, announce: Callable[[Mapping[str, Any]], None]
-) -> int:
+def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Status], None]) -> int:
     """Run until stopped. Returns the exit code; raises OperatorError.
 
     announce: called once, with what the node is and can be reached at, when others can connect.
@@ -183,24 +164,22 @@ def run_bootstrap(
     return node.exit_code
 
 
-def announcement(document: Mapping[str, Any]) -> list[str]:
+def announcement(status: Status) -> list[str]:
     """Format the announcement as lines of text, without the addresses."""
-    swarm, addresses = document["swarm"], document["addresses"]
     lines = [
         (
-            f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}:"
-            f" {', '.join(swarm['curricula'])}"
+            f"{status.name} {status.peer_id} helps swarm {status.swarm.name}:"
+            f" {', '.join(status.swarm.curricula)}"
         ),
-        f"engine {document['engine']}",
-        f"relays for nodes behind NAT: {document['relay']}",
-        f"ask for it with --state-dir {quote(document['state_dir'])}:"
-        " swarmd status, peers, stop, doctor network",
+        f"engine {status.engine}",
+        f"relays for nodes behind NAT: {status.relay}",
+        f"ask for it with --state-dir {quote(status.state_dir)}: swarmd status, peers, stop, doctor network",
     ]
-    places = {entry["from"] for entry in addresses}
+    places = {*map(place, status.addresses)}
     if not places - {"machine"}:
         lines.append("only this machine can dial it; for others let it listen on /ip4/0.0.0.0/tcp/4001")
     elif "internet" not in places:
-        ports = {found.port for each in addresses if (found := parse_endpoint(each["address"])) is not None}
+        ports = {found.port for each in status.addresses if (found := parse_endpoint(each)) is not None}
         lines.append(
             "it has no public address, so only its own network can dial it; for others forward TCP port"
             f" {', '.join(map(str, sorted(ports)))} of your router to this machine, and give away the"

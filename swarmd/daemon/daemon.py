@@ -4,7 +4,10 @@
     publisher    what the trainer shares, at the node's pace
     child        `TrainerChild`: starts, watches and restarts the trainer; the link to it
     guest, judging    limits and pauses; the judge's questions
-    status       `StatusBoard`: all that the terminal, the page and `swarmd status` show
+    board        `StatusBoard`: what the daemon itself knows of the node
+
+`status` joins what all of them know to one `Status`. The terminal, the page and `swarmd status` are
+functions of it.
 
 One trio loop. `Daemon` builds them and passes messages; they do not know it, and get callables for what they
 tell. A crash of the trainer does not drop the node from the swarm, nor the other way round.
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
@@ -27,7 +30,7 @@ from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import PeerId, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.diagnosis.isolation import Trouble, port_taken
+from swarmd.daemon.diagnosis.isolation import port_taken
 from swarmd.daemon.diagnosis.reachability_survey import listen_ports, survey
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.inviting import invite
@@ -48,6 +51,7 @@ from swarmd.protocols import View
 from swarmd.state.folder import LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
+from swarmd.state.status import AnswerList, NodeState, Status, Trouble
 from swarmd.terminal import hang_up
 
 log = logging.getLogger(__name__)
@@ -125,8 +129,8 @@ class Daemon:
             self._on_trainer_stuck,
             Watchdog(pace=config.round.pace),
         )
-        self.status = StatusBoard(config, folder, self.sharing.roster)
-        self.status.replay(read_metrics(folder / METRICS_FILE, KEPT_REWARDS))
+        self.board = StatusBoard(config, folder, self.sharing.roster)
+        self.board.replay(read_metrics(folder / METRICS_FILE, KEPT_REWARDS))
         self.guest = Guest(
             config,
             folder,
@@ -134,7 +138,7 @@ class Daemon:
             self.member,
             self.child.tell,
             view.talk,
-            on_gpu=self.status.on_gpu,
+            on_gpu=self.board.on_gpu,
             helped=lambda: self.sharing.given.used,
         )
         self.judging = judging_of(
@@ -142,12 +146,11 @@ class Daemon:
             config,
             curriculum,
             folder,
-            self.status.device,
+            lambda: self.board.known.model.device,
             self.child.tell,
             view.talk,
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
-        self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
         self._nursery: trio.Nursery | None = None
         self._listens = trio.Event()  # set once others can reach us
@@ -174,9 +177,9 @@ class Daemon:
         """
         self._nursery = nursery
         handlers: dict[str, control.Handler] = {
-            "status": self._on_status,
-            "answers": self.status.on_answers,
-            "peers": self.sharing.on_peers,
+            "status": control.answering(self.status),
+            "answers": control.answering(lambda: AnswerList([*self.board.answers])),
+            "peers": control.answering(self.sharing.peers),
             "network": self._on_network,
             "invitation": self._on_invitation,
             "pause": self.guest.on_pause,
@@ -204,15 +207,16 @@ class Daemon:
 
     def shutdown(self) -> None:
         """Show how the node ended. Raises SwarmdError where the trainer failed."""
-        if self.status.state != "stopped" and self.child.failed is None:
+        known = self.board.known
+        if known.state is not NodeState.STOPPED and self.child.failed is None:
             # The process was killed.
             lost = (
-                f"{many(self.status.round, 'round')}, {self.status.saved} of them saved"
+                f"{many(known.round, 'round')}, {known.saved} of them saved"
                 if self.child.ready
                 else "no round had begun"
             )
-            self.status.say("stopped", f"at once: {lost}", "`swarmd join` goes on from there")
-        self.view.status(self._document())
+            self.board.say(NodeState.STOPPED, f"at once: {lost}", "`swarmd join` goes on from there")
+        self.view.status(self.status())
         if self.child.failed is not None:
             error = SwarmdError(self.child.failed.message)
             error.exit_code = self.child.failed.exit_code
@@ -255,14 +259,14 @@ class Daemon:
             case link.ReportPeer(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.sharing.roster.bad(PeerId(author))
-            case link.TrainerState(state, cause, remedy) if not self._stopping:
-                self.status.say(state, cause, remedy)
+            case link.TrainerState(state, cause, remedy):
+                self.board.say(state, cause, remedy)
             case link.TrainerReady():
                 self._on_trainer_ready(message)
             case link.RoundDone():
                 self._on_round_done(message)
-            case link.StageProgress() if self.status.state == "training":
-                self.status.progress = structs.asdict(message)
+            case link.RoundGoesOn(progress) if self.board.known.state is NodeState.TRAINING:
+                self.board.known.progress = progress
             case link.Note(text):
                 self.view.talk(text)
             case link.JudgeAnswer() if self._nursery is not None:
@@ -270,15 +274,15 @@ class Daemon:
             case link.ComparedAnswers():
                 self.comparison.answer(message)
             case link.TrainerFailed():
-                self.status.say("stopped", "the trainer cannot go on", "")
+                self.board.say(NodeState.STOPPED, "the trainer cannot go on")
             case link.Stopped(rounds):
                 done = rounds >= self.config.round.rounds > 0
                 more = "`swarmd join` with more rounds goes on" if done else "`swarmd join` goes on"
-                self.status.say("stopped", f"{many(rounds, 'round')}, saved", more)
+                self.board.say(NodeState.STOPPED, f"{many(rounds, 'round')}, saved", more)
 
     def _on_trainer_ready(self, ready: link.TrainerReady) -> None:
         self._works()
-        self.status.resumed(ready)
+        self.board.resumed(ready)
         self.gatherer.resume(ready.round + 1)
         for note in ready.notes:
             self.view.talk(note)
@@ -287,7 +291,7 @@ class Daemon:
         self.comparison.ask_again()
 
     def _on_round_done(self, done: link.RoundDone) -> None:
-        self.status.round_done(done)
+        self.board.round_done(done)
         self.sharing.given.rollouts += done.shared if self.member.peers() else 0
         self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
@@ -308,45 +312,45 @@ class Daemon:
 
     def _on_trainer_exit(self, death: Death) -> None:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
-        self.status.say(
-            "restarting", f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint"
-        )
+        cause, remedy = f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint"
+        self.board.say(NodeState.RESTARTING, cause, remedy)
         # Tell of the state in its own words, as it may be over before it is shown.
-        self.view.talk(f"restarting: {self.status.cause}; {self.status.remedy}")
+        self.view.talk(f"{NodeState.RESTARTING}: {cause}; {remedy}")
 
     def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
-        """Show that the trainer is stuck; with None, restore the state that was shown before."""
+        """Show that the trainer is stuck; with None, that it works again."""
         if stuck is None:
-            if self.status.state == "stuck":
-                self.status.say(*self._state_before)
             self.view.talk("the trainer works again")
-            return
-        if self.status.state != "stuck":
-            self._state_before = self.status.state, self.status.cause, self.status.remedy
-            self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
-        self.status.say("stuck", stuck.cause, stuck.remedy)
+        elif self.board.known.state is not NodeState.STUCK:
+            self.view.talk(f"{NodeState.STUCK}: {stuck.cause}; {stuck.remedy}")
+        self.board.say_stuck(stuck)
 
     # The operator's side.
 
-    def _document(self) -> dict[str, Any]:
-        return self.status.document(
-            self.sharing.document(),
-            {"pid": self.child.pid, "restarts": self.child.restarts},
-            self.guest.document(),
-            self.judging.document(),
+    def status(self) -> Status:
+        """Return all that is known of the node now."""
+        known = self.board.known
+        return structs.replace(
+            known,
+            **structs.asdict(self.sharing.status()),
+            trainer=structs.replace(known.trainer, pid=self.child.pid, restarts=self.child.restarts),
+            pauses=self.guest.pauses,
+            away=self.guest.away,
+            usage=self.guest.usage,
+            left=self.guest.left,
+            judge=self.board.judged(self.judging.status()),
         )
-
-    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._document()
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.config.swarm.engine == "none":
             return {"schema": 1, "engine": "none"}
         await self._wait_until_it_listens()
         # A node that has left by itself is not asked after by anybody, and says why it left.
-        trouble = next((each.document() for each in self.guest.away), self.sharing.isolation.document())
-        known = {"trouble": trouble, "judge": self.judging.document()}
-        return await survey(self.member, self.config) | known
+        trouble = next(
+            (Trouble(each.cause, each.remedy) for each in self.guest.away), self.sharing.isolation.trouble
+        )
+        known = to_builtins({"trouble": trouble, "judge": self.judging.status()})
+        return {**await survey(self.member, self.config), **known}
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         await self._wait_until_it_listens()
@@ -371,28 +375,28 @@ class Daemon:
             return "The node is paused. Resume it and ask again."
         if not self.child.ready:
             return "The trainer is starting or stopping. Ask again in a moment."
-        return "" if (self.status.model or {}).get("keeps_first") else NO_FIRST
+        return "" if self.board.known.model.keeps_first else NO_FIRST
 
     async def _on_stop(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop("you asked it to", now=bool(arguments.get("now")))
-        return {"schema": 1, "stopping": True, "cause": self.status.cause}
+        return {"schema": 1, "stopping": True, "cause": self.board.known.cause}
 
     def _stop(self, why: str, *, now: bool = False) -> None:
-        doing = "it finishes its round and saves"
+        doing, known = "it finishes its round and saves", self.board.known
         if not self.child.ready:
             doing = "no round has begun"
         elif now:
             doing = (
-                f"it saves {many(self.status.round, 'round')} and loses the unfinished one; what takes over"
+                f"it saves {many(known.round, 'round')} and loses the unfinished one; what takes over"
                 f" {NOW_GRACE_S:.0f} s to save is lost, too"
             )
-        asked = any(self.status.cause.startswith(each.cause) for each in self.guest.pauses)
-        if self.status.state == "paused" and not asked:
+        asked = any(known.cause.startswith(each.cause) for each in self.guest.pauses)
+        if known.state is NodeState.PAUSED and not asked:
             # For a full disk.
-            doing = f"it cannot save, and ends with what is saved: {self.status.cause}"
+            doing = f"it cannot save, and ends with what is saved: {known.cause}"
         remedy = "wait; `swarmd stop --now` cuts the round; Ctrl-C again saves nothing"
-        self.status.say("stopping", f"{why}: {doing}", remedy)
-        self.view.status(self._document())
+        self.board.say(NodeState.STOPPING, f"{why}: {doing}", remedy)
+        self.view.status(self.status())
         self._stopping = True
         self.child.stop(now=now)
         assert self._nursery is not None
@@ -421,5 +425,5 @@ class Daemon:
 
     async def _refresh_view(self) -> None:
         while True:
-            self.view.status(self._document())
+            self.view.status(self.status())
             await trio.sleep(REDRAW_S)

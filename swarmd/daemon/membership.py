@@ -22,9 +22,10 @@ from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
 from swarmd.config.config import SwarmConfig
-from swarmd.daemon.diagnosis.isolation import NO_ADDRESS, Trouble
+from swarmd.daemon.diagnosis.isolation import NO_ADDRESS
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
+from swarmd.state.status import Trouble
 from swarmd.tasks.curriculum import Curriculum
 
 # How often to look for an address that this machine does not have yet.

@@ -3,9 +3,8 @@
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -19,7 +18,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.roster import Roster
-from swarmd.daemon.local_api.status import peers_document
+from swarmd.daemon.local_api.status import peers_of
 from swarmd.daemon.membership import engine_builder, introduce, nearby, topic_of
 from swarmd.exchange import offers, wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
@@ -27,6 +26,7 @@ from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE
+from swarmd.state.status import ExchangeFigures, GivenRollouts, PeerList, SwarmLabel, SwarmPart
 
 # How often to check whether what waits may be sent.
 TURN_EVERY_S = 1.0
@@ -119,35 +119,28 @@ class Participant:
         """Return how many peers are heard, connected or not: the number of peers wherever one is shown."""
         return len(self.roster.present(time.time()))
 
-    def document(self) -> dict[str, Any]:
+    def status(self) -> SwarmPart:
         """Return the status of the swarm and of our part in it."""
-        rejected = self.member.rejected
-        return {
-            "peer_id": self.identity.peer_id,
-            "name": nickname(self.identity.peer_id),
-            "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
-            "engine": self._config.swarm.engine,
-            "peers": self.heard(),
-            "connected": len(self.member.peers()),
-            # First those that most can reach.
-            "addresses": sorted(self.member.addresses(), key=lambda address: PLACES.index(place(address))),
-            "rejected": {reason.value: count for reason, count in rejected.items() if count},
-            "advice": {
-                reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy
-            },
-            "exchange": self.gatherer.document(),
-            # The mean seconds between two offers; None where the pace is free.
-            "offers": {"every": self.pacing.every},
-            "given": self.given.document(),
-            "trouble": self.isolation.document(),
-        }
+        rejected = {reason: count for reason, count in self.member.rejected.items() if count}
+        return SwarmPart(
+            peer_id=self.identity.peer_id,
+            name=nickname(self.identity.peer_id),
+            swarm=SwarmLabel(self.topic.name, self.topic.digest, str(self.topic)),
+            engine=self._config.swarm.engine,
+            peers=self.heard(),
+            connected=len(self.member.peers()),
+            addresses=sorted(self.member.addresses(), key=lambda address: PLACES.index(place(address))),
+            rejected={reason.value: count for reason, count in rejected.items()},
+            advice={reason.value: reason.remedy for reason in rejected if reason.remedy},
+            exchange=ExchangeFigures(**self.gatherer.document()),
+            offers={"every": self.pacing.every},
+            given=GivenRollouts(**self.given.document()),
+            trouble=self.isolation.trouble,
+        )
 
-    async def on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Answer "peers" of the control API."""
-        document = peers_document(self.roster, self.member.peers(), time.time())
-        for row in document["peers"]:
-            row |= {"score": round(self.member.score(row["id"]), 1)}
-        return document
+    def peers(self) -> PeerList:
+        """Return the known peers, with our score of each."""
+        return peers_of(self.roster, self.member.peers(), time.time(), self.member.score)
 
     def _on_envelope(self, envelope: Envelope) -> None:
         self.roster.heard(envelope.author, time.time())

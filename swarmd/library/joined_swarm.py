@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import trio
+from msgspec import to_builtins
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import read_invitation
@@ -310,7 +311,8 @@ class JoinedSwarm:
         """Return what `swarmd status --json` shows: peers, counts, and what is wrong. `collected`: groups."""
         if self._network is None:
             return {"schema": 1, "role": "library", "state": "another rank has joined"}
-        return self._network.status() | {"collected": self._collected, "curriculum": self.curriculum.name}
+        status: dict[str, Any] = to_builtins(self._network.status())
+        return status | {"collected": self._collected, "curriculum": self.curriculum.name}
 
     def close(self) -> None:
         """Send what waits, and leave the swarm. A second call does nothing."""

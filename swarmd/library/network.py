@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import trio
+from msgspec import structs
 
 from p2p.admission.fair_queue import FairQueue
 from p2p.errors import StateUnwritable
@@ -24,6 +25,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.rollout_exchange import share
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import StateFolder
+from swarmd.state.status import NodeState, Status
 from swarmd.types import Lead, Rollout
 
 # Rollouts that wait to be sent; the oldest go.
@@ -109,12 +111,12 @@ class Network:
     def report(self, author: PeerId, reason: Reason) -> None:
         self._soon(self._swarm.member.report, author, reason)
 
-    def status(self) -> dict[str, Any]:
-        """Return the status document, made by the network's thread while there is one."""
+    def status(self) -> Status:
+        """Return the status, made by the network's thread while there is one."""
         if self._token is not None:
             with contextlib.suppress(RuntimeError, trio.Cancelled):  # it has ended, or this is another trio
-                return trio.from_thread.run_sync(self.document, trio_token=self._token)
-        return self.document()
+                return trio.from_thread.run_sync(self._status, trio_token=self._token)
+        return self._status()
 
     def leave(self) -> None:
         """Give what waits a moment to be sent, and end the thread."""
@@ -151,8 +153,8 @@ class Network:
     async def _run_member(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         handlers: Mapping[str, control.Handler] = {
-            "status": self._on_status,
-            "peers": self._swarm.on_peers,
+            "status": control.answering(self._status),
+            "peers": control.answering(self._swarm.peers),
             "stop": self._on_stop,
         }
         self._swarm.gatherer.resume(1)
@@ -203,29 +205,23 @@ class Network:
         self._swarm.used(used)
         self._swarm.gatherer.next_round(number, lead)
 
-    def document(self) -> dict[str, Any]:
-        """Return the status document."""
+    def _status(self) -> Status:
         shared = self._swarm.given.rollouts + len(self.waiting)
         waits = f", {len(self.waiting)} of them not sent yet" if self.waiting else ""
-        return {
-            "schema": 1,
-            "role": "library",
-            "state": "joined" if self.lives else "left",
-            "cause": f"{shared} rollouts shared{waits}" if self.error is None else str(self.error),
-            "remedy": "" if self.error is None else "join again; the program's own work goes on without it",
-            "pid": os.getpid(),
-            "state_dir": str(self._state.path),
-            "started_at": self._started_at,
-            "round": self._swarm.gatherer.round,
-            "shared": shared,
-            "waiting": len(self.waiting),
-            "present": self.present,
-            "last": None,
-            **self._swarm.document(),
-        }
-
-    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.document()
+        return Status(
+            **structs.asdict(self._swarm.status()),
+            role="library",
+            state=NodeState.JOINED if self.lives else NodeState.LEFT,
+            cause=f"{shared} rollouts shared{waits}" if self.error is None else str(self.error),
+            remedy="" if self.error is None else "join again; the program's own work goes on without it",
+            pid=os.getpid(),
+            state_dir=str(self._state.path),
+            started_at=self._started_at,
+            round=self._swarm.gatherer.round,
+            shared=shared,
+            waiting=len(self.waiting),
+            present=self.present,
+        )
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop()

@@ -2,13 +2,12 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
+from swarmd.state.status import ModelDescription
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 
 log = logging.getLogger(__name__)
@@ -169,28 +169,21 @@ class LanguagePolicy:
         )
 
     @property
-    def description(self) -> Mapping[str, Any]:
-        """The model being trained: model, revision, device, dtype, parameters, lora (rank or None).
-
-        new_tokens, context: tokens that an answer may have, and a question with its answer.
-        examples, opening: turns before each question, and the text that each answer begins with.
-        keeps_first: whether `first_answer` can be had.
-        """
+    def description(self) -> ModelDescription:
+        """The model being trained."""
         loaded = self._loaded
-        return MappingProxyType(
-            {
-                "model": loaded.source,
-                "revision": loaded.place.revision,
-                "device": str(loaded.device),
-                "dtype": loaded.plan.dtype,
-                "parameters": loaded.shape.parameters,
-                "lora": loaded.plan.lora_rank,
-                "new_tokens": self._sampling.limit,
-                "context": self._sampling.context,
-                "examples": len(self._chat.examples),
-                "opening": self._chat.opening,
-                "keeps_first": self.learner.reference is not None and not self._driver.foreign,
-            }
+        return ModelDescription(
+            loaded.source,
+            loaded.place.revision,
+            str(loaded.device),
+            loaded.plan.dtype,
+            loaded.shape.parameters,
+            loaded.plan.lora_rank,
+            new_tokens=self._sampling.limit,
+            context=self._sampling.context,
+            examples=len(self._chat.examples),
+            opening=self._chat.opening,
+            keeps_first=self.learner.reference is not None and not self._driver.foreign,
         )
 
     def generate(

@@ -20,6 +20,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
+from swarmd.state.status import NodeState
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.checkpoint import rounds_done
 from swarmd.trainer.trainer_link import TrainerLink
@@ -61,11 +62,15 @@ def main() -> None:
                 " again; all nodes need the same tasks."
             )
         with Verifier(curriculum) as verifier:
-            daemon.tell(link.TrainerState("starting", "loading PyTorch", f"wait: usually 2 s, {BUSY}"))
+            daemon.tell(
+                link.TrainerState(NodeState.STARTING, "loading PyTorch", f"wait: usually 2 s, {BUSY}")
+            )
             # The first module that loads PyTorch, and little else.
             from swarmd.policy.models import device  # noqa: F401
 
-            daemon.tell(link.TrainerState("starting", "loading transformers", f"wait: usually 4 s, {BUSY}"))
+            daemon.tell(
+                link.TrainerState(NodeState.STARTING, "loading transformers", f"wait: usually 4 s, {BUSY}")
+            )
             from swarmd.trainer.trainer import open_trainer
 
             with open_trainer(start, daemon, verifier) as trainer:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from swarmd import link
+from swarmd.state.status import StageProgress
 from swarmd.types import STAGES
 
 # A round shorter than this is not told of.
@@ -19,7 +19,7 @@ class RoundProgress:
     The round says which stage begins, and the engine and the learner say how much of it is done.
     """
 
-    def __init__(self, tell: Callable[[link.StageProgress], object], clock: Callable[[], float]) -> None:
+    def __init__(self, tell: Callable[[StageProgress], object], clock: Callable[[], float]) -> None:
         """Follow rounds.
 
         clock: seconds that the node computed; a pause does not count.
@@ -54,7 +54,7 @@ class RoundProgress:
         now = self._clock()
         if self._stage and now - self._began >= QUIET_S and now - self._told >= EVERY_S:
             self._told = now
-            self._tell(link.StageProgress(self._stage, done, of, self._left(now - self._entered, share)))
+            self._tell(StageProgress(self._stage, done, of, self._left(now - self._entered, share)))
 
     def _left(self, spent: float, share: float) -> float | None:
         """Estimate the seconds that are left: of the stage by its share, of later ones by the last round."""

@@ -36,6 +36,7 @@ from swarmd.policy.training.policy_files import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
+from swarmd.state.status import NodeState
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, Timetable
@@ -103,7 +104,9 @@ class Trainer:
     def _rounds(self, after_first: Callable[[], None]) -> None:
         limit, begun_at = self.config.round.rounds, self.round
         self.link.tell(
-            link.TrainerState("training", "the first round since the start", "wait: it is often the longest")
+            link.TrainerState(
+                NodeState.TRAINING, "the first round since the start", "wait: it is often the longest"
+            )
         )
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
@@ -204,14 +207,14 @@ class Trainer:
             self.starved = True
             cause = "it waits for others' rollouts: round.local is 0, so there are none of its own"
             remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
-            self.link.tell(link.TrainerState("waiting", cause, remedy))
+            self.link.tell(link.TrainerState(NodeState.WAITING, cause, remedy))
         self.link.wait(self._until_save(MAX_WAIT_S), envelopes=True)
         self._between_rounds()
         return False
 
     def _say_training(self) -> None:
         self.starved = False
-        self.link.tell(link.TrainerState("training"))
+        self.link.tell(link.TrainerState(NodeState.TRAINING))
 
     def _until_save(self, seconds: float) -> float:
         """Return how long the loop may wait: `seconds`, or less where a checkpoint is due before."""
@@ -265,7 +268,7 @@ class Trainer:
                     log.warning("%s", said)
                 self.link.tell(
                     link.TrainerState(
-                        "paused",
+                        NodeState.PAUSED,
                         said.removesuffix("."),
                         f"it is tried again every {RETRY_FULL_DISK_S:.0f} s",
                     )
@@ -318,12 +321,12 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     checkpoints = Checkpoints(
         state_dir / "checkpoints", FILES, size(config.limits.state) if config.limits.state else None
     )
-    loading = link.TrainerState("starting", f"loading the model {config.model.name}", "wait")
+    loading = link.TrainerState(NodeState.STARTING, f"loading the model {config.model.name}", "wait")
     daemon.tell(loading)
 
     def report(download: Download) -> None:
         remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
-        fetching = link.TrainerState("starting", download.words, remedy)
+        fetching = link.TrainerState(NodeState.STARTING, download.words, remedy)
         daemon.tell(loading if download.seconds_left == 0 else fetching)
 
     policy = _open_policy(config, start.seed, report, daemon.rest)
@@ -332,7 +335,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
         config, policy, asked = _asking_well(config, policy, start, daemon, verifier, clock)
-        progress = RoundProgress(daemon.tell, clock)
+        progress = RoundProgress(lambda progress: daemon.tell(link.RoundGoesOn(progress)), clock)
         policy.watch(progress.done)
         parts = replace(
             build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock),
@@ -341,7 +344,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         behind, notes = resume(checkpoints, parts, policy, start.seed)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         notes += [*asked, *policy.notes, *metrics.notes, *unused_gpu(config.model.device, policy.device)]
-        daemon.tell(link.TrainerReady(dict(policy.description), behind, notes))
+        daemon.tell(link.TrainerReady(policy.description, behind, notes))
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
         )
@@ -388,7 +391,7 @@ def _asking_well(
     def trial() -> Mapping[Way, WayFigures]:
         daemon.tell(
             link.TrainerState(
-                "starting",
+                NodeState.STARTING,
                 "asking the model some questions, to see which way of asking works",
                 f"wait: {SECONDS:.0f} s at most",
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from p2p.admission.fair_queue import FairQueue
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
+from swarmd.state.status import NodeState
 
 
 class RoundCut(Exception):
@@ -130,14 +131,14 @@ class TrainerLink:
             raise RoundCut
         if not self.must_rest:
             return
-        begun, said = time.monotonic(), link.TrainerState("training")
+        begun, said = time.monotonic(), link.TrainerState(NodeState.TRAINING)
         with self._changed:
-            while self.must_rest or said.state == "paused":
+            while self.must_rest or said.state is NodeState.PAUSED:
                 pause = self.pause if self.paused and not self.stopping else None
                 now = (
-                    link.TrainerState("paused", pause.cause, pause.remedy)
+                    link.TrainerState(NodeState.PAUSED, pause.cause, pause.remedy)
                     if pause
-                    else link.TrainerState("training")
+                    else link.TrainerState(NodeState.TRAINING)
                 )
                 if now != said:
                     self.tell(now)

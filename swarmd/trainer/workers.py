@@ -11,7 +11,7 @@ The trainer stays what it was: it owns the link, the verifier, the pool, checkpo
 import random
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.state.metrics import WorkersReport
+from swarmd.state.status import ModelDescription
 from swarmd.types import Scored, Task
 
 # Rounds' questions that a generator has in hand: those it answers and those it turns to next.
@@ -213,15 +214,15 @@ def processes_on(place: int, processes: int, devices: int) -> int:
     return len(range(place % devices, processes, devices))
 
 
-def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
+def _settled(config: NodeConfig, description: ModelDescription) -> NodeConfig:
     """Return the configuration with the device, dtype and revision that this process chose.
 
     So all workers load the same model.
     """
     found = {
-        "device": description["device"].partition(":")[0],
-        "dtype": description["dtype"],
-        "revision": description["revision"],
+        "device": description.device.partition(":")[0],
+        "dtype": description.dtype,
+        "revision": description.revision,
     }
     return config.model_copy(update={"model": config.model.model_copy(update=found)})
 

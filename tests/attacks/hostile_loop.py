@@ -30,6 +30,7 @@ from p2p.types import PeerId
 from swarmd.daemon.local_api import control
 from swarmd.exchange import wire
 from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.state.status import Status
 from swarmd.types import Rollout
 from testbed import ROOT
 from testbed.hostile_answers import CODE, DEEP, SLOW
@@ -142,7 +143,7 @@ def through_node(folder: Path) -> Iterator[swarmd.JoinedSwarm]:
 
 def _listens(folder: Path) -> bool:
     try:
-        return bool(control.call(folder, "status")["addresses"])
+        return bool(control.call(folder, "status", Status).addresses)
     except swarmd.errors.SwarmdError:
         return False
 

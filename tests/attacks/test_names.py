@@ -82,8 +82,10 @@ async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
     """What `swarmd peers` is told, over the socket."""
     with StateFolder.open(folder):
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(control.serve, folder, {"peers": daemon.sharing.on_peers}))
-            reply = await trio.to_thread.run_sync(partial(control.call, folder, "peers"))
+            await nursery.start(
+                partial(control.serve, folder, {"peers": control.answering(daemon.sharing.peers)})
+            )
+            reply = await trio.to_thread.run_sync(partial(control.call, folder, "peers", dict))
             nursery.cancel_scope.cancel()
     return reply
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import asdict
 
 from p2p.identity import Identity
 from swarmd import link
@@ -139,7 +140,8 @@ def client(url: str, clock: Clock | None = None, seconds: float = TIMEOUT_S) -> 
 
 
 def shown(judging: Judging) -> dict[str, Any]:
-    return judging.document() or {}
+    status = judging.status()
+    return asdict(status) if status else {}
 
 
 def honest(request: bytes) -> bytes:

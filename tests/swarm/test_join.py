@@ -140,7 +140,7 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
     assert second.returncode == 5 and "Traceback" not in second.stderr
     assert "another node" in second.stderr and "--state-dir" in second.stderr
 
-    before = control.call(tmp_path / "state", "status")
+    before = control.call(tmp_path / "state", "status", dict)
     os.kill(before["trainer"]["pid"], signal.SIGKILL)
     until(tmp_path / "state", lambda s: s["trainer"]["restarts"] == 1, running)
     after = until(
@@ -203,7 +203,7 @@ def test_a_node_in_the_background_outlives_its_terminal_and_is_stopped_at_once(t
         assert starter.wait(TIMEOUT_S) == 0
     assert "The node runs in the background" in said and "swarmd stop --state-dir" in said
     assert "Closing this terminal" not in said and "starting: loading" in said
-    status = control.call(tmp_path, "status")
+    status = control.call(tmp_path, "status", dict)
     with ExitStack() as ends:
         # A failure here leaves no node behind.
         ends.callback(psutil.Process(status["pid"]).kill)

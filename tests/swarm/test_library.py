@@ -112,7 +112,7 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
 
         def used() -> bool:
             share(second, 1)
-            trained = control.call(tmp_path / "node", "peers", timeout=TIMEOUT_S)["peers"]
+            trained = control.call(tmp_path / "node", "peers", dict, timeout=TIMEOUT_S)["peers"]
             mine = second.report()["peer_id"]
             return any(row["id"] == mine and row["frames"] >= 2 for row in trained)
 
@@ -194,7 +194,7 @@ def test_what_is_shared_moves_the_level_that_is_asked(tmp_path: Path) -> None:
 
 def test_a_dead_network_is_reported_and_raises_nothing(tmp_path: Path) -> None:
     swarm = joined(tmp_path)
-    assert control.call(tmp_path, "stop", timeout=TIMEOUT_S)["stopping"]
+    assert control.call(tmp_path, "stop", dict, timeout=TIMEOUT_S)["stopping"]
     wait_until(lambda: not swarm.joined)
     share(swarm, 1)
     assert swarm.collect(1, wait=TIMEOUT_S) == []

@@ -81,7 +81,7 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
 
         copy.write_text(copy.read_text() + "\n# edited")
         # The next one reads the file again
-        os.kill(control.call(tmp_path / "second", "status")["trainer"]["pid"], signal.SIGKILL)
+        os.kill(control.call(tmp_path / "second", "status", dict)["trainer"]["pid"], signal.SIGKILL)
         assert nodes["second"].wait(timeout=TIMEOUT_S) == 2
         assert (
             "the tasks sums have changed since this node started"

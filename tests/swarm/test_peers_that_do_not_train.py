@@ -53,7 +53,7 @@ class Learner(NamedTuple):
     address: str
 
     def says(self, operation: str) -> dict[str, Any]:
-        return control.call(self.state, operation, timeout=TIMEOUT_S)
+        return control.call(self.state, operation, dict, timeout=TIMEOUT_S)
 
     def peer(self, peer_id: str) -> dict[str, Any]:
         """What it knows of one."""

@@ -24,7 +24,7 @@ def until(
         nonlocal last
         assert node.poll() is None, f"the node ended with status {node.returncode}\n{_told(state)}"
         try:
-            last = status = control.call(state, "status")
+            last = status = control.call(state, "status", dict)
         except SwarmdError as error:  # it is not up yet, or the machine is too busy for an answer in time
             last = str(error)
             return None

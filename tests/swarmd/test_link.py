@@ -10,6 +10,7 @@ import pytest
 
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
+from swarmd.state.status import NodeState
 from swarmd.trainer.trainer_link import TrainerLink
 from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
@@ -115,19 +116,19 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
         return resting
 
     resting = during(link.Pause("on battery", "plug it in"))
-    assert read(daemon, 1) == [link.TrainerState("paused", "on battery", "plug it in")]
+    assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "on battery", "plug it in")]
     daemon.sendall(link.pack(link.Pause("night", "wait")))
-    assert read(daemon, 1) == [link.TrainerState("paused", "night", "wait")]
+    assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "night", "wait")]
     daemon.sendall(link.pack(link.Pause(brief=True)))  # the pause is over, the CPU share is not
-    assert read(daemon, 1) == [link.TrainerState("training")] and resting.is_alive()
+    assert read(daemon, 1) == [link.TrainerState(NodeState.TRAINING)] and resting.is_alive()
     daemon.sendall(link.pack(link.Resume()))
     resting.join(TIMEOUT_S)
     assert not resting.is_alive() and not trainer.must_rest and trainer.rested > 0
     resting = during(link.Pause())
-    assert read(daemon, 1) == [link.TrainerState("paused", "you paused it", "swarmd resume")]
+    assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "you paused it", "swarmd resume")]
     daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
     resting.join(TIMEOUT_S)
-    assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
+    assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState(NodeState.TRAINING)]
     assert rests == [False, True, True, True, False, True, False]
     assert given_back == ["on battery", "night", "you paused it"]
 
@@ -178,10 +179,10 @@ def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
 def test_no_word_is_ever_dropped_and_of_frames_the_oldest() -> None:
     queue = link.MessageQueue(frames=2)
     for n in range(50):
-        queue.put(link.TrainerState("training", str(n)))
+        queue.put(link.TrainerState(NodeState.TRAINING, str(n)))
         queue.put(ReceivedBody(PeerId("p"), "", "rollouts", b"") if n % 2 else link.Publish("k", bytes([n])))
     taken = [queue.pop() for _ in range(len(queue))]
-    assert taken[:50] == [link.TrainerState("training", str(n)) for n in range(50)]
+    assert taken[:50] == [link.TrainerState(NodeState.TRAINING, str(n)) for n in range(50)]
     assert taken[50:] == [link.Publish("k", bytes([48])), ReceivedBody(PeerId("p"), "", "rollouts", b"")]
     assert queue.pop() is None
 

@@ -29,10 +29,12 @@ from swarmd.daemon.local_api.status_words import (
     SMOOTH_ROUNDS,
     number,
     recent,
+    round_words,
     so_far,
     status_facts,
     time_words,
 )
+from swarmd.state.status import MeasuredKl, NodeState, Status
 from swarmd.terminal import printable
 
 EVENTS = 6
@@ -48,14 +50,14 @@ SHOWN = ("paused", "now", "learning", "model", "peers", "refused", "judge", "tra
 # The commands that a person wants next, in 76 columns.
 HINT = "another terminal: swarmd ui, invite, stop"
 _MARKS = {
-    "training": "green",
-    "starting": "cyan",
-    "paused": "yellow",
-    "waiting": "yellow",
-    "stuck": "red",
-    "restarting": "red",
-    "stopping": "magenta",
-    "stopped": "magenta",
+    NodeState.TRAINING: "green",
+    NodeState.STARTING: "cyan",
+    NodeState.PAUSED: "yellow",
+    NodeState.WAITING: "yellow",
+    NodeState.STUCK: "red",
+    NodeState.RESTARTING: "red",
+    NodeState.STOPPING: "magenta",
+    NodeState.STOPPED: "magenta",
 }
 
 
@@ -146,27 +148,21 @@ class LiveView:
         self._is_behind(LAST_PAGE_S)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def status(self, document: Mapping[str, Any]) -> None:
-        self._page.document = document
+    def status(self, status: Status) -> None:
+        self._page.status = status
         at, before = self._drawn
-        shown = (
-            document.get("state"),
-            document.get("cause"),
-            document.get("trouble"),
-            self._page.said,
-            self._console.size,
-        )
-        changed = document.get("state") != "paused" or shown != before
+        shown = (status.state, status.cause, status.trouble, self._page.said, self._console.size)
+        changed = status.state is not NodeState.PAUSED or shown != before
         if changed or not 0 <= self._clock() - at < DRAW_PAUSED_S:
             self._drawn = self._clock(), shown
             self._draw()
 
     def round(self, line: Mapping[str, Any]) -> None:
-        """Ignore the round: the status document carries the last one and the curve."""
+        """Ignore the round: the status carries the last one and the curve."""
 
     def talk(self, text: str) -> None:
         self._page.say(text)
-        if self._page.document is None:
+        if self._page.status is None:
             self._draw()
 
     def close(self) -> None:
@@ -184,11 +180,11 @@ class LiveView:
 
 
 class LivePage:
-    """A status document and the last events, as a rich renderable that fits the terminal."""
+    """A status and the last events, as a rich renderable that fits the terminal."""
 
     def __init__(self, clock: Callable[[], float], hint: str = HINT, *, verbose: bool = False) -> None:
         self._hint, self._verbose = hint, verbose
-        self.document: Mapping[str, Any] | None = None
+        self.status: Status | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
         self._clock = clock
         self.said = 0  # events so far
@@ -198,24 +194,24 @@ class LivePage:
         self.said += 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        document = self.document
-        if document is None:
+        status = self.status
+        if status is None:
             yield Text(self._events[-1][1] if self._events else "starting …")
             return
         width, height = options.max_width - 4, options.size.height
-        header = _header(document, self._clock(), width)
+        header = _header(status, self._clock(), width)
         # Lines that the frame and the header take.
         hint = self._hint if height >= HINT_ROWS else ""
         fixed = 2 + header.plain.count("\n") + 1 + bool(hint)
         columns = max(1, width - NAME_COLUMNS - 1)
-        rows = _rows(_facts(document, columns, verbose=self._verbose), columns, height - fixed)
+        rows = _rows(_facts(status, columns, verbose=self._verbose), columns, height - fixed)
         room = height - fixed - len(rows) - 1
         events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
         parts: list[RenderableType] = [header]
-        rewards = [reward for reward in document.get("rewards") or () if reward is not None]
+        rewards = [reward for reward in status.rewards if reward is not None]
         if rewards and curve_rows >= 2:
-            parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
+            parts.append(_curve(rewards, status.round, width, curve_rows))
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", no_wrap=True, min_width=NAME_COLUMNS)
         # Cut with a sign: half an address looks like a whole one.
@@ -227,11 +223,10 @@ class LivePage:
             parts += [Text(), *events]
         if hint:
             parts.append(Text(hint, style="dim", no_wrap=True, overflow="ellipsis"))
-        swarm = document.get("swarm") or {}
         yield Panel(
             Group(*parts),
-            title=Text.assemble((f"swarmd {document.get('name') or ''}", "bold"), no_wrap=True),
-            subtitle=Text(f"swarm {swarm.get('name', '')} {str(swarm.get('digest', ''))[:8]}", style="dim"),
+            title=Text.assemble((f"swarmd {status.name}", "bold"), no_wrap=True),
+            subtitle=Text(f"swarm {status.swarm.name} {status.swarm.digest[:8]}", style="dim"),
             title_align="left",
             subtitle_align="right",
             border_style="dim",
@@ -251,24 +246,23 @@ class LivePage:
         return lines
 
 
-def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
+def _header(status: Status, now: float, width: int) -> Text:
     """Format state, round, reward and uptime on one line, then cause and remedy on as many as they need."""
-    state = str(document.get("state", ""))
-    rounds = document.get("rounds")
-    colour = _MARKS.get(state, "white")
-    text = Text.assemble(("● ", colour), (state, f"bold {colour}"), no_wrap=True, overflow="ellipsis")
-    if document.get("round") is not None:
-        text.append(f"   round {document['round']}" + (f" of {rounds}" if rounds else ""), "bold")
-    if newest := recent(document.get("rewards") or ()):
+    colour = _MARKS.get(status.state, "white")
+    text = Text.assemble(("● ", colour), (status.state, f"bold {colour}"), no_wrap=True, overflow="ellipsis")
+    if rounds := round_words(status):
+        text.append(f"   round {rounds}", "bold")
+    if newest := recent(status.rewards):
         text.append(f"   reward {fmean(newest):.3f}", "bold green")
-    if document.get("started_at"):
-        up = str(timedelta(seconds=max(0, int(now - document["started_at"])))).removeprefix("0:")
+    if status.started_at:
+        up = str(timedelta(seconds=max(0, int(now - status.started_at)))).removeprefix("0:")
         text.append(f"   up {up}", "dim")
-    trouble = document.get("trouble") if state == "training" else None
-    if trouble and not trouble["cause"].startswith(FIRST_HERE):
+    trouble = status.trouble if status.state is NodeState.TRAINING else None
+    if trouble and not trouble.cause.startswith(FIRST_HERE):
         colour = "yellow"
-    cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
-    cause += "" if trouble else so_far(document, now)
+    told = trouble or status
+    cause, remedy = printable(told.cause), printable(told.remedy)
+    cause += "" if trouble else so_far(status, now)
     lines = wrap(cause + f" → {remedy}" * bool(remedy), max(1, width), break_on_hyphens=False) or [""]
     text.append("\n" + "\n".join(lines))
     begin = len(text) - sum(map(len, lines)) - len(lines) + 1
@@ -276,19 +270,19 @@ def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
     return text
 
 
-def _facts(document: Mapping[str, Any], width: int, *, verbose: bool) -> list[tuple[str, str]]:
-    addresses = document.get("addresses") or [""]
+def _facts(status: Status, width: int, *, verbose: bool) -> list[tuple[str, str]]:
+    addresses = status.addresses or [""]
     # The first is the one that most can reach. It is broken before the peer id, if it has to be.
     best = printable(addresses[0])
     best = best if len(best) <= width else best.replace("/p2p/", " /p2p/")
     more = f" and {len(addresses) - 1} more: swarmd status" * (len(addresses) > 1)
-    facts = [("address", best + more) if best else ("node", str(document.get("peer_id", "")))]
-    if last := document.get("last"):
-        facts += _of_round(last, document.get("kl") if verbose else None)
-    return facts + [(name, text) for name, text in status_facts(document) if name in SHOWN]
+    facts = [("address", best + more) if best else ("node", status.peer_id)]
+    if status.last:
+        facts += _of_round(status.last, status.kl if verbose else None)
+    return facts + [(name, text) for name, text in status_facts(status) if name in SHOWN]
 
 
-def _of_round(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _of_round(last: Mapping[str, Any], kl: MeasuredKl | None) -> list[tuple[str, str]]:
     batch = [
         f"{last['local']} own + {last['external']} of others",
         f"pool {last['pool']['size']}, {last['pool']['fresh']} new",
@@ -300,7 +294,7 @@ def _of_round(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[tup
         f"gradient {number(last['grad_norm'])}",
         f"entropy {number(last['entropy'])}",
         # The last measured KL: not every update measures it.
-        f"KL from the start {number(kl['value'])}" if kl else "",
+        f"KL from the start {number(kl.value)}" if kl else "",
         f"{last['skipped']} steps left out: not finite" if last.get("skipped") else "",
         f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained",
     ]

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import IO, Any, Final
 
+from msgspec import structs
+
 from swarmd.daemon.local_api.status_words import (
     many,
     round_sentence,
@@ -25,6 +27,7 @@ from swarmd.daemon.local_api.status_words import (
     who,
 )
 from swarmd.protocols import View
+from swarmd.state.status import NodeState, Status
 from swarmd.terminal import printable, tell
 
 log = logging.getLogger(__name__)
@@ -46,31 +49,28 @@ class Lines:
         self._said: dict[str, str] = {}
         self._talked = ""  # what was said last
         self._told = clock()  # when the last line was written
-        self._document: Mapping[str, Any] = {}
+        self._status = Status()
         self._round: Mapping[str, Any] | None = None  # the newest round that no line told of
         self._count, self._last = 0, -ROUNDS_EVERY_S  # rounds that no line told of, and when one did
 
-    def status(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-        self._once("who", who(document))
-        self._once(
-            "where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else ""
-        )
-        if document.get("state") not in ("training", "starting"):
+    def status(self, status: Status) -> None:
+        self._status = status
+        self._once("who", who(status))
+        self._once("where", "reachable at " + " ".join(status.addresses) if status.addresses else "")
+        if status.state not in (NodeState.TRAINING, NodeState.STARTING):
             # Tell of the rounds before the event that ends them.
             self._tell_rounds()
-        self._once("state", state_sentence(document))
+        self._once("state", state_sentence(status))
         # Ever more seldom: the first round of a large model takes a quarter of an hour.
-        quiet = max(STARTING_EVERY_S, (time.time() - (document.get("since") or 0.0)) / 4)
-        if (longer := so_far(document, time.time())) and self._clock() >= self._told + quiet:
-            self._line(f"{document['state']}: {document['cause']}{longer}")
-        if document.get("state") != "stopped" and not document.get("away"):
+        quiet = max(STARTING_EVERY_S, (time.time() - (status.since or 0.0)) / 4)
+        if (longer := so_far(status, time.time())) and self._clock() >= self._told + quiet:
+            self._line(f"{status.state}: {status.cause}{longer}")
+        if status.state is not NodeState.STOPPED and not status.away:
             self._once(
                 "trouble",
-                sentence(document.get("trouble"))
-                or "no problem with the swarm any more" * ("trouble" in self._said),
+                sentence(status.trouble) or "no problem with the swarm any more" * ("trouble" in self._said),
             )
-        self._once("learning", sentence(document.get("learning")))
+        self._once("learning", sentence(status.learning))
         self._tell_rounds(every=ROUNDS_EVERY_S)
 
     def round(self, line: Mapping[str, Any]) -> None:
@@ -87,14 +87,14 @@ class Lines:
     def _tell_rounds(self, every: float = 0.0) -> None:
         if self._round is None or self._clock() < self._last + every:
             return
-        saved, judge = self._document.get("saved"), self._document.get("judge") or {}
+        saved, judge = self._status.saved, self._status.judge
         parts = [
             round_sentence(self._round),
             f"{self._count} rounds since the last line" if self._count > 1 else "",
             f"saved up to round {saved}" if saved else "",
             ""
-            if judge.get("score") is None
-            else f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}",
+            if judge is None or judge.score is None
+            else f"judged {judge.score:.3f} over {many(judge.n, 'question')}",
         ]
         self._round, self._count, self._last = None, 0, self._clock()
         self._line("; ".join(filter(None, parts)))
@@ -144,11 +144,11 @@ class LogView(Lines):
                 f"starting: loading the network and the questions, for {time.monotonic() - since:.0f} s"
             )
 
-    def status(self, document: Mapping[str, Any]) -> None:
+    def status(self, status: Status) -> None:
         self._begun.set()
-        self._view.status(document)
+        self._view.status(status)
         # `IsolationWatch` logs trouble itself, as it has no view in a program that imports swarmd.
-        super().status({**document, "trouble": None})
+        super().status(structs.replace(status, trouble=None))
 
     def round(self, line: Mapping[str, Any]) -> None:
         self._view.round(line)

@@ -6,7 +6,7 @@ UNREACHABLE. `.venv/bin/python scripts/tables causes` prints the table of docs/p
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +14,7 @@ from p2p.address import own_ports
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
 from p2p.types import PeerId, Reason
 from swarmd.daemon.local_api.status_words import many
+from swarmd.state.status import Trouble
 from swarmd.terminal import printable
 
 # How far a clock may be behind. Frames older than `replays.WINDOW_S` are refused.
@@ -22,15 +23,6 @@ BEHIND_S = 240.0
 # answer takes its time.
 AHEAD_S = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that every swarm has
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    cause: str
-    remedy: str
-
-    def document(self) -> dict[str, str]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,10 @@ from p2p.peers.noise_probe import probe
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
-from swarmd.daemon.diagnosis.isolation import (
-    Facts,
-    Trouble,
-    certain,
-    twin_trouble,
-    why_alone,
-)
+from swarmd.daemon.diagnosis.isolation import Facts, certain, twin_trouble, why_alone
 from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, whom_to_ask
 from swarmd.daemon.local_api.roster import Roster
+from swarmd.state.status import Trouble
 
 CHECK_EVERY_S = 2.0
 # A node that was alone for so long gave others time to be found.
@@ -91,10 +86,6 @@ class IsolationWatch:
                 self.say(await self._search(heard, alone))
             heard_before = heard
             await trio.sleep(CHECK_EVERY_S)
-
-    def document(self) -> dict[str, str] | None:
-        """Return the trouble as the status shows it."""
-        return self.trouble.document() if self.trouble else None
 
     def say(self, trouble: Trouble | None) -> None:
         """Show this trouble, and log it if it is another than before."""

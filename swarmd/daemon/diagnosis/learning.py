@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swarmd.daemon.diagnosis.isolation import Trouble
 from swarmd.daemon.local_api.status_words import many
+from swarmd.state.status import ModelDescription, Trouble
 
 # Rounds that a word is about, at least, and the seconds that they took.
 ROUNDS, SECONDS = 2, 2.0
@@ -134,11 +134,11 @@ def _formless(seen: Lately) -> bool:
 
 
 def trouble_of(
-    lines: Sequence[Mapping[str, Any]], model: Mapping[str, Any], sample: str = ""
+    lines: Sequence[Mapping[str, Any]], model: ModelDescription, sample: str = ""
 ) -> Trouble | None:
     """Return why the last rounds taught nothing, or little though there was something; None if all is well.
 
-    lines: of metrics.jsonl. model: as the trainer describes it. sample: one of the answers.
+    lines: of metrics.jsonl. sample: one of the answers.
     """
     if (seen := lately(lines)) is None:
         return None
@@ -146,16 +146,16 @@ def trouble_of(
     if (found := next((row for row in rows if row[2](seen)), None)) is None:
         return None
     says, remedy, _ = found
-    blanks = {**asdict(seen), "limit": model.get("new_tokens"), "context": model.get("context")}
+    blanks = {**asdict(seen), "limit": model.new_tokens, "context": model.context}
     lead = "" if seen.trained else f"nothing was learnt in the last {many(seen.rounds, 'round')}: "
     shown = f", such as “{' '.join(sample.split())[:SAMPLE_CHARACTERS]}”" if sample.strip() else ""
     return Trouble(lead + says.format(**blanks) + shown, remedy.format(shows=_shows_form(model)))
 
 
-def _shows_form(model: Mapping[str, Any]) -> str:
-    """Return the next setting that shows a model the asked form; model: as the trainer describes it."""
-    if not model.get("examples"):
+def _shows_form(model: ModelDescription) -> str:
+    """Return the next setting that shows a model the asked form."""
+    if not model.examples:
         return 'set model.examples = "on"'
-    if not model.get("opening"):
+    if not model.opening:
         return 'set model.opening = "<answer>"'
     return "choose another instruct model (`swarmd models`), or model.examples of your own"

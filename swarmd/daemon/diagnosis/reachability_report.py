@@ -17,10 +17,10 @@ from swarmd.daemon.diagnosis.isolation import (
     NOBODY_DIALS,
     NOT_FROM_NEAR,
     PORT,
-    Trouble,
     dead_bootstrap,
     port_taken,
 )
+from swarmd.state.status import Trouble
 
 # A survey as JSON, because it may come from the running node; `survey` writes it.
 Survey = Mapping[str, Any]

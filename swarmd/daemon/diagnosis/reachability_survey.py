@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec import to_builtins
 
 from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.identity import Identity, nickname
@@ -28,6 +29,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
+from swarmd.state.status import Trouble
 from swarmd.terminal import interruptible
 
 # How long a member that was started for the survey alone waits to meet another.
@@ -91,12 +93,12 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
         nursery.start_soon(dial_back)
         nursery.start_soon(see)
         nursery.start_soon(knock_all)
-    found["trouble"] = _trouble(member, found, said)
+    found["trouble"] = to_builtins(_trouble(member, found, said))
     return found
 
 
-def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str] | None:
-    trouble = certain(
+def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) -> Trouble | None:
+    return certain(
         Facts(
             member.topic.name,
             found["curriculum"],
@@ -107,7 +109,6 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
             **said,
         )
     )
-    return trouble.document() if trouble else None
 
 
 def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:

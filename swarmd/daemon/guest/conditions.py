@@ -5,13 +5,14 @@ after some quiet.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from swarmd.config.amounts import percent
 from swarmd.config.config import WhenConfig
 from swarmd.config.hours import clock_words, is_open, next_opening, window
+from swarmd.state.status import PauseCause
 
 # A pause for the load ends after so long without much load.
 QUIET_S: Final = 30.0
@@ -27,27 +28,6 @@ class MachineFacts:
     metered: bool | None = None
     gpu: float | None = None  # of other programs: share of the node's GPU
     left: float | None = None  # part of one core that other programs leave to the node; None: enough
-
-
-@dataclass(frozen=True, slots=True)
-class PauseCause:
-    """Why the node pauses (or leaves the swarm).
-
-    until: seconds since the epoch; None where nobody can know. ends: the same in words.
-    """
-
-    kind: str  # paused by hand, battery, load, gpu, hours, metered, month
-    cause: str
-    until: float | None
-    ends: str
-    remedy: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.cause}; it goes on {self.ends}"
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class UseByOthers:

@@ -26,7 +26,6 @@ from swarmd.config.hours import clock_words
 from swarmd.daemon.guest.conditions import (
     OVERRIDE,
     MachineFacts,
-    PauseCause,
     PauseConditions,
     out_of_budget,
 )
@@ -34,9 +33,10 @@ from swarmd.daemon.guest.limits import CpuShare
 from swarmd.daemon.guest.meters import ProcessMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes
-from swarmd.daemon.guest.usage import USAGE_FILE, Usage, UsageLedger
+from swarmd.daemon.guest.usage import USAGE_FILE, UsageLedger
 from swarmd.errors import SwarmdError
 from swarmd.policy.models.preflight import cores
+from swarmd.state.status import PauseCause, Usage, UsageReport
 
 log = logging.getLogger(__name__)
 
@@ -196,17 +196,15 @@ class Guest:
         self._told = link.Resume()
         self._tell_trainer()
 
-    def document(self) -> dict[str, Any]:
-        """Return the status' part: what the node has cost, why it pauses, and why it is out of the swarm."""
-        usage = self.ledger.document()
-        if self._budget is not None:
-            usage["budget"] = {"bytes": self._budget, "used": self.ledger.this_month.bytes_moved}
-        return {
-            "pauses": [each.document() for each in self.pauses],
-            "away": [each.document() for each in self.away],
-            "usage": usage,
-            "left": self._facts.left if self._facts and not self.pauses else None,
-        }
+    @property
+    def usage(self) -> UsageReport:
+        """What the node has cost."""
+        return self.ledger.report(self._budget)
+
+    @property
+    def left(self) -> float | None:
+        """The share of a core that other programs leave to the node; None: it pauses, or nobody knows."""
+        return self._facts.left if self._facts and not self.pauses else None
 
     async def on_pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Handle `swarmd pause`: pause until `until`, in seconds since the epoch, or without an end.
@@ -228,7 +226,7 @@ class Guest:
             "schema": 1,
             "paused": True,
             "until": until,
-            "pauses": self.document()["pauses"],
+            "pauses": self.pauses,
             "warning": warning,
         }
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from swarmd.daemon.guest.usage import Usage
+from swarmd.state.status import Usage
 
 # How often to search for new processes: a search reads all of the machine's.
 FIND_EVERY_S: Final = 5.0

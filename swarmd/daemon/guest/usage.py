@@ -13,31 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from p2p import durable
+from swarmd.state.status import TrafficBudget, Usage, UsageReport, UsageRow
 
 log = logging.getLogger(__name__)
 
 USAGE_FILE = "usage.json"
 SAVE_EVERY_S: Final = 60.0
 DAYS_KEPT, MONTHS_KEPT = 62, 36
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """An amount of everything that is counted. None: it cannot be read on this machine."""
-
-    cpu_seconds: float = 0.0  # CPU time of all processes of the node
-    energy_wh: float | None = None  # an estimate (docs/guest.md)
-    bytes_up: int = 0  # bytes of the swarm's connections
-    bytes_down: int = 0
-    bytes_written: int | None = None  # to disk
-    helped: int = 0  # times that another node says it trained on a rollout of ours
-
-    def plus(self, other: "Usage") -> "Usage":
-        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return Usage(*(b if a is None else a if b is None else a + b for a, b in pairs))
-
-    @property
-    def bytes_moved(self) -> int:
-        return self.bytes_up + self.bytes_down
 
 
 class _Ledger(msgspec.Struct):
@@ -71,16 +53,16 @@ class UsageLedger:
     def this_month(self) -> Usage:
         return self._ledger.months.get(self._names()[1], Usage())
 
-    def document(self) -> dict[str, Any]:
-        """Return `usage` of the status: today, this month, in all, and each kept day, oldest first."""
-        day, month = self._names()
-        ledger = self._ledger
-        return {
-            "today": _row("day", day, ledger.days.get(day, Usage())),
-            "month": _row("month", month, self.this_month),
-            "total": _row("since", ledger.since, ledger.total),
-            "days": [_row("day", name, ledger.days[name]) for name in sorted(ledger.days)],
-        }
+    def report(self, budget: int | None = None) -> UsageReport:
+        """Return `usage` of the status. budget: bytes per month."""
+        (day, month), ledger = self._names(), self._ledger
+        return UsageReport(
+            _row(ledger.days.get(day, Usage()), day=day),
+            _row(self.this_month, month=month),
+            _row(ledger.total, since=ledger.since),
+            [_row(ledger.days[name], day=name) for name in sorted(ledger.days)],
+            None if budget is None else TrafficBudget(budget, self.this_month.bytes_moved),
+        )
 
     def save_where_due(self, bytes_at_most: float = float("inf")) -> None:
         """Save once a minute.
@@ -112,5 +94,5 @@ class UsageLedger:
         return now.strftime("%Y-%m-%d"), now.strftime("%Y-%m")
 
 
-def _row(kind: str, name: str | float, usage: Usage) -> dict[str, Any]:
-    return {kind: name, **msgspec.to_builtins(usage)}
+def _row(usage: Usage, **name: Any) -> UsageRow:
+    return UsageRow(**msgspec.structs.asdict(usage), **name)

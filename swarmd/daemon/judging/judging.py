@@ -12,6 +12,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
 from swarmd.state.logs import installed_version
+from swarmd.state.status import JudgeStatus
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion
 
@@ -104,20 +105,20 @@ class Judging:
                 self._receipts.add(grade.receipt)
             self._tell(link.JudgeScore(grade.score, grade.n))
 
-    def document(self) -> dict[str, Any] | None:
-        """Return what `swarmd status` shows: the last grade, and why there is no newer one."""
+    def status(self) -> JudgeStatus | None:
+        """Return the last grade, and why there is no newer one; None without a judge."""
         if self._client is None:
             return None
         last, silence = self._last, self._silence
-        return {
-            "url": self._client.origin,
-            "score": last.score if last else None,
-            "interval": last.interval if last else None,
-            "n": last.n if last else 0,
-            "cause": silence.cause if silence else "",
-            "remedy": silence.remedy if silence else "",
-            "asked_again_in": round(self._client.wait(), 1),  # seconds
-        }
+        return JudgeStatus(
+            self._client.origin,
+            last.score if last else None,
+            last.interval if last else None,
+            last.n if last else 0,
+            silence.cause if silence else "",
+            silence.remedy if silence else "",
+            round(self._client.wait(), 1),
+        )
 
     async def _heard(self, call: Awaitable[Said | NotJudged]) -> Said | None:
         """Return what the judge says; None where it does not, which the operator is told."""

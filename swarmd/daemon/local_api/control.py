@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -30,7 +30,9 @@ from p2p.types import Started
 from swarmd.errors import CannotRecord, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import LOCK_FILE, LOG_FILE, RUN_FILE, in_use, write_atomically
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+# Returns whatever msgspec can encode.
+Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
+R = TypeVar("R")
 
 # A blob or a body of a program's, as base64.
 MAX_REQUEST_BYTES = 512 * 1024
@@ -50,7 +52,7 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
 
     Started (`nursery.start`) with the socket's path, once `run.json` is written.
 
-    A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes
+    A handler takes the request's arguments and returns its answer; an OperatorError it raises becomes
     the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this.
     A node that is killed leaves a folder with a dead socket in the temporary directory.
     """
@@ -114,7 +116,23 @@ async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
             "error": "The node failed to answer; its log says why. Please report it.",
             "exit_code": 1,
         }
-    return json.dumps(reply).encode() + b"\n"
+    return msgspec.json.encode(reply) + b"\n"
+
+
+def answering(make: Callable[[], msgspec.Struct | dict[str, Any]]) -> Handler:
+    """Return the handler of an operation without arguments."""
+
+    async def handle(_arguments: Mapping[str, Any]) -> object:
+        return make()
+
+    return handle
+
+
+class _Reply(msgspec.Struct):
+    ok: bool
+    result: msgspec.Raw = msgspec.Raw()
+    error: str = ""
+    exit_code: int = 1
 
 
 class _Request(msgspec.Struct):
@@ -137,11 +155,11 @@ def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mappi
     return handler, request.arguments
 
 
-def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
-    """Ask the node that runs in this state folder. Blocks for at most `timeout` seconds.
+def call(state_dir: Path, operation: str, kind: type[R], *, timeout: float = 10.0, **arguments: Any) -> R:
+    """Ask the node that runs in this state folder, and read its answer as this type.
 
-    Raises NotRunning where no node does, Unreachable where it does not answer, and what the node itself
-    refused as SwarmdError.
+    Blocks for at most `timeout` seconds. Raises NotRunning if no node runs there, Unreachable if it does not
+    answer, and what the node itself refused as SwarmdError.
     """
     path = _socket_path(state_dir)
     request = json.dumps({"operation": operation, "arguments": arguments}).encode() + b"\n"
@@ -159,7 +177,7 @@ def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments:
         ) from None
     except OSError:
         raise _absent(state_dir) from None
-    return _result(state_dir, line)
+    return _result(state_dir, line, kind)
 
 
 def wait_until_gone(state_dir: Path, timeout: float) -> bool:
@@ -188,17 +206,17 @@ def _receive_line(connection: socket.socket) -> bytes:
     return line
 
 
-def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
+def _result(state_dir: Path, line: bytes, kind: type[R]) -> R:
     try:
-        reply = json.loads(line)
-        if reply["ok"]:
-            return dict(reply["result"])
-        error, exit_code = SwarmdError(reply["error"]), int(reply["exit_code"])
-    except (ValueError, TypeError, KeyError):
+        reply = msgspec.json.decode(line, type=_Reply)
+        if reply.ok:
+            return msgspec.json.decode(reply.result, type=kind)
+    except ValueError:
         raise Unreachable(
             f"{state_dir}: what answers there is not this version of swarmd. Restart the node."
         ) from None
-    error.exit_code = exit_code
+    error = SwarmdError(reply.error)
+    error.exit_code = reply.exit_code
     raise error
 
 

@@ -1,4 +1,4 @@
-"""The status document in words, for `swarmd status`, the live view, the log and the node's page. Pure."""
+"""The status in words, for `swarmd status`, the live view, the log and the node's page. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,21 @@ from statistics import fmean
 from typing import Any
 
 from p2p.types import Reason
+from swarmd.state.status import (
+    ExchangeFigures,
+    GivenRollouts,
+    JudgeStatus,
+    KnownPeer,
+    ModelDescription,
+    NodeState,
+    PauseCause,
+    StageProgress,
+    Status,
+    Trouble,
+    UsageRow,
+)
 from swarmd.terminal import duration_words, printable
+from swarmd.types import ShownRollout
 
 # The width of a terminal, at least.
 MIN_COLUMNS = 80
@@ -25,53 +39,43 @@ NO_FIRST = (
 )
 
 
-def who(document: Mapping[str, Any]) -> str:
-    swarm, model = document.get("swarm") or {}, model_words(document.get("model") or {})
-    engine = document.get("engine")
+def who(status: Status) -> str:
+    model = model_words(status.model)
     parts = [
-        f"{document.get('name', '')} {document.get('peer_id', '')}",
-        f"swarm {swarm.get('name', '')}",
+        f"{status.name} {status.peer_id}",
+        f"swarm {status.swarm.name}",
         f"model {model}" if model else "",
-        f"engine {engine}" if engine else "",
+        f"engine {status.engine}" if status.engine else "",
     ]
     return ", ".join(filter(None, parts))
 
 
-def model_words(model: Mapping[str, Any]) -> str:
+def model_words(model: ModelDescription) -> str:
     """Name, size, device and data type of the model and how it is asked, as far as known."""
-    parameters = model.get("parameters")
-    size = (
-        f"{parameters / 1e9:.1f} B"
-        if parameters and parameters >= 1e9
-        else f"{parameters / 1e6:.1f} M"
-        if parameters
-        else None
+    count = model.parameters or 0
+    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M" if count else ""
+    lora = f"LoRA of rank {model.lora}" if model.lora else ""
+    shown = f"+{many(model.examples, 'example')}" if model.examples else ""
+    opened = f"+opening {model.opening}" if model.opening else ""
+    return printable(
+        " ".join(filter(None, (model.model, size, model.device, model.dtype, lora, shown, opened)))
     )
-    lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
-    shown = f"+{many(model['examples'], 'example')}" if model.get("examples") else None
-    opened = f"+opening {model['opening']}" if model.get("opening") else None
-    parts = (model.get("model"), size, model.get("device"), model.get("dtype"), lora, shown, opened)
-    return printable(" ".join(map(str, filter(None, parts))))
 
 
-def state_sentence(document: Mapping[str, Any]) -> str:
+def state_sentence(status: Status) -> str:
     """Join state, cause and remedy: "paused: you paused it; swarmd resume"."""
-    return ": ".join(filter(None, (printable(document.get("state", "")), sentence(document))))
+    return ": ".join(filter(None, (status.state, sentence(status))))
 
 
-def so_far(document: Mapping[str, Any], now: float) -> str:
+def so_far(status: Status, now: float) -> str:
     """Say how long a starting node has been at its step, its first round included: ", for 12 s"; else ""."""
-    since, starts = (
-        document.get("since"),
-        document.get("state") in ("starting", "training") and document.get("cause"),
-    )
-    return f", for {max(0.0, now - since):.0f} s" if since and starts else ""
+    starts = status.state in (NodeState.STARTING, NodeState.TRAINING) and status.cause
+    return f", for {max(0.0, now - status.since):.0f} s" if status.since and starts else ""
 
 
-def sentence(found: Mapping[str, Any] | None) -> str:
+def sentence(found: Trouble | JudgeStatus | Status | None) -> str:
     """Join cause and remedy on one line; "" for None."""
-    known = found or {}
-    return printable("; ".join(filter(None, (known.get("cause"), known.get("remedy")))))
+    return printable("; ".join(filter(None, (found.cause, found.remedy)))) if found else ""
 
 
 def round_sentence(line: Mapping[str, Any]) -> str:
@@ -121,24 +125,26 @@ def levels_words(line: Mapping[str, Any]) -> str:
     return ", ".join(f"{subject} {level}" for subject, level in (line.get("levels") or {}).items())
 
 
-def progress_words(document: Mapping[str, Any]) -> str:
-    """Say how far a long round is: "answers 12 of 32, about 2 min left"; "" for a short one."""
-    if not (progress := document.get("progress")):
+def progress_words(progress: StageProgress | None, core: float | None) -> str:
+    """Say how far a long round is: "answers 12 of 32, about 2 min left"; "" for a short one.
+
+    core: the share of a core that other programs leave to this node, where that is known.
+    """
+    if progress is None:
         return ""
-    stage, left = progress["stage"], progress["left"]
+    stage, left = progress.stage, progress.left
     what = {"generate": "answers", "score": "scored answers", "train": "trained on answers"}.get(stage, stage)
-    done = f"{what} {progress['done']} of {progress['of']}" if progress["of"] else f"stage: {stage}"
-    core = document.get("left")
+    done = f"{what} {progress.done} of {progress.of}" if progress.of else f"stage: {stage}"
     crowded = "" if core is None else f"; other programs leave this node {100 * core:.0f} % of a core"
     return done + (f", about {duration_words(left)} left" if left else "") + crowded
 
 
-def answer_lines(document: Mapping[str, Any]) -> list[str]:
+def answer_lines(answers: Sequence[ShownRollout]) -> list[str]:
     """Format the newest questions with the model's answers and their rewards, the newest last."""
     lines = list[str]()
-    for shown in document["answers"]:
-        lines += [f"round {shown['round']}, {shown['specialty']}:", *_indented(shown["question"])]
-        for text, reward, ended in shown["answers"]:
+    for shown in answers:
+        lines += [f"round {shown.round}, {shown.specialty}:", *_indented(shown.question)]
+        for text, reward, ended in shown.answers:
             lines += [f"  reward {reward:g}{'' if ended else ', cut'}:", *_indented(text)]
     return lines or ["no answers yet: a round has to end first"]
 
@@ -172,50 +178,53 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def status_lines(document: Mapping[str, Any]) -> list[str]:
-    """Format the status document as lines of text, one fact a line, in full."""
-    return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in status_facts(document)]
+def status_lines(status: Status) -> list[str]:
+    """Format the status as lines of text, one fact a line, in full."""
+    return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in status_facts(status)]
 
 
-def status_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return name and text of each fact of the status document; "" for one that belongs to that before."""
-    rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
-    swarm, trainer, usage = (document.get(part) or {} for part in ("swarm", "trainer", "usage"))
-    restarts, budget = trainer.get("restarts"), usage.get("budget")
+def status_facts(status: Status) -> list[tuple[str, str]]:
+    """Return name and text of each fact of the status; "" for one that belongs to that before."""
+    last, swarm, restarts = status.last, status.swarm, status.trainer.restarts
+    budget = status.usage.budget if status.usage else None
     facts = [
-        ("state", state_sentence(document)),
-        *(("paused", words) for words in other_pauses(document)),
-        *(("away", pause_words(each, COMES_BACK)) for each in document.get("away") or ()),
-        (
-            "round",
-            f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else "",
-        ),
-        ("now", progress_words(document)),
-        ("reward", mean_reward_words(document)),
-        ("learning", sentence(document.get("learning"))),
-        ("trouble", sentence(document.get("trouble"))),
+        ("state", state_sentence(status)),
+        *(("paused", words) for words in other_pauses(status)),
+        *(("away", pause_words(each, COMES_BACK)) for each in status.away),
+        ("round", round_words(status)),
+        ("now", progress_words(status.progress, status.left)),
+        ("reward", mean_reward_words(status)),
+        ("learning", sentence(status.learning)),
+        ("trouble", sentence(status.trouble)),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("levels", levels_words(last or {})),
-        ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
-        ("model", model_words(document.get("model") or {})),
-        ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}  {document.get('engine', '')}"),
-        ("peers", peers_words(document)),
-        ("exchange", exchange_words(document.get("exchange") or {})),
-        ("given", given_words(document.get("given") or {})),
-        ("address", addresses_words(document.get("addresses") or ())),
-        ("refused", refused_words(document.get("rejected") or {}) or "nothing"),
-        *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
-        ("judge", judge_words(judge) if judge else ""),
+        ("node", f"{status.name}  {status.peer_id}"),
+        ("model", model_words(status.model)),
+        ("swarm", f"{swarm.name}  {swarm.topic}  {status.engine}"),
+        ("peers", peers_words(status)),
+        ("exchange", exchange_words(status.exchange)),
+        ("given", given_words(status.given)),
+        ("address", addresses_words(status.addresses)),
+        ("refused", refused_words(status.rejected) or "nothing"),
+        *(("", f"{reason}: {remedy}") for reason, remedy in status.advice.items()),
+        ("judge", judge_words(status.judge) if status.judge else ""),
         ("trainer", f"restarts: {restarts}" if restarts else ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
         (
             "budget",
-            f"{budget['used'] / 1e9:.2f} of {budget['bytes'] / 1e9:g} GB this month" if budget else "",
+            f"{budget.used / 1e9:.2f} of {budget.bytes / 1e9:g} GB this month" if budget else "",
         ),
-        ("cost", f"today {cost_words(usage['today'])}" if "today" in usage else ""),
-        ("folder", printable(str(document.get("state_dir", "")))),
+        ("cost", f"today {cost_words(status.usage.today)}" if status.usage else ""),
+        ("folder", printable(status.state_dir)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def round_words(status: Status) -> str:
+    """Say how many rounds there were, and how many there are to be; "" for a bootstrap node."""
+    if status.role == "bootstrap":
+        return ""
+    return f"{status.round:,}" + (f" of {status.rounds:,}" if status.rounds else "")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
@@ -227,38 +236,38 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
         yield [f"{line}  {last}"] if fits else [line.rstrip(), f"    {last}"]
 
 
-def peer_lines(document: Mapping[str, Any]) -> list[str]:
-    """Format the peers document as columns, a peer a line."""
-    peers = document["peers"]
+def peer_lines(peers: Sequence[KnownPeer]) -> list[str]:
+    """Format the known peers as columns, a peer a line."""
     if not peers:
         return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
     rows = [
         (
-            peer["name"],
-            str(peer.get("frames", 0)),
-            str(peer.get("rejected", 0)),
-            peer["direction"],
-            str(peer.get("address") or "–").partition("/p2p/")[0],
+            peer.name,
+            str(peer.frames),
+            str(peer.rejected),
+            peer.direction,
+            (peer.address or "–").partition("/p2p/")[0],
         )
         for peer in peers
     ]
     heads = ("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")
-    lines = list[str]()
-    for peer, row in zip([{}, *peers], columns([heads, *rows]), strict=True):
+    first, *formatted = columns([heads, *rows])
+    lines = [*first]
+    for peer, row in zip(peers, formatted, strict=True):
         learnt = learnt_words(peer)
         lines += [*row, *([f"    learnt from: {learnt}"] if learnt else [])]
     return [*map(printable, lines), "their peer ids: swarmd peers --json"]
 
 
-def learnt_words(peer: Mapping[str, Any]) -> str:
+def learnt_words(peer: KnownPeer) -> str:
     """Say on how many of a peer's rollouts we trained, and on which specialties most; "" for none."""
-    learnt = Counter[str](peer.get("learnt") or {})
+    learnt = Counter(peer.learnt)
     return many(learnt.total(), "rollout") + f": {counts(dict(learnt.most_common(3)))}" if learnt else ""
 
 
-def peers_words(document: Mapping[str, Any]) -> str:
+def peers_words(status: Status) -> str:
     """Say how many peers are heard, and how many are connected: most are heard through others."""
-    return f"{document.get('peers', 0)} heard, {document.get('connected', 0)} connected"
+    return f"{status.peers} heard, {status.connected} connected"
 
 
 def workers_words(workers: Mapping[str, Any]) -> str:
@@ -280,80 +289,74 @@ def addresses_words(addresses: Sequence[str]) -> str:
     return printable(f"{str(addresses[0]).partition('/p2p/')[0]}{more}") if addresses else ""
 
 
-def exchange_words(exchange: Mapping[str, Any]) -> str:
+def exchange_words(exchange: ExchangeFigures) -> str:
     """Describe offers and fetches; "" while nothing was offered, as small sets are sent whole."""
-    if not any(exchange.values()):
+    if exchange == ExchangeFigures():
         return ""
-    missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
-    moved = f"{exchange['bytes_in'] / 1024:.0f} KiB in, {exchange['bytes_out'] / 1024:.0f} KiB out"
-    return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
+    missed = f", {exchange.missed} that nobody had in time" if exchange.missed else ""
+    moved = f"{exchange.bytes_in / 1024:.0f} KiB in, {exchange.bytes_out / 1024:.0f} KiB out"
+    return f"{exchange.on_offer} rollouts on offer, {exchange.fetched} fetched{missed}; {moved}"
 
 
-def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
+def pause_words(pause: PauseCause, goes_on: str = "it goes on") -> str:
     """Say why the node pauses, or is away from the swarm, when that ends, and what to do about it."""
-    ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""
-    remedy = pause.get("remedy") or ""
-    return printable("; ".join(filter(None, (pause.get("cause"), ends, remedy * (remedy not in ends)))))
+    ends = f"{goes_on} {pause.ends}" if pause.ends else ""
+    return printable("; ".join(filter(None, (pause.cause, ends, pause.remedy * (pause.remedy not in ends)))))
 
 
-def other_pauses(document: Mapping[str, Any]) -> list[str]:
+def other_pauses(status: Status) -> list[str]:
     """Describe each pause whose cause is not that of the state, as where the disk is full as well."""
-    return [
-        pause_words(each)
-        for each in document.get("pauses") or ()
-        if not str(document.get("cause")).startswith(each["cause"])
-    ]
+    return [pause_words(each) for each in status.pauses if not status.cause.startswith(each.cause)]
 
 
-def given_words(given: Mapping[str, Any]) -> str:
+def given_words(given: GivenRollouts) -> str:
     """Say how many rollouts we shared, and how often others say that they used them."""
-    if not given.get("rollouts"):
+    if not given.rollouts:
         return ""
     used = (
-        f"used {many(given['used'], 'time')}, by {many(given['by'], 'other node')}"
-        if given["used"]
+        f"used {many(given.used, 'time')}, by {many(given.by, 'other node')}"
+        if given.used
         else "nobody has said yet that it used one"
     )
-    return f"{many(given['rollouts'], 'rollout')} since this start; {used}"
+    return f"{many(given.rollouts, 'rollout')} since this start; {used}"
 
 
-def helped_words(given: Mapping[str, Any]) -> str:
+def helped_words(given: GivenRollouts) -> str:
     """Say how many others trained on this machine's rollouts; "" before anybody said so."""
-    if not given.get("used"):
+    if not given.used:
         return ""
     return (
-        f"Since this start your machine helped {many(given['by'], 'other node')}: they trained"
-        f" {many(given['used'], 'time')} on its answers."
+        f"Since this start your machine helped {many(given.by, 'other node')}: they trained"
+        f" {many(given.used, 'time')} on its answers."
     )
 
 
-def cost_words(row: Mapping[str, Any]) -> str:
+def cost_words(row: UsageRow) -> str:
     """Describe what the node cost; leave out what cannot be measured here."""
-    cpu = row["cpu_seconds"]
+    cpu = row.cpu_seconds
     parts = [f"{cpu / 3600:.1f} CPU hours" if cpu >= 3600 else f"{cpu / 60:.1f} CPU minutes"]
-    parts += [f"about {row['energy_wh'] / 1000:.2f} kWh"] if row.get("energy_wh") is not None else []
-    parts += [f"{row['bytes_up'] / 1e6:.1f} MB up", f"{row['bytes_down'] / 1e6:.1f} MB down"]
-    parts += [f"{row['bytes_written'] / 1e9:.2f} GB written"] if row.get("bytes_written") is not None else []
+    parts += [f"about {row.energy_wh / 1000:.2f} kWh"] if row.energy_wh is not None else []
+    parts += [f"{row.bytes_up / 1e6:.1f} MB up", f"{row.bytes_down / 1e6:.1f} MB down"]
+    parts += [f"{row.bytes_written / 1e9:.2f} GB written"] if row.bytes_written is not None else []
     return ", ".join(parts)
 
 
-def judge_words(judge: Mapping[str, Any]) -> str:
+def judge_words(judge: JudgeStatus) -> str:
     """Describe the judge's score, and why there is no newer one."""
-    low, high = judge.get("interval") or (None, None)
-    interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
+    interval = " ({:.3f} to {:.3f})".format(*judge.interval) if judge.interval else ""
     grade = (
         "no score yet"
-        if judge.get("score") is None
-        else f"score {judge['score']:.3f}{interval} over {many(judge['n'], 'question')}"
+        if judge.score is None
+        else f"score {judge.score:.3f}{interval} over {many(judge.n, 'question')}"
     )
-    grade += ", before this start" * bool(judge.get("earlier"))
-    facts = printable(", ".join(filter(None, (grade, judge.get("url")))))
+    grade += ", before this start" * judge.earlier
+    facts = printable(", ".join(filter(None, (grade, judge.url))))
     return ": ".join(filter(None, (facts, sentence(judge))))
 
 
-def mean_reward_words(document: Mapping[str, Any]) -> str:
+def mean_reward_words(status: Status) -> str:
     """Format the mean reward of the last rounds; "" before the first."""
-    newest = recent(list(document.get("rewards") or ()))
+    newest = recent(status.rewards)
     return f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}" if newest else ""
 
 

@@ -3,13 +3,13 @@
 All but the static files, which are for everybody, needs the token.
 """
 
-import json
 import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from swarmd.daemon.local_api import control
@@ -72,31 +72,36 @@ class NodePage:
     async def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Pause for `for` seconds by the node's clock, from which the browser's may differ."""
         seconds = arguments.get("for")
-        return await self._handlers["pause"](
-            {"until": time.time() + seconds} if isinstance(seconds, int) else {}
-        )
+        until = {"until": time.time() + seconds} if isinstance(seconds, int) else {}
+        paused: Mapping[str, Any] = await self._handlers["pause"](until)
+        return paused
 
     async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         found = await self._handlers["invitation"](arguments)
-        return {"schema": 1, "html": rendering.invitation(found), "into": "invitation"}
+        return {
+            "schema": 1,
+            "html": rendering.invitation(found["invitation"], found["notes"]),
+            "into": "invitation",
+        }
 
     async def _compare(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         found = await self._handlers["compare"](arguments)
-        right = [found[when][1] == 1 for when in ("now", "first")]
-        return {"schema": 1, "html": rendering.comparison(found), "into": "compared", "right": right}
+        now, first = found["now"], found["first"]
+        html = rendering.comparison(found["question"], found["round"], now, first)
+        return {"schema": 1, "html": html, "into": "compared", "right": [now[1] == 1, first[1] == 1]}
 
-    async def _read_status(self) -> tuple[dict[str, str], str, dict[str, Any]]:
-        document = await self._handlers["status"]({})
+    async def _read_status(self) -> tuple[dict[str, str], str, rendering.RewardCurve]:
+        status, known = await self._handlers["status"]({}), await self._handlers["peers"]({})
         return (
-            rendering.parts(document, await self._handlers["peers"]({}), time.time()),
-            rendering.title_of(document),
-            rendering.curve(document),
+            rendering.parts(status, known.peers, time.time()),
+            rendering.title_of(status),
+            rendering.curve(status),
         )
 
     async def _watch(self, send: Send) -> None:
         """Send events to one open page: everything at first, then what changed, or that nothing did."""
         shown: dict[str, str] = {}
-        curve: dict[str, Any] | None = None
+        curve: rendering.RewardCurve | None = None
         said = trio.current_time()
         while True:
             parts, title, now_curve = await self._read_status()
@@ -106,7 +111,7 @@ class NodePage:
             if now_curve != curve:
                 update["curve"] = now_curve
             if update["parts"] or "curve" in update or trio.current_time() - said > HEARTBEAT_S:
-                await send(b"data: " + json.dumps({**update, "title": title}).encode() + b"\n\n")
+                await send(b"data: " + msgspec.json.encode({**update, "title": title}) + b"\n\n")
                 said = trio.current_time()
             shown, curve = parts, now_curve
             await trio.sleep(REFRESH_S)

@@ -1,10 +1,10 @@
-"""The status document as Prometheus metrics (text format 0.0.4). Pure."""
+"""The status as Prometheus metrics (text format 0.0.4). Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from swarmd.state.status import NodeState, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
-STATES = ("starting", "training", "waiting", "paused", "stuck", "restarting", "stopping", "stopped")
 
 _USED = (
     ("cpu_seconds", "cpu_seconds_total", "CPU time of all processes of the node"),
@@ -17,10 +17,10 @@ _USED = (
 Sample = tuple[Mapping[str, str], float | None]
 
 
-def exposition(document: Mapping[str, Any]) -> str:
+def exposition(status: Status) -> str:
     """Render the node's metrics in Prometheus' text format, without those not known yet."""
     lines = []
-    for name, what, samples in _metrics(document):
+    for name, what, samples in _metrics(status):
         known = [(labels, value) for labels, value in samples if value is not None]
         if known:
             lines += [
@@ -31,39 +31,28 @@ def exposition(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sample]]]:
-    last, exchange, judge, trainer, model, given = (
-        document.get(part) or {} for part in ("last", "exchange", "judge", "trainer", "model", "given")
-    )
-    state, answers = document.get("state"), last.get("answers") or {}
+def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
+    last, exchange, given = status.last or {}, status.exchange, status.given
+    answers, total = last.get("answers") or {}, status.usage.total if status.usage else None
 
     def single(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
         return name, what, [({}, value)]
 
-    total = (document.get("usage") or {}).get("total") or {}
+    labels = {
+        "name": status.name,
+        "peer": status.peer_id,
+        "model": status.model.model,
+        "swarm": status.swarm.name,
+    }
     return [
-        (
-            "node",
-            "1; the labels say which node it is",
-            [
-                (
-                    {
-                        "name": str(document.get("name")),
-                        "peer": str(document.get("peer_id")),
-                        "model": str(model.get("model")),
-                        "swarm": str((document.get("swarm") or {}).get("name")),
-                    },
-                    1,
-                )
-            ],
-        ),
+        ("node", "1; the labels say which node it is", [(labels, 1)]),
         (
             "state",
             "1 for the state the node is in",
-            [({"state": name}, float(name == state)) for name in STATES],
+            [({"state": state}, float(state == status.state)) for state in NodeState],
         ),
-        single("start_time_seconds", "when the node started, since the epoch", document.get("started_at")),
-        single("round", "rounds trained", document.get("round")),
+        single("start_time_seconds", "when the node started, since the epoch", status.started_at),
+        single("round", "rounds trained", status.round),
         single("reward_mean", "mean reward of the last round", last.get("reward_mean")),
         single("loss", "loss of the last update", last.get("loss")),
         (
@@ -83,42 +72,39 @@ def _metrics(document: Mapping[str, Any]) -> Sequence[tuple[str, str, list[Sampl
             [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
         ),
         single("useful_rollouts", "rollouts of the last batch that taught something", last.get("useful")),
-        single("peers_heard", "peers whose rollouts arrive", document.get("peers")),
-        single("peers_connected", "peers connected", document.get("connected")),
+        single("peers_heard", "peers whose rollouts arrive", status.peers),
+        single("peers_connected", "peers connected", status.connected),
         (
             "refused_total",
             "what was refused, by reason",
-            [({"reason": k}, v) for k, v in (document.get("rejected") or {}).items()],
+            [({"reason": k}, v) for k, v in status.rejected.items()],
         ),
-        single("rollouts_fetched_total", "rollouts of others that were fetched", exchange.get("fetched")),
-        single("rollouts_missed_total", "rollouts that nobody had in time", exchange.get("missed")),
+        single("rollouts_fetched_total", "rollouts of others that were fetched", exchange.fetched),
+        single("rollouts_missed_total", "rollouts that nobody had in time", exchange.missed),
         (
             "exchange_bytes_total",
             "bytes of rollouts fetched and served",
-            [
-                ({"direction": "in"}, exchange.get("bytes_in")),
-                ({"direction": "out"}, exchange.get("bytes_out")),
-            ],
+            [({"direction": "in"}, exchange.bytes_in), ({"direction": "out"}, exchange.bytes_out)],
         ),
-        single("rollouts_given_total", "rollouts shared", given.get("rollouts")),
-        single("rollouts_used_total", "times that others said that they used one of them", given.get("used")),
-        single("rollouts_users", "other nodes that said so", given.get("by")),
-        *(single(name, what, total.get(key)) for key, name, what in _USED),
+        single("rollouts_given_total", "rollouts shared", given.rollouts),
+        single("rollouts_used_total", "times that others said that they used one of them", given.used),
+        single("rollouts_users", "other nodes that said so", given.by),
+        *(single(name, what, getattr(total, key, None)) for key, name, what in _USED),
         (
             "pauses",
             "1 for each cause of a pause that holds",
-            [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()],
+            [({"kind": each.kind}, 1) for each in status.pauses],
         ),
         (
             "away",
             "1 for each cause for which the node has left the swarm",
-            [({"kind": str(a.get("kind"))}, 1) for a in document.get("away") or ()],
+            [({"kind": each.kind}, 1) for each in status.away],
         ),
-        single("judge_score", "the judge's last score", judge.get("score")),
+        single("judge_score", "the judge's last score", status.judge.score if status.judge else None),
         single(
             "trainer_restarts_total",
             "times that the trainer died and was started again",
-            trainer.get("restarts"),
+            status.trainer.restarts,
         ),
     ]
 

@@ -11,6 +11,8 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.local_api.status_words import (
     COMES_BACK,
@@ -32,10 +34,12 @@ from swarmd.daemon.local_api.status_words import (
     peers_words,
     progress_words,
     recent,
+    round_words,
     sentence,
     time_words,
     workers_words,
 )
+from swarmd.state.status import GivenRollouts, KnownPeer, NodeState, Status, UsageReport
 from swarmd.terminal import ago, printable
 
 PEERS_SHOWN = 40
@@ -80,8 +84,6 @@ _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
     ("when.metered", "share"): "go on sharing",
 }
 
-Document = Mapping[str, Any]
-
 
 def page(parts: Mapping[str, str], title: str) -> str:
     """Render the whole page, with each part in its place."""
@@ -106,49 +108,48 @@ def page(parts: Mapping[str, str], title: str) -> str:
     )
 
 
-def title_of(document: Document) -> str:
+def title_of(status: Status) -> str:
     """Return the title of the browser's tab, as plain text."""
-    return printable(f"{document.get('state', '')} · {document.get('name', '')} · swarmd")
+    return printable(f"{status.state} · {status.name} · swarmd")
 
 
-def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
-    """Render the parts named in PARTS from the status and peers documents.
-
-    now: seconds since the epoch.
-    """
+def parts(status: Status, peers: Sequence[KnownPeer], now: float) -> dict[str, str]:
+    """Render the parts named in PARTS. now: seconds since the epoch."""
     return {
-        "state": _state(document),
-        "controls": _controls(document),
-        "round": _round(document),
-        "try": _try(document.get("model") or {}),
-        "given": _given(document.get("given") or {}, (document.get("usage") or {}).get("total") or {}),
-        "cost": _cost(document.get("usage") or {}),
-        "peers": _peers(document, peers, now),
-        "refused": _refused(document),
-        "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
-        "limits": _limits(document.get("limits") or {}),
-        "node": _node(document, now),
+        "state": _state(status),
+        "controls": _controls(status),
+        "round": _round(status),
+        "try": _try(status.model.keeps_first),
+        "given": _given(status.given, status.usage.total.helped if status.usage else 0),
+        "cost": _cost(status.usage) if status.usage else "",
+        "peers": _peers(status, peers, now),
+        "refused": _refused(status),
+        "judge": _card("Judge", _paragraph(judge_words(status.judge))) if status.judge else "",
+        "limits": _limits(status.limits),
+        "node": _node(status, now),
     }
 
 
-def curve(document: Document) -> dict[str, Any]:
-    """Return the chart's data: each round's reward, and whether others' rollouts were trained on."""
-    rewards = list(document.get("rewards") or ())
-    return {
-        "last": document.get("round") or 0,
-        "rewards": rewards,
-        "external": list(document.get("external") or ())[-len(rewards) :],
-    }
+class RewardCurve(msgspec.Struct):
+    """The chart's data: the last round, each round's reward, and how many others' rollouts it trained on."""
+
+    last: int
+    rewards: list[float | None]
+    external: list[int]
 
 
-def _state(document: Document) -> str:
-    swarm = document.get("swarm") or {}
-    state = str(document.get("state") or "")
-    model = str((document.get("model") or {}).get("model") or "").rpartition("/")[2]
-    trouble = sentence(document.get("trouble"))
-    notes = [*other_pauses(document), *(pause_words(each, COMES_BACK) for each in document.get("away") or ())]
+def curve(status: Status) -> RewardCurve:
+    """Return the chart's data."""
+    rewards = status.rewards
+    return RewardCurve(status.round, rewards, status.external[-len(rewards) :])
+
+
+def _state(status: Status) -> str:
+    model = status.model.model.rpartition("/")[2]
+    trouble = sentence(status.trouble)
+    notes = [*other_pauses(status), *(pause_words(each, COMES_BACK) for each in status.away)]
     return (
-        f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
+        f"<h1>{_text(status.name)} <small>in the swarm {_text(status.swarm.name)}</small></h1>"
         + _paragraph(
             f"This machine trains its own copy of the language model {model} on questions with known answers,"
             " and learns from the answers of the swarm's other machines."
@@ -156,50 +157,50 @@ def _state(document: Document) -> str:
             else "",
             "soft",
         )
-        + f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_marked(sentence(document))}</p>'
-        + _paragraph(_headline(document), "headline")
-        + _paragraph(helped_words(document.get("given") or {}), "helped")
+        + f'<p class="state {status.state}"><b>{status.state}</b> {_marked(sentence(status))}</p>'
+        + _paragraph(_headline(status), "headline")
+        + _paragraph(helped_words(status.given), "helped")
         + "".join(map(_paragraph, notes))
-        + _trouble(sentence(document.get("learning")))
+        + _trouble(sentence(status.learning))
         + _trouble(
             trouble,
-            _invite_button(primary=True) if _alone(document) and _runs(document) else "",
+            _invite_button(primary=True) if _alone(status) and _runs(status) else "",
             calm=trouble.startswith(FIRST_HERE),
         )
     )
 
 
-def _headline(document: Document) -> str:
+def _headline(status: Status) -> str:
     """Compare the chart's first rounds with its last ones; "" before there are enough of both."""
-    rewards = list(document.get("rewards") or ())
+    rewards = status.rewards
     first, last = recent(rewards[:SMOOTH_ROUNDS]), recent(rewards)
     if len(rewards) < 2 * SMOOTH_ROUNDS or not first or not last:
         return ""
-    then = "at first" if document.get("round") == len(rewards) else f"{len(rewards)} rounds ago"
+    then = "at first" if status.round == len(rewards) else f"{len(rewards)} rounds ago"
     return f"{100 * fmean(first):.0f} % right {then}, {100 * fmean(last):.0f} % now"
 
 
-def _alone(document: Document) -> bool:
-    return not document.get("peers") and not document.get("connected")
+def _alone(status: Status) -> bool:
+    return not status.peers and not status.connected
 
 
-def _runs(document: Document) -> bool:
-    return document.get("state") not in ("stopping", "stopped")
+def _runs(status: Status) -> bool:
+    return status.state not in (NodeState.STOPPING, NodeState.STOPPED)
 
 
 def _trouble(words: str, button: str = "", *, calm: bool = False) -> str:
     return f'<div class="trouble{" calm" * calm}">{_paragraph(words)}{button}</div>' if words else ""
 
 
-def _controls(document: Document) -> str:
-    if not _runs(document):
+def _controls(status: Status) -> str:
+    if not _runs(status):
         return ""
     menu = "".join(_button(name, "pause", arguments) for name, arguments in _PAUSES.items())
     pauses = f'<details class="menu"><summary>Pause</summary><div>{menu}</div></details>'
-    alone, paused = _alone(document), bool(document.get("pauses"))
+    alone, paused = _alone(status), bool(status.pauses)
     return (
         (_button("Resume", "resume", kind="primary") if paused else "")
-        + ("" if alone and document.get("trouble") else _invite_button(primary=alone and not paused))
+        + ("" if alone and status.trouble else _invite_button(primary=alone and not paused))
         + ("" if paused else pauses)
         + _button("Stop", "stop", kind="quiet")
     )
@@ -223,16 +224,12 @@ def _button(name: str, operation: str, arguments: Mapping[str, Any] = {}, kind: 
     )
 
 
-def _round(document: Document) -> str:
-    rounds, last = document.get("rounds"), document.get("last")
-    external = list(document.get("external") or ())
+def _round(status: Status) -> str:
+    last, external = status.last, status.external
     facts = [
-        (
-            "Round",
-            f"{document['round']:,}" + (f" of {rounds:,}" if rounds else "") if "round" in document else "",
-        ),
-        ("Now", progress_words(document)),
-        ("Reward", mean_reward_words(document)),
+        ("Round", round_words(status)),
+        ("Now", progress_words(status.progress, status.left)),
+        ("Reward", mean_reward_words(status)),
         ("Answers", answers_words(last or {})),
         ("Last round", learnt_from_words(last) if last else ""),
         ("Levels", levels_words(last or {})),
@@ -249,9 +246,9 @@ def _round(document: Document) -> str:
     return _facts(facts)
 
 
-def _try(model: Mapping[str, Any]) -> str:
-    if not model.get("keeps_first"):
-        return _card("Try it", _paragraph(NO_FIRST if model else "once the model is loaded"))
+def _try(keeps_first: bool | None) -> str:
+    if not keeps_first:
+        return _card("Try it", _paragraph("once the model is loaded" if keeps_first is None else NO_FIRST))
     return _card(
         "Try it",
         _paragraph(
@@ -262,26 +259,25 @@ def _try(model: Mapping[str, Any]) -> str:
     )
 
 
-def comparison(document: Document) -> str:
-    """Render a question with the two answers to it, side by side."""
+def comparison(question: str, round_number: int, now: tuple[str, float], first: tuple[str, float]) -> str:
+    """Render a question with the two answers to it, each with its reward, side by side."""
 
-    def cell(answer: Sequence[Any]) -> str:
+    def cell(answer: tuple[str, float]) -> str:
         text, reward = answer
         words = {0.0: "wrong", 1.0: "right"}.get(reward, f"reward {reward:.2f}")
         return f"{_pre(text)}<b>{words}</b>"
 
-    heads = (f"Now, after {document['round']:,} rounds", "At first")
-    return _pre(document["question"]) + _table(heads, [(cell(document["now"]), cell(document["first"]))])
+    heads = (f"Now, after {round_number:,} rounds", "At first")
+    return _pre(question) + _table(heads, [(cell(now), cell(first))])
 
 
 def _pre(text: str) -> str:
     return '<pre tabindex="0">' + "\n".join(map(_text, text.split("\n"))) + "</pre>"
 
 
-def invitation(document: Document) -> str:
+def invitation(text: str, notes: Iterable[str]) -> str:
     """Render the invitation: the command for others, with a button that copies it."""
-    command = f"swarmd join '{document['invitation']}'"
-    notes = "".join(_paragraph(str(note)) for note in document.get("notes") or ())
+    command = f"swarmd join '{text}'"
     shown = (
         f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button"'
         ' data-copy="command">Copy</button>'
@@ -290,57 +286,47 @@ def invitation(document: Document) -> str:
         "Invite people",
         _paragraph("Anyone may run this on a machine of their own to join the swarm. It holds no secret.")
         + shown
-        + notes,
+        + "".join(map(_paragraph, notes)),
     )
 
 
-def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:
-    helped = total.get("helped") or 0
+def _given(given: GivenRollouts, helped: int) -> str:
     in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped else ""
     said = _paragraph(given_words(given)) + _paragraph(in_all)
     return _card("Given to other nodes", said) if said else ""
 
 
-def _cost(usage: Mapping[str, Any]) -> str:
+def _cost(usage: UsageReport) -> str:
     """Render what the node cost in each period; leave out what this machine cannot measure."""
-    times = [
-        (name, usage[key])
-        for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total"))
-        if usage.get(key)
-    ]
-    figures = [
-        (title, key, unit, places)
-        for title, key, unit, places in _COSTS
-        if any(row.get(key) is not None for _, row in times)
-    ]
+    times = [("Today", usage.today), ("This month", usage.month), ("In all", usage.total)]
+    figures = [cost for cost in _COSTS if any(getattr(row, cost[1]) is not None for _, row in times)]
     rows = [
         [
             name,
             *(
-                "–" if row.get(key) is None else f"{row[key] / unit:,.{places}f}"
+                "–" if (value := getattr(row, key)) is None else f"{value / unit:,.{places}f}"
                 for _, key, unit, places in figures
             ),
         ]
         for name, row in times
     ]
-    return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows)) if figures else ""
+    return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows))
 
 
-def _peers(document: Document, peers: Document, now: float) -> str:
-    rows = list(peers.get("peers") or ())
-    shown, left_out = rows[:PEERS_SHOWN], len(rows) - PEERS_SHOWN
+def _peers(status: Status, peers: Sequence[KnownPeer], now: float) -> str:
+    shown, left_out = peers[:PEERS_SHOWN], len(peers) - PEERS_SHOWN
     table = _table(
         ("Peer", "Where", "Last heard", "Received", "Refused", "Learnt from", "Round", "Model"),
         (
             (
-                f"<b>{_text(peer.get('name'))}</b> <code>…{_text(str(peer.get('id'))[-6:])}</code>",
+                f"<b>{_text(peer.name)}</b> <code>…{_text(peer.id[-6:])}</code>",
                 _text(_where(peer)),
-                _text(ago(now - peer["heard_at"]) if peer.get("heard_at") else "not yet"),
-                _text(peer.get("frames") or 0),
-                _text(peer.get("rejected") or 0),
+                _text(ago(now - peer.heard_at) if peer.heard_at else "not yet"),
+                _text(peer.frames),
+                _text(peer.rejected),
                 _text(learnt_words(peer) or "–"),
-                _text(peer.get("round") if peer.get("round") is not None else "–"),
-                f"<bdi>{_text(peer.get('model') or '–')}</bdi>",
+                _text("–" if peer.round is None else peer.round),
+                f"<bdi>{_text(peer.model or '–')}</bdi>",
             )
             for peer in shown
         ),
@@ -348,26 +334,24 @@ def _peers(document: Document, peers: Document, now: float) -> str:
     more = _paragraph(f"and {left_out} more: swarmd peers") if left_out > 0 else ""
     return _card(
         "Other nodes",
-        _facts([("Heard", peers_words(document))])
+        _facts([("Heard", peers_words(status))])
         + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some"))
-        + _details("Traffic", _facts([("Answers moved", exchange_words(document.get("exchange") or {}))])),
+        + _details("Traffic", _facts([("Answers moved", exchange_words(status.exchange))])),
     )
 
 
-def _where(peer: Mapping[str, Any]) -> str:
-    if peer.get("direction") == "relayed":
-        return "through others"
-    return str(peer.get("address") or "–").partition("/p2p/")[0]
+def _where(peer: KnownPeer) -> str:
+    return "through others" if peer.direction == "relayed" else (peer.address or "–").partition("/p2p/")[0]
 
 
-def _refused(document: Document) -> str:
-    refused, advice = document.get("rejected") or {}, document.get("advice") or {}
+def _refused(status: Status) -> str:
     rows = sorted(
-        ((why, count) for why, count in refused.items() if count and why not in HARMLESS),
+        ((why, count) for why, count in status.rejected.items() if count and why not in HARMLESS),
         key=lambda item: (-item[1], item[0]),
     )
     cells = (
-        (f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows
+        (f"{count:,}", _text(reason), _text(status.advice.get(reason, "nothing to do")))
+        for reason, count in rows
     )
     return _card("Refused", _table(("Count", "Why", "What to do"), cells)) if rows else ""
 
@@ -393,20 +377,19 @@ def _limit(key: str, value: Any) -> str:
     return _LIMIT_VALUES.get((key, value)) or _LIMIT_LABELS.get(key, ("", "{}"))[1].format(value)
 
 
-def _node(document: Document, now: float) -> str:
-    trainer, swarm = document.get("trainer") or {}, document.get("swarm") or {}
-    started, restarts = document.get("started_at"), trainer.get("restarts")
+def _node(status: Status, now: float) -> str:
+    started, restarts = status.started_at, status.trainer.restarts
     facts = [
-        ("Model", model_words(document.get("model") or {})),
+        ("Model", model_words(status.model)),
         ("Running", ago(now - started).removesuffix(" ago") if started else ""),
         ("Restarts", str(restarts) if restarts else ""),
     ]
     details = [
-        ("Peer id", document.get("peer_id")),
-        ("Swarm's key", swarm.get("topic")),
-        ("Network", document.get("engine")),
-        ("Addresses", " ".join(map(str, document.get("addresses") or ()))),
-        ("Folder", document.get("state_dir")),
+        ("Peer id", status.peer_id),
+        ("Swarm's key", status.swarm.topic),
+        ("Network", status.engine),
+        ("Addresses", " ".join(status.addresses)),
+        ("Folder", status.state_dir),
     ]
     return _card("This node", _facts(facts) + _details("Details", _facts(details)))
 

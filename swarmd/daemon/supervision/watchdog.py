@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarmd import link
+from swarmd.state.status import NodeState
 from swarmd.terminal import duration_words
 
 # What one check may add.
@@ -52,7 +53,8 @@ class Watchdog:
         """Start anew for a trainer process that starts now."""
         self._looked = now
         self._silent = self._without_round = 0.0  # seconds
-        self._spoke = self._played = self._training = self._resting = False
+        self._played = self._resting = False
+        self._state: NodeState | None = None  # of the trainer, as it says; None: it has said nothing
 
     def note_sent(self, message: link.ToTrainer) -> None:
         """Record what the trainer is told.
@@ -63,10 +65,10 @@ class Watchdog:
             self._resting = isinstance(message, link.Pause)
 
     def note_received(self, message: link.ToDaemon) -> None:
-        self._silent, self._spoke = 0.0, True
+        self._silent, self._state = 0.0, self._state or NodeState.STARTING
         match message:
             case link.TrainerState(state):
-                self._training = state == "training"
+                self._state = state
             case link.RoundDone():
                 self._played = True
                 self._rounds.append(self._without_round)
@@ -76,7 +78,7 @@ class Watchdog:
         """Return why the trainer is stuck now, or None; to be called about once a second."""
         passed, self._looked = min(MAX_COUNTED_S, max(0.0, now - self._looked)), now
         self._silent += passed
-        if self._training and not self._resting:
+        if self._state is NodeState.TRAINING and not self._resting:
             self._without_round += passed
         return self._silence() or self._hanging()
 
@@ -91,7 +93,7 @@ class Watchdog:
             " out of memory or overloaded",
             "let it go on with `kill -CONT`, close other programs, or use a smaller model; after"
             f" {duration_words(end)} without a word it is killed and starts again",
-            self._spoke and self._silent >= end,
+            self._state is not None and self._silent >= end,
         )
 
     def _hanging(self) -> Stuck | None:

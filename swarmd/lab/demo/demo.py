@@ -190,7 +190,7 @@ def _step(story: Story) -> str:
     """Return what a node does until it has finished a round."""
     if story.lines:
         return TRAINS
-    return str((story.node.status() or {}).get("cause") or "") or "starting Python"
+    return (status.cause if (status := story.node.status()) else "") or "starting Python"
 
 
 def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:

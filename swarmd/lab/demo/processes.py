@@ -17,6 +17,7 @@ from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics
+from swarmd.state.status import Status
 
 # Ports below those that Linux and macOS give to whoever asks for any.
 UNASKED_PORTS = range(10_000, 32_000)
@@ -84,10 +85,10 @@ class LocalNode:
         """Return the lines of the node's metrics.jsonl."""
         return read_metrics(self.folder / "metrics.jsonl")
 
-    def status(self) -> dict[str, Any] | None:
-        """Return the node's status document, or None while it is not up."""
+    def status(self) -> Status | None:
+        """Return the node's status, or None while it is not up."""
         try:
-            return control.call(self.folder, "status")
+            return control.call(self.folder, "status", Status)
         except SwarmdError:
             return None
 

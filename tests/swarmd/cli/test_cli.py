@@ -149,7 +149,7 @@ def test_stop_says_when_the_node_does_not_go(run: Run, tmp_path: Path) -> None:
 def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
     def stop() -> None:
         wait_until(lambda: told)
-        call(tmp_path, "stop")
+        call(tmp_path, "stop", dict)
 
     with node(tmp_path) as told:
         threading.Thread(target=stop).start()

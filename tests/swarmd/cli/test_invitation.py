@@ -416,7 +416,7 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
         with ThreadPoolExecutor() as threads:  # it listens later than it answers
             surveyed = threads.submit(control.call, tmp_path / "first", "network", timeout=TIMEOUT_S)
-            at_once = control.call(tmp_path / "first", "invitation", timeout=TIMEOUT_S)["invitation"]
+            at_once = control.call(tmp_path / "first", "invitation", dict, timeout=TIMEOUT_S)["invitation"]
         assert len(surveyed.result()["ports"]) == 1
         invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         assert invitation == at_once and len(read_invitation(invitation).bootstrap) == 1

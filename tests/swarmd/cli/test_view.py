@@ -10,12 +10,13 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 from rich.console import Console
 
 from swarmd.cli import status
@@ -30,7 +31,9 @@ from swarmd.daemon.local_api.status_words import (
     status_lines,
     workers_words,
 )
+from swarmd.state.status import KnownPeer, NodeState, StageProgress, Status
 from swarmd.terminal import tell
+from swarmd.types import ShownRollout
 from tests.doubles import TIMEOUT_S, Clock
 from tests.processes import killed_after
 from tests.terminals import rest_of, terminal
@@ -67,8 +70,9 @@ LAST = {
 }
 
 
-def document(**changes: Any) -> dict[str, Any]:
-    return {
+def status_of(**changes: Any) -> Status:
+    """Return a node's status, with changes as its JSON has them."""
+    shown = {
         "schema": 1,
         "state": "training",
         "cause": "",
@@ -90,12 +94,13 @@ def document(**changes: Any) -> dict[str, Any]:
         "rejected": {"bad signature": 3, "already seen": 12, "stale": 0},
         "judge": {"url": "http://127.0.0.1:8400", "score": 0.31, "n": 120, "cause": "", "remedy": ""},
         "trainer": {"pid": 2, "restarts": 1},
-    } | changes
+    }
+    return convert(shown | changes, Status)
 
 
-def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int = 2) -> list[str]:
+def drawn(shown: Status | None, width: int, height: int, events: int = 2) -> list[str]:
     page = LivePage(lambda: 1_700_000_192.0, verbose=True)
-    page.document = shown
+    page.status = shown
     for event in range(events):
         page.say(f"event {event}: \x1b[31mpeer brave-otter connected\u202e")
     console = Console(
@@ -111,9 +116,22 @@ def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int 
     return capture.get().rstrip("\n").split("\n")
 
 
-PAUSED = document(state="paused", cause="you paused it", remedy="swarmd resume")
-BY_USER = {"cause": "you paused it", "ends": "with swarmd resume", "remedy": "swarmd resume"}
-AWAY = {"cause": "the month's 20 GB are used up", "ends": "on 1 May", "remedy": "join"}
+PAUSE = {"state": "paused", "cause": "you paused it", "remedy": "swarmd resume"}
+PAUSED = status_of(**PAUSE)
+BY_USER = {
+    "kind": "user",
+    "until": None,
+    "cause": "you paused it",
+    "ends": "with swarmd resume",
+    "remedy": "swarmd resume",
+}
+AWAY = {
+    "kind": "month",
+    "until": 1.0,
+    "cause": "the month's 20 GB are used up",
+    "ends": "on 1 May",
+    "remedy": "join",
+}
 REFUSED = (
     "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
 )
@@ -130,7 +148,7 @@ JUDGED = {"url": "http://127.0.0.1:8400", "score": None, "n": 0, "cause": REFUSE
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 @pytest.mark.parametrize("height", [12, 24, 50])
 def test_the_page_fits_the_terminal(width: int, height: int) -> None:
-    for shown in (document(), PAUSED, document(rewards=[], last=None)):
+    for shown in (status_of(), PAUSED, status_of(rewards=[], last=None)):
         lines = drawn(shown, width, height, events=10)
         assert len(lines) <= max(height, 13)
         assert max(map(len, lines)) <= width
@@ -155,7 +173,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
             ({"trouble": TROUBLE}, width, 24, f"{TROUBLE['cause']} → {TROUBLE['remedy']}")
             for width in (60, 80, 120)
         ),
-        (PAUSED, 60, 24, "● paused|you paused it → swarmd resume"),
+        (PAUSE, 60, 24, "● paused|you paused it → swarmd resume"),
         (
             {"away": [AWAY]},
             60,
@@ -164,7 +182,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
         ),
         (
             # A full disk pauses it, and its user too.
-            PAUSED | {"cause": "the disk is full", "pauses": [BY_USER]},
+            PAUSE | {"cause": "the disk is full", "pauses": [BY_USER]},
             60,
             24,
             "the disk is full → swarmd resume|paused you paused it; it goes on with swarmd resume model",
@@ -189,7 +207,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
 def test_nothing_is_cut_off_where_there_is_room(
     changes: dict[str, Any], width: int, height: int, wanted: str
 ) -> None:
-    lines = drawn(document(**changes), width, height)
+    lines = drawn(status_of(**changes), width, height)
     text = " ".join(" ".join(lines).replace("│", " ").split())
     assert [said for part in wanted.split("|") if (said := part.strip()) not in text] == []
     assert len(lines) <= height
@@ -197,12 +215,12 @@ def test_nothing_is_cut_off_where_there_is_room(
 
 def test_technical_figures_are_shown_where_they_are_wanted_alone() -> None:
     page = LivePage(lambda: 1_700_000_192.0)
-    page.document = document(kl={"round": 110, "value": 0.00731})
+    page.status = status_of(kl={"round": 110, "value": 0.00731})
     console = Console(width=120, height=40, file=io.StringIO(), force_terminal=True, color_system=None)
     with console.capture() as capture:
         console.print(page)
     assert "KL" not in capture.get() and "pid" not in capture.get() and "restarts: 1" in capture.get()
-    assert "KL from the start" in " ".join(drawn(document(kl={"round": 110, "value": 0.00731}), 120, 40))
+    assert "KL from the start" in " ".join(drawn(status_of(kl={"round": 110, "value": 0.00731}), 120, 40))
 
 
 def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
@@ -215,10 +233,9 @@ def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
     assert drawn(None, 60, 24, events=0) == ["starting …"] and drawn(None, 60, 24)[0].startswith("event 1: ")
     for shown in (
-        {},
-        {"state": "starting"},
-        document(rewards=[0.5], round=1),
-        document(rewards=[None, 0.5], judge=None, swarm=None),
+        Status(),
+        status_of(rewards=[0.5], round=1),
+        status_of(rewards=[None, 0.5], judge=None, swarm={}),
     ):
         assert drawn(shown, 60, 24)
 
@@ -234,13 +251,13 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
     out = io.StringIO()
     view = PlainView(out)
     for _ in range(3):
-        view.status(document())
-    view.status(document(state="paused", cause="you paused it", remedy="swarmd resume"))
-    view.status(document())
+        view.status(status_of())
+    view.status(status_of(state="paused", cause="you paused it", remedy="swarmd resume"))
+    view.status(status_of())
     view.round(LAST)
     view.talk("peer \x1b[2J connected")
-    view.status(document(trouble=TROUBLE))
-    view.status(document(away=[AWAY]))  # it has left the swarm, and is without trouble in it
+    view.status(status_of(trouble=TROUBLE))
+    view.status(status_of(away=[AWAY]))  # it has left the swarm, and is without trouble in it
     view.close()
     assert out.getvalue().splitlines() == [
         f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p",
@@ -264,7 +281,7 @@ def test_a_long_start_is_told_ever_more_seldom() -> None:
     view = PlainView(out, clock)
     for seconds in range(1200):
         clock.now = float(seconds)
-        view.status(document(cause="the first round since the start", remedy="wait", since=begun - seconds))
+        view.status(status_of(cause="the first round since the start", remedy="wait", since=begun - seconds))
     told = [int(line.split()[-2]) for line in out.getvalue().splitlines() if ", for " in line]
     assert told[:3] == [5, 10, 15] and 15 < len(told) < 30
 
@@ -272,7 +289,7 @@ def test_a_long_start_is_told_ever_more_seldom() -> None:
 def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
     """An address stays whole, to be copied."""
     trouble = {"cause": "no peer is heard: " + "and no member was found " * 4, "remedy": "wait"}
-    lines = [line for line in status_lines(document(trouble=trouble)) if PEER not in line]
+    lines = [line for line in status_lines(status_of(trouble=trouble)) if PEER not in line]
     ours, theirs = terminal()
     with os.fdopen(theirs, "w") as screen, os.fdopen(ours) as shown:
         view = PlainView(screen)
@@ -290,7 +307,7 @@ def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
 def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
     out, talk = io.StringIO(), io.StringIO()
     view = JsonView(out, talk)
-    view.status(document())
+    view.status(status_of())
     view.round(LAST)
     view.talk("hello")
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [{"schema": 1, **LAST}]
@@ -343,10 +360,11 @@ def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
 ON_A_TERMINAL = """
 import sys, time
 from swarmd.cli.join import _view
+from swarmd.state.status import NodeState, Status
 view = _view(False)
 assert type(view).__name__ == "LiveView"
-paused = {"state": "paused", "cause": "you paused it", "remedy": "swarmd resume"}
-view.status(paused | {"name": "brave-otter", "round": 3})
+paused = {"cause": "you paused it", "remedy": "swarmd resume"}
+view.status(Status(state=NodeState.PAUSED, name="brave-otter", round=3, **paused))
 view.talk("peer connected")
 view.close()
 """
@@ -355,7 +373,7 @@ view.close()
 @pytest.mark.net
 def test_a_watch_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As `swarmd status --watch | head -1`; and a terminal that cannot draw gets lines."""
-    told = iter([document(), PAUSED])
+    told = iter([status_of(), PAUSED])
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("swarmd.cli.status.ask", lambda *_: next(told))
     monkeypatch.setattr(time, "sleep", lambda _: None)
@@ -387,9 +405,10 @@ def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no
 
 ON_A_STOPPED_TERMINAL = """
 from swarmd.cli.views.live import LiveView
+from swarmd.state.status import NodeState, Status
 view = LiveView()
 for number in range(100):
-    view.status({"state": "training", "name": "brave-otter", "round": number, "rewards": [0.5] * 99})
+    view.status(Status(state=NodeState.TRAINING, name="brave-otter", round=number, rewards=[0.5] * 99))
 view.close()
 """
 
@@ -416,9 +435,10 @@ def test_a_terminal_that_takes_nothing_stops_no_node() -> None:
 IN_THE_BACKGROUND = """
 import time
 from swarmd.cli.views.live import LiveView
+from swarmd.state.status import NodeState, Status
 view = LiveView()
 while True:
-    view.status({"state": "training", "name": "brave" + "-otter", "rewards": []})
+    view.status(Status(state=NodeState.TRAINING, name="brave" + "-otter"))
     time.sleep(0.02)
 """
 
@@ -468,7 +488,7 @@ def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
         Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False),
         lambda: 0.0,
     )
-    view.status(document())
+    view.status(status_of())
     view.round(LAST)
     view.talk("something happened")
     view.close()
@@ -481,25 +501,25 @@ def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
 def test_the_status_as_lines() -> None:
     lost = {"state": "restarting", "cause": "the trainer was lost", "remedy": "it starts again now"}
     gone = [{"pid": None, "restarts": number} for number in (0, 1)]
-    assert not any(line.startswith("trainer") for line in status_lines(document(trainer=gone[0])))
-    assert "trainer  restarts: 1" in status_lines(document(trainer=gone[1]))
+    assert not any(line.startswith("trainer") for line in status_lines(status_of(trainer=gone[0])))
+    assert "trainer  restarts: 1" in status_lines(status_of(trainer=gone[1]))
     assert (
-        status_lines(document(**lost))[0] == "state    restarting: the trainer was lost; it starts again now"
+        status_lines(status_of(**lost))[0] == "state    restarting: the trainer was lost; it starts again now"
     )
     assert {
         "address  /ip4/192.0.2.7/tcp/40123",
         "reward   0.429, mean of the last 10 rounds",
         "judge    score 0.310 over 120 questions, http://127.0.0.1:8400",
-    } <= {*status_lines(document())}
+    } <= {*status_lines(status_of())}
     sure = {"url": "http://a", "score": 0.31, "interval": [0.234, 0.398], "n": 120, "cause": "", "remedy": ""}
     silent = {"score": None, "n": 0, "cause": "it did not answer", "remedy": "asked again in 30 s"}
     for judge, said in (
         (sure, "judge    score 0.310 (0.234 to 0.398) over 120 questions, http://a"),
         (sure | silent, "judge    no score yet, http://a: it did not answer; asked again in 30 s"),
     ):
-        assert said in status_lines(document(judge=judge))
-    assert status_lines({"state": "starting"})
-    assert state_sentence({"state": "training", "cause": "", "remedy": ""}) == "training"
+        assert said in status_lines(status_of(judge=judge))
+    assert status_lines(Status())
+    assert state_sentence(Status(state=NodeState.TRAINING)) == "training"
 
 
 def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_ended() -> None:
@@ -514,17 +534,17 @@ def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_end
 
 def test_the_status_says_how_far_a_long_round_is_and_why_nothing_is_learnt() -> None:
     told = {"stage": "generate", "done": 12, "of": 32, "left": 118.0}
-    lines = status_lines(document(progress=told, learning={"cause": "all wrong", "remedy": "choose easier"}))
+    lines = status_lines(status_of(progress=told, learning={"cause": "all wrong", "remedy": "choose easier"}))
     assert {"now      answers 12 of 32, about 2 min left", "learning all wrong; choose easier"} <= {*lines}
-    assert progress_words({"progress": told | {"of": 0, "left": None}}) == "stage: generate"
-    assert progress_words({"progress": None, "left": 0.06}) == ""
-    assert progress_words({"progress": told, "left": 0.06}).endswith("this node 6 % of a core")
+    assert progress_words(StageProgress("generate", 12, 0, None), None) == "stage: generate"
+    assert progress_words(None, 0.06) == ""
+    assert progress_words(StageProgress(**told), 0.06).endswith("this node 6 % of a core")
 
 
 def test_the_newest_answers_are_shown_as_text() -> None:
-    answers = [["4\x1b[2J", 1.0, True], ["5", 0.25, False]]
-    shown = {"round": 7, "specialty": "sums", "question": "2 + 2?\nBriefly.", "answers": answers}
-    assert answer_lines({"answers": [shown]}) == [
+    answers = (("4\x1b[2J", 1.0, True), ("5", 0.25, False))
+    shown = ShownRollout(7, "sums", "2 + 2?\nBriefly.", answers)
+    assert answer_lines([shown]) == [
         "round 7, sums:",
         "    2 + 2?",
         "    Briefly.",
@@ -533,29 +553,20 @@ def test_the_newest_answers_are_shown_as_text() -> None:
         "  reward 0.25, cut:",
         "    5",
     ]
-    assert answer_lines({"answers": []}) == ["no answers yet: a round has to end first"]
+    assert answer_lines([]) == ["no answers yet: a round has to end first"]
 
 
 def test_peers_as_lines() -> None:
-    peer = {
-        "id": PEER,
-        "name": "brave-otter",
-        "address": None,
-        "direction": "relayed",
-        "connected_at": None,
-        "frames": 12,
-        "rejected": 0,
-    }
-    near = peer | {"address": f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", "direction": "inbound"}
-    assert peer_lines({"schema": 1, "peers": []}) == [
-        "no peers yet; `swarmd doctor network` says whether others can reach this node"
-    ]
-    far = near | {
-        "name": "extraordinary-woodpecker",
-        "address": f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}",
-    }
-    near["learnt"] = {"gcd": 3, "legs": 9, "arc": 1, "sort": 2}
-    lines = peer_lines({"schema": 1, "peers": [peer, near, far]})
+    peer = KnownPeer(PEER, "brave-otter", None, "relayed", None, frames=12)
+    near = replace(peer, address=f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", direction="inbound")
+    assert peer_lines([]) == ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
+    far = replace(
+        near,
+        name="extraordinary-woodpecker",
+        address=f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}",
+    )
+    near.learnt = {"gcd": 3, "legs": 9, "arc": 1, "sort": 2}
+    lines = peer_lines([peer, near, far])
     header, first, second, learnt, third, address, ids = lines
     assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS"]
     assert first.split() == ["brave-otter", "12", "0", "relayed", "–"]
@@ -574,15 +585,15 @@ def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptu
     caplog.set_level("INFO")
     now, out = [0.0], io.StringIO()
     log_view = LogView(PlainView(out), lambda: now[0])
-    shown = document(state="starting", cause="loading the model tiny", remedy="wait", judge=None)
+    shown = status_of(state="starting", cause="loading the model tiny", remedy="wait", judge=None)
     log_view.status(shown)
     log_view.talk("connected to brave-otter (1 connected)")
-    shown = document(saved=100)
+    shown = status_of(saved=100)
     for number in range(1, 1201):  # ten a second, for two minutes
         now[0] += 0.1
         log_view.round(LAST | {"round": number})
         log_view.status(shown)
-    log_view.status(document(state="paused", cause="you paused it", remedy="swarmd resume"))
+    log_view.status(status_of(state="paused", cause="you paused it", remedy="swarmd resume"))
     log_view.close()
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:4] == [
@@ -605,13 +616,13 @@ def test_an_event_that_is_a_state_too_is_told_once(caplog: pytest.LogCaptureFixt
     caplog.set_level("INFO")
     out = io.StringIO()
     view = LogView(PlainView(out))
-    view.status(document())
+    view.status(status_of())
     for number in range(2):
         view.round(LAST | {"round": number})
         view.talk("stuck: no round has ended; look into trainer.log")
-        view.status(document(state="stuck", cause="no round has ended", remedy="look into trainer.log"))
+        view.status(status_of(state="stuck", cause="no round has ended", remedy="look into trainer.log"))
         view.talk("the trainer works again")
-        view.status(document())
+        view.status(status_of())
     lines = [record.getMessage() for record in caplog.records]
     begun = [line[:6] for line in lines if not line.startswith("round")]
     assert begun[-6:] == ["stuck:", "the tr", "traini"] * 2
@@ -624,7 +635,7 @@ def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
     for number in range(1, 1201):  # ten a second, for two minutes
         now[0] += 0.1
         view.round(LAST | {"round": number})
-        view.status(document(judge=None))
+        view.status(status_of(judge=None))
     view.close()
     rounds = [line for line in out.getvalue().splitlines() if line.startswith("round ")]
     assert [line.partition(":")[0] for line in rounds] == ["round 1", "round 601", "round 1200"]
@@ -636,7 +647,7 @@ def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
 def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
     now, out = [0.0], io.StringIO()
     view = PlainView(out, lambda: now[0])
-    shown = document(
+    shown = status_of(
         state="starting", cause="loading PyTorch", remedy="usually 5 s", last=None, since=time.time()
     )
     for _ in range(40):  # half a second each
@@ -645,9 +656,9 @@ def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
     lines = out.getvalue().splitlines()
     assert lines[2:4] == ["starting: loading PyTorch; usually 5 s", "starting: loading PyTorch, for 0 s"]
     assert len(lines) == 3 + 3
-    view.status(document())
+    view.status(status_of())
     now[0] += 60
-    view.status(document())
+    view.status(status_of())
     assert out.getvalue().splitlines()[6:] == ["training"]
 
 
@@ -662,7 +673,7 @@ def test_imports_before_the_first_status_are_no_blind_wait() -> None:
     view = LogView(Told(out))
     view.say_that_it_starts(every=0.01)
     assert told.wait(TIMEOUT_S)
-    view.status(document())
+    view.status(status_of())
     view.close()
     lines = [
         line
@@ -679,18 +690,18 @@ def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> N
     )
     view = LiveView(console, lambda: now[0])
 
-    def drawings(seconds: float, shown: Mapping[str, Any]) -> int:
+    def drawings(seconds: float, shown: Status) -> int:
         before = out.getvalue().count("swarm main 3f2a9c00")
         for _ in range(int(2 * seconds)):
             now[0] += 0.5
             view.status(shown)
         return out.getvalue().count("swarm main 3f2a9c00") - before
 
-    assert drawings(10, document()) == 20
+    assert drawings(10, status_of()) == 20
     assert drawings(60, PAUSED) <= 13
     view.talk("connected to brave-otter")
     assert drawings(0.5, PAUSED) == 1 and "connected to brave-otter" in out.getvalue()
-    assert drawings(0.5, document()) == 1
+    assert drawings(0.5, status_of()) == 1
     view.close()
 
 

@@ -15,6 +15,7 @@ from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember
 from swarmd.daemon.daemon import Daemon
 from swarmd.errors import CannotRecord, ConfigError
+from swarmd.state.status import ModelDescription, NodeState
 from tests.disk import failing_at
 from tests.swarmd.conftest import Run
 
@@ -170,9 +171,9 @@ def test_choices_are_remembered_once_the_model_is_loaded(tmp_path: Path) -> None
     chosen = resolve(None, {}, {"judge": JUDGE})
     config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
     daemon = Daemon(config, tmp_path, PlainView(io.StringIO()), lambda: remember(chosen, tmp_path))
-    daemon.child.on_message(link.TrainerState("starting", "loading the model tiny", "wait"))
+    daemon.child.on_message(link.TrainerState(NodeState.STARTING, "loading the model tiny", "wait"))
     assert not (tmp_path / "choices.json").exists()
-    daemon.child.on_message(link.TrainerReady({}, 0, []))
+    daemon.child.on_message(link.TrainerReady(ModelDescription(), 0, []))
     assert recalled(resolve(None, {}, {}), tmp_path)[0].judge.url == JUDGE
 
 

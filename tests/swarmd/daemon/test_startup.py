@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +30,10 @@ from swarmd.daemon import daemon as daemon_module
 from swarmd.daemon import membership, sharing
 from swarmd.daemon.bootstrap import BootstrapNode
 from swarmd.daemon.daemon import Daemon
-from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.daemon.membership import connection_news
 from swarmd.daemon.supervision.trainer_process import TrainerChild
 from swarmd.exchange import offers, wire
+from swarmd.state.status import NodeState, PauseCause, Status
 from swarmd.trainer.__main__ import NICE
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.types import Completion, Rollout, TaskRef
@@ -164,19 +164,19 @@ async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
     monkeypatch.setattr(listening, "_open", opened)
     monkeypatch.setattr(membership, "LOOK_EVERY_S", 0.01)
     config = NodeConfig.model_validate({"swarm": {"engine": "libp2p", "listen": ("/ip4/127.0.0.1/tcp/0",)}})
-    said: list[Mapping[str, Any]] = []
+    said: list[Status] = []
     async with trio.open_nursery() as nursery:
         if runs == "a node":
             node = Daemon(config, tmp_path, PlainView(io.StringIO()))
             await node.startup(nursery, nursery)
-            listens, trouble = (lambda: node.member.addresses()), node.sharing.isolation.document
+            listens, trouble = (lambda: node.member.addresses()), lambda: node.sharing.isolation.trouble
         else:
             helper = BootstrapNode(config, tmp_path, said.append)
             nursery.start_soon(helper.run)
             listens, trouble = (lambda: said), helper._trouble
         await until(trouble)
         why = trouble()
-        assert why and absent in why["cause"] and "tries again every 5 s" in why["remedy"]
+        assert why and absent in why.cause and "tries again every 5 s" in why.remedy
         assert not listens()
         here[0] = True
         await until(listens)
@@ -206,7 +206,7 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
 
         daemon.child.ready, daemon.child.kill = True, kill  # type: ignore[method-assign]
         await daemon._on_stop({"now": patience == "is cut"})
-        assert ("loses the unfinished" in daemon.status.cause) is (patience == "is cut")
+        assert ("loses the unfinished" in daemon.board.known.cause) is (patience == "is cut")
         if patience == "is ended by Ctrl-C":
             signal.raise_signal(signal.SIGHUP)  # a terminal that is closed does not hurry it
             signal.raise_signal(signal.SIGINT)
@@ -249,12 +249,12 @@ async def test_a_node_that_stops_says_so_until_it_has(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         daemon._nursery = nursery
         await daemon.guest.on_pause({})
-        daemon._on_trainer_message(link.TrainerState("paused", "you paused it", "swarmd resume"))
+        daemon._on_trainer_message(link.TrainerState(NodeState.PAUSED, "you paused it", "swarmd resume"))
         assert (await daemon._on_stop({}))["cause"] == "you asked it to: no round has begun"
-        daemon._on_trainer_message(link.TrainerState("training"))
-        assert daemon.status.state == "stopping"
+        daemon._on_trainer_message(link.TrainerState(NodeState.TRAINING))
+        assert daemon.board.known.state == "stopping"
         daemon._on_trainer_message(link.Stopped(1))
-        assert daemon.status.state == "stopped"
+        assert daemon.board.known.state == "stopped"
         nursery.cancel_scope.cancel()
 
 
@@ -263,7 +263,9 @@ async def test_a_node_that_cannot_save_says_so_when_it_is_stopped(tmp_path: Path
     async with trio.open_nursery() as nursery:
         daemon._nursery = nursery
         await daemon.guest.on_pause({})  # its user paused it, too
-        daemon._on_trainer_message(link.TrainerState("paused", "the disk is full", "it is tried again"))
+        daemon._on_trainer_message(
+            link.TrainerState(NodeState.PAUSED, "the disk is full", "it is tried again")
+        )
         said = (await daemon._on_stop({}))["cause"]
         assert "it cannot save, and ends with what is saved: the disk is full" in said
         nursery.cancel_scope.cancel()
@@ -277,7 +279,7 @@ async def test_under_nohup_a_closed_terminal_does_not_stop_the_node(tmp_path: Pa
             await daemon.startup(nursery, nursery)
             signal.raise_signal(signal.SIGHUP)
             await trio.testing.wait_all_tasks_blocked()
-            assert daemon.status.state == "starting"
+            assert daemon.board.known.state == "starting"
             nursery.cancel_scope.cancel()
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -63,7 +63,7 @@ def by_transformers(network: Any, chat: Chat, batch: Sequence[Scored]) -> torch.
 def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"learning_rate": RATE}, **KINDS[kind]}
     policy, question = open_policy(folders["qwen2"], **settings), "one and one?"
-    assert policy.description["keeps_first"]
+    assert policy.description.keeps_first
     first = policy.answer(question)
     for _ in range(3):
         policy.update(batch_of(policy))
@@ -74,7 +74,7 @@ def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, P
     resumed = open_policy(folders["qwen2"], seed=1, **settings)
     resumed.restore(tmp_path)
     assert (resumed.first_answer(question), resumed.answer(question)) == (first, now)
-    assert not open_policy(folders["qwen2"], train={"kl_every": 0}).description["keeps_first"]
+    assert not open_policy(folders["qwen2"], train={"kl_every": 0}).description.keeps_first
 
 
 def test_the_model_without_its_adapter_reads_rows_of_two_dimensions(folders: dict[str, Path]) -> None:

@@ -437,7 +437,7 @@ def test_the_small_files_and_the_weights_come_from_a_process(
     policy = open_policy(blob, report=told.append)
     assert told[0].words.startswith("converting sha256-")
     assert (told[-1].done, told[-1].seconds_left) == (blob.stat().st_size, 0)
-    assert policy.description["model"] == str(blob)
+    assert policy.description.model == str(blob)
     monkeypatch.setattr(gguf_files, "_run", None)  # it is not run again
     assert open_policy(blob).generate(["1 + 1?"], 1)[0].completions
     monkeypatch.undo()

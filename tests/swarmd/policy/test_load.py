@@ -50,6 +50,7 @@ from swarmd.policy.models.memory_plan import WORKSPACE_BYTES
 from swarmd.policy.models.preflight import cgroup_cores
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
+from swarmd.state.status import ModelDescription
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.conftest import (
@@ -77,20 +78,15 @@ def load(name: Path | str, free: int | None = None, **changes):
 
 def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["llama"])
-    assert policy.description == {
-        "model": str(folders["llama"].resolve()),
-        "revision": None,
-        "device": "cpu",
-        "dtype": "float32",
-        "parameters": load(folders["llama"]).shape.parameters,
-        "lora": None,
-        "keeps_first": True,
-        "new_tokens": 12,
-        "context": 128,
-        "examples": 0,
-        "opening": "",
-    }
-    json.dumps(dict(policy.description))
+    assert policy.description == ModelDescription(
+        model=str(folders["llama"].resolve()),
+        device="cpu",
+        dtype="float32",
+        parameters=load(folders["llama"]).shape.parameters,
+        new_tokens=12,
+        context=128,
+        keeps_first=True,
+    )
 
 
 def test_small_models_are_trained_whole_and_in_float32(folders: dict[str, Path]) -> None:

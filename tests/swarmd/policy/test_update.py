@@ -234,7 +234,7 @@ def test_gradient_is_the_naive_one(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-2})
-    assert policy.description["lora"] == 4
+    assert policy.description.lora == 4
     weights = policy.learner.weights
     assert weights and not any("lm_head" in name or "embed" in name for name in weights)
     assert all("lora_" in name and p.dtype == torch.float32 for name, p in weights.items())

@@ -22,6 +22,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.supervision.restarts import Death
 from swarmd.exchange import offers, wire
+from swarmd.state.status import ModelDescription
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
@@ -91,20 +92,20 @@ class Played:
 def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
     played = Played(tmp_path)
     played.gossip(wire.KIND, b"before the trainer has said where it is")
-    played.trainer_says(link.TrainerReady({}, 7, []))
+    played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
     played.gossip(wire.KIND, b"in its round 8")
     played.round_done(8)
     played.gossip(wire.KIND, b"in its round 9")
     played.daemon.child.on_death(Death("killed", 1, 0.0))
     played.gossip(wire.KIND, b"while there is none")
-    played.trainer_says(link.TrainerReady({}, 3, []))
+    played.trainer_says(link.TrainerReady(ModelDescription(), 3, []))
     played.gossip(wire.KIND, b"in round 4 again")
     assert played.heard == [0, 8, 9, 9, 4]
 
 
 def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: Path) -> None:
     played = Played(tmp_path)
-    played.trainer_says(link.TrainerReady({}, 7, []))
+    played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
     played.offer(1)
     played.round_done(8)
     played.offer(2)
@@ -114,7 +115,7 @@ def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: 
 
 def test_what_is_fetched_goes_by_what_the_trainer_found_of_others(tmp_path: Path) -> None:
     played = Played(tmp_path, sharing={"take": "ahead"})
-    played.trainer_says(link.TrainerReady({}, 0, []))
+    played.trainer_says(link.TrainerReady(ModelDescription(), 0, []))
     for n in range(3):
         played.offer(n, "bf")
         played.offer(n, "arc_1d")

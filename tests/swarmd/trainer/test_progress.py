@@ -1,13 +1,13 @@
 """How far a long round is, as it is told the daemon."""
 
-from swarmd import link
+from swarmd.state.status import StageProgress
 from swarmd.trainer.progress import RoundProgress
 from tests.doubles import Clock
 
 
 class Told:
     def __init__(self) -> None:
-        self.clock, self.messages = Clock(0.0), list[link.StageProgress]()
+        self.clock, self.messages = Clock(0.0), list[StageProgress]()
         self.progress = RoundProgress(self.messages.append, self.clock)
 
     def after(self, seconds: float, done: int, share: float) -> None:
@@ -23,14 +23,14 @@ def test_a_long_round_is_told_once_a_second_with_the_seconds_left() -> None:
         told.after(0.125, step // 4, step / 100)
     assert len(told.messages) == 11, "none in the first two seconds, then one a second"
     first, last = told.messages[0], told.messages[-1]
-    assert first == link.StageProgress("generate", 4, 32, 10.5)
-    assert last == link.StageProgress("generate", 24, 32, 0.5)
+    assert first == StageProgress("generate", 4, 32, 10.5)
+    assert last == StageProgress("generate", 24, 32, 0.5)
 
     told.progress.enter("")
     told.after(5.0, 1, 0.5)
     assert len(told.messages) == 11, "what is answered outside of a stage, as for the judge, is not told"
     told.progress.enter("train")
-    assert told.messages[-1] == link.StageProgress("train", 0, 0, None), "a stage begins after a long one"
+    assert told.messages[-1] == StageProgress("train", 0, 0, None), "a stage begins after a long one"
 
 
 def test_the_last_round_tells_of_the_stages_to_come() -> None:
@@ -43,7 +43,7 @@ def test_the_last_round_tells_of_the_stages_to_come() -> None:
     told.after(4.0, 16, 0.5)
     assert told.messages[-1].left == 8.0 + 21.0
     told.progress.enter("score")
-    assert told.messages[-1] == link.StageProgress("score", 0, 0, 21.0)
+    assert told.messages[-1] == StageProgress("score", 0, 0, 21.0)
 
 
 def test_short_rounds_are_not_told() -> None:

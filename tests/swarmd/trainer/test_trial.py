@@ -220,8 +220,8 @@ def test_a_trainer_tries_a_new_model_once(tmp_path: Path, trainer_in: TrainerIn)
     found = set[int]()
     for first in (True, False):
         with trainer_in(tmp_path / "state", rounds=1, model=asked) as (trainer, _):
-            found.add(trainer.policy.description["examples"])
-            assert trainer.policy.description["opening"] == ""
+            found.add(trainer.policy.description.examples)
+            assert trainer.policy.description.opening == ""
         assert (tmp_path / "state" / FILE).exists()
         if first:
             kept = json.loads((tmp_path / "state" / FILE).read_text())
@@ -231,5 +231,5 @@ def test_a_trainer_tries_a_new_model_once(tmp_path: Path, trainer_in: TrainerIn)
     kept["way"] = {"examples": other, "opening": ""}
     (tmp_path / "state" / FILE).write_text(json.dumps(kept))
     with trainer_in(tmp_path / "state", rounds=1, model=asked) as (trainer, _):
-        assert trainer.policy.description["examples"] == len(other)
+        assert trainer.policy.description.examples == len(other)
         assert trainer.config.model.examples == other, "as generators beside the trainer get it"

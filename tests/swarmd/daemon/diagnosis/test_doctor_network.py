@@ -26,8 +26,8 @@ from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.diagnosis import isolation
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE, Cause
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
-from swarmd.daemon.guest.conditions import PauseCause
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.state.status import PauseCause
 from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
 from tests.swarmd.conftest import Run

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from swarmd.daemon.diagnosis.learning import CAUSES, KEPT_LINES, lately, trouble_of
+from swarmd.state.status import ModelDescription
 
-MODEL = {"new_tokens": 4, "context": 2048}
+MODEL = ModelDescription(new_tokens=4, context=2048)
 
 
 def line(seconds: float = 1.0, trained: int = 0, **changes: Any) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def test_every_row_has_a_state_that_it_is_told_of() -> None:
 def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
     asked: dict[str, Any], remedy: str, cut: float
 ) -> None:
-    found = trouble_of([line(answers={"cut": cut, "in_form": 0.0})] * 2, MODEL | asked)
+    found = trouble_of([line(answers={"cut": cut, "in_form": 0.0})] * 2, replace(MODEL, **asked))
     assert found is not None and remedy in found.remedy and "{" not in found.remedy
 
 

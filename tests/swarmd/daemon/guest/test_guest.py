@@ -2,7 +2,6 @@
 bytes.
 """
 
-import json
 import os
 import threading
 import time
@@ -21,8 +20,9 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes
-from swarmd.daemon.guest.usage import SAVE_EVERY_S, Usage
+from swarmd.daemon.guest.usage import SAVE_EVERY_S
 from swarmd.errors import SwarmdError
+from swarmd.state.status import TrafficBudget, Usage
 from tests.doubles import TIMEOUT_S, Clock, until
 from tests.swarmd.daemon.guest.test_probes import Times
 
@@ -77,7 +77,7 @@ class Played:
 
     def see(self, **facts: Any) -> list[str]:
         self.guest.decide(MachineFacts(**facts))
-        return [each["kind"] for each in self.guest.document()["pauses"]]
+        return [each.kind for each in self.guest.pauses]
 
 
 def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
@@ -142,10 +142,9 @@ async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Pat
     node = Played(tmp_path)
     until = node.clock.now + 7200
     assert (await node.guest.on_pause({"until": until}))["until"] == until
-    (shown,) = node.guest.document()["pauses"]
-    assert (shown["kind"], shown["until"], shown["remedy"]) == ("user", until, "swarmd resume") and shown[
-        "ends"
-    ].startswith("at ")
+    (shown,) = node.guest.pauses
+    assert (shown.kind, shown.until, shown.remedy) == ("user", until, "swarmd resume")
+    assert shown.ends.startswith("at ")
     again = Played(tmp_path, node.clock)
     assert again.see() == ["user"] and isinstance(again.told[0], link.Pause)
     again.told.clear()
@@ -163,9 +162,7 @@ async def test_energy_is_that_of_the_whole_device_while_it_trains(
     monkeypatch.setattr(node.guest, "_watts", lambda: watts.pop(0))
     for node.on_gpu in (False, True, True):
         await node.guest.add_energy(12.0)
-    assert (
-        node.guest.document()["usage"]["total"]["energy_wh"] == pytest.approx(300 * 12 / 3600) and not watts
-    )
+    assert node.guest.usage.total.energy_wh == pytest.approx(300 * 12 / 3600) and not watts
 
 
 async def test_a_pause_of_weeks_names_its_last_day(tmp_path: Path) -> None:
@@ -240,10 +237,10 @@ async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -
 def test_a_metered_network_is_left_and_training_goes_on(tmp_path: Path) -> None:
     node = Played(tmp_path)
     assert node.see(metered=True) == [] and node.swarm.left == [True] and not node.told
-    assert "metered" in node.guest.document()["away"][0]["cause"] and "left the swarm" in node.said[0]
+    assert "metered" in node.guest.away[0].cause and "left the swarm" in node.said[0]
     node.see(metered=True)
     node.see(metered=False)
-    assert node.swarm.left == [True, False] and node.guest.document()["away"] == []
+    assert node.swarm.left == [True, False] and node.guest.away == []
     share = Played(tmp_path, when={"metered": "share"})
     share.see(metered=True)
     assert share.swarm.left == []
@@ -260,7 +257,7 @@ def test_the_cpu_share_makes_the_trainer_rest_and_go_on(tmp_path: Path) -> None:
     node.clock.now += 3600
     node.guest.count()
     assert node.told == [link.Pause(brief=True), link.Pause(brief=True), link.Resume()]
-    assert node.guest.document()["usage"]["total"]["cpu_seconds"] == 5.0
+    assert node.guest.usage.total.cpu_seconds == 5.0
 
 
 async def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(tmp_path: Path) -> None:
@@ -271,16 +268,16 @@ async def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(t
             break
     moved = node.traffic.up + node.traffic.down
     assert 10e6 <= moved <= 10.1e6
-    assert node.guest.document()["usage"]["budget"] == {"bytes": 10_000_000, "used": moved}
-    (away,) = node.guest.document()["away"]
-    assert "0.01 GB are used up" in away["cause"] and "limits.month" in away["remedy"]
+    assert node.guest.usage.budget == TrafficBudget(10_000_000, moved)
+    (away,) = node.guest.away
+    assert "0.01 GB are used up" in away.cause and "limits.month" in away.remedy
     node.see()
     assert node.swarm.left == [True]
     node.guest.ledger.save()
     assert (await node.guest.on_resume({}))["ended"] == [], "more bytes are not to be had by asking"
     again = Played(tmp_path, node.clock, limits={"month": "10 MB"})  # it does not even knock
     assert again.swarm.left == [True]
-    node.clock.now = away["until"]
+    node.clock.now = away.until
     again.see()
     assert again.swarm.left == [True, False]
     again.traffic.count(up=10_000_001)
@@ -341,12 +338,6 @@ async def test_the_hours_are_those_of_the_zone_that_the_machine_is_in_now(
         time.tzset()
 
 
-async def test_the_status_part_is_json(tmp_path: Path) -> None:
-    node = Played(tmp_path, limits={"month": "1 GB"}, when={"hours": ("mon 0:00-0:01",)})
-    await node.guest.on_pause({"until": node.clock.now + 60})
-    assert json.loads(json.dumps(node.guest.document())) == node.guest.document()
-
-
 @pytest.mark.parametrize(("quotas", "rests"), [([], False), ([2.0], True)])
 def test_the_cpu_share_is_of_a_containers_quota(
     quotas: list[float], rests: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -366,4 +357,4 @@ def test_what_others_used_is_counted_over_restarts(tmp_path: Path) -> None:
         for node.helped in (used - 1, used, used, 0):  # those who used them may be forgotten
             node.guest.count()
         node.guest.ledger.save()
-    assert node.guest.document()["usage"]["total"]["helped"] == 7
+    assert node.guest.usage.total.helped == 7

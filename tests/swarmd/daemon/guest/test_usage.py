@@ -9,8 +9,9 @@ import pytest
 
 from p2p import durable
 from swarmd.daemon.guest.meters import FIND_EVERY_S, ProcessMeter
-from swarmd.daemon.guest.usage import DAYS_KEPT, SAVE_EVERY_S, Usage, UsageLedger
+from swarmd.daemon.guest.usage import DAYS_KEPT, SAVE_EVERY_S, UsageLedger
 from swarmd.daemon.local_api.status_words import cost_words
+from swarmd.state.status import Usage
 from tests.doubles import Clock
 
 DAY = 86_400.0
@@ -24,12 +25,12 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     clock.now += 40 * DAY  # another month
     ledger.add(ONE)
     ledger.add(Usage(1.0, energy_wh=0.5))
-    shown = ledger.document()
-    today, month, total = shown["today"], shown["month"], shown["total"]
-    assert (today["cpu_seconds"], today["energy_wh"], shown["days"][1]) == (11.0, 0.5, today)
-    assert (month["cpu_seconds"], month["helped"], ledger.this_month.bytes_moved) == (11.0, 3, 3000)
-    assert (total["bytes_up"], total["bytes_written"], total["helped"]) == (2000, 8192, 6)
-    assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000]
+    shown = ledger.report()
+    today, month, total = shown.today, shown.month, shown.total
+    assert (today.cpu_seconds, today.energy_wh, shown.days[1]) == (11.0, 0.5, today)
+    assert (month.cpu_seconds, month.helped, ledger.this_month.bytes_moved) == (11.0, 3, 3000)
+    assert (total.bytes_up, total.bytes_written, total.helped) == (2000, 8192, 6)
+    assert [row.bytes_down for row in shown.days] == [2000, 2000]
     assert cost_words(today) == "0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written"
 
 
@@ -41,11 +42,11 @@ def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
     # The ledger is written after a minute, or once it holds more than the given bytes.
     assert not path.exists()
     ledger.save_where_due(bytes_at_most=2999)
-    assert UsageLedger(path, clock).document() == ledger.document()
+    assert UsageLedger(path, clock).report() == ledger.report()
     ledger.add(ONE)
     clock.now += SAVE_EVERY_S
     ledger.save_where_due()
-    assert UsageLedger(path, clock).document()["total"]["cpu_seconds"] == 20.0
+    assert UsageLedger(path, clock).report().total.cpu_seconds == 20.0
 
 
 def test_the_file_stays_small(tmp_path: Path) -> None:
@@ -55,8 +56,8 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
         ledger.add(ONE)
         clock.now += DAY
     ledger.save()
-    assert len(ledger.document()["days"]) == DAYS_KEPT and (tmp_path / "usage.json").stat().st_size < 20_000
-    assert ledger.document()["total"]["cpu_seconds"] == 3 * 365 * 10.0
+    assert len(ledger.report().days) == DAYS_KEPT and (tmp_path / "usage.json").stat().st_size < 20_000
+    assert ledger.report().total.cpu_seconds == 3 * 365 * 10.0
 
 
 @pytest.mark.parametrize(
@@ -67,11 +68,10 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     ledger = UsageLedger(path, Clock())
     assert (
-        ledger.document()["total"]["cpu_seconds"] == 0
-        and (tmp_path / "usage.json.corrupt").read_bytes() == content
+        ledger.report().total.cpu_seconds == 0 and (tmp_path / "usage.json.corrupt").read_bytes() == content
     )
     ledger.save()
-    assert UsageLedger(path, Clock()).document() == ledger.document()
+    assert UsageLedger(path, Clock()).report() == ledger.report()
 
 
 def test_a_full_disk_loses_nothing_that_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_full_disk_loses_nothing_that_is_counted(tmp_path: Path, monkeypatch: 
         )
         ledger.save()
     ledger.save()
-    assert UsageLedger(tmp_path / "usage.json", Clock()).document()["total"]["cpu_seconds"] == 10.0
+    assert UsageLedger(tmp_path / "usage.json", Clock()).report().total.cpu_seconds == 10.0
 
 
 def test_the_meter_counts_children_those_that_ended_too() -> None:

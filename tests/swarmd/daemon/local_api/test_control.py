@@ -67,7 +67,7 @@ def run_file(state_dir: Path) -> dict[str, Any]:
 
 
 async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, Any]:
-    return await trio.to_thread.run_sync(lambda: call(state_dir, operation, **arguments))
+    return await trio.to_thread.run_sync(lambda: call(state_dir, operation, dict, **arguments))
 
 
 async def test_a_disk_that_fails_at_any_step_is_told_at_the_start_and_ends_no_node(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_what_a_killed_node_left_means_not_running(tmp_path: Path) -> None
         dead.bind(str(left / "control"))
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "pid": 1, "socket": str(left / "control")}))
     with pytest.raises(NotRunning):
-        call(tmp_path, "status")
+        call(tmp_path, "status", dict)
     async with running(tmp_path):
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
@@ -199,7 +199,7 @@ async def test_a_copy_of_a_running_nodes_folder_leaves_that_node_alone(tmp_path:
 def test_an_unreadable_run_file_means_not_running(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(NotRunning):
-        call(tmp_path, "status")
+        call(tmp_path, "status", dict)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a connection is refused")
@@ -219,13 +219,13 @@ def test_a_node_that_stands_still_is_not_said_to_start(tmp_path: Path) -> None:
                 earlier.setblocking(False)
                 earlier.connect(str(tmp_path / "control"))
         with pytest.raises(Unreachable, match="did not answer"):
-            call(tmp_path, "status", timeout=0.1)
+            call(tmp_path, "status", dict, timeout=0.1)
 
 
 def test_waiting_for_the_owner_to_go(tmp_path: Path) -> None:
     state = StateFolder.open(tmp_path)
     assert not wait_until_gone(tmp_path, 0.1)
     with pytest.raises(Unreachable, match=r"starting or stopping.*lock stop it"):
-        call(tmp_path, "status")
+        call(tmp_path, "status", dict)
     state.close()
     assert wait_until_gone(tmp_path, 0.1)

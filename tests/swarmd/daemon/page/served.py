@@ -13,21 +13,14 @@ import trio
 
 from swarmd.daemon.local_api.control import Handler
 from swarmd.daemon.page.opening import PageOpening
-from tests.swarmd.cli.test_view import PEER, document
+from swarmd.state.status import KnownPeer, PeerList, Status
+from tests.swarmd.cli.test_view import PEER, status_of
 
-ROW = {
-    "id": PEER,
-    "name": "brave-otter",
-    "address": f"/ip4/192.0.2.9/tcp/4001/p2p/{PEER}",
-    "direction": "inbound",
-    "connected_at": 1.0,
-    "heard_at": 1.0,
-    "frames": 7,
-    "rejected": 2,
-    "round": 5,
-    "model": "tiny",
-}
-PEERS = {"schema": 1, "peers": [ROW]}
+PEERS = [
+    KnownPeer(
+        PEER, "brave-otter", f"/ip4/192.0.2.9/tcp/4001/p2p/{PEER}", "inbound", 1.0, 1.0, 7, 2, 5, "tiny"
+    )
+]
 
 
 @dataclass
@@ -50,10 +43,10 @@ class Events:
 
 @dataclass
 class Node:
-    """A stand-in for the daemon: documents that a test may change, and what it was asked to do."""
+    """A stand-in for the daemon: a status that a test may change, and what it was asked to do."""
 
-    document: dict[str, Any] = field(default_factory=document)
-    peers: dict[str, Any] = field(default_factory=lambda: dict(PEERS))
+    status: Status = field(default_factory=status_of)
+    peers: list[KnownPeer] = field(default_factory=lambda: [*PEERS])
     looks: int = 0  # how often the page asked for the status
     told: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     address: str = ""
@@ -72,12 +65,12 @@ class Node:
         return self.address.partition("token=")[2]
 
     def handlers(self) -> dict[str, Handler]:
-        async def status(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        async def status(_: Mapping[str, Any]) -> Status:
             self.looks += 1
-            return self.document
+            return self.status
 
-        async def peers(_: Mapping[str, Any]) -> Mapping[str, Any]:
-            return self.peers
+        async def peers(_: Mapping[str, Any]) -> PeerList:
+            return PeerList(self.peers)
 
         def told(name: str) -> Handler:
             async def tell(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -97,7 +97,7 @@ async def test_without_the_token_it_says_how_to_get_it_and_shows_nothing() -> No
                 status, _, text = await node.ask(
                     f"GET {path}?token={given}".encode("ascii", "ignore").decode()
                 )
-                assert status == 403 and "`swarmd ui`" in text and node.document["name"] not in text
+                assert status == 403 and "`swarmd ui`" in text and node.status.name not in text
             status, _, text = await node.ask("POST /control", f"Authorization: Bearer {given}", body=PAUSE)
             assert status == 403 and "`swarmd ui`" in text
         assert (await node.ask("GET /"))[0] == 403

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec import convert, to_builtins
 
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.page import REFRESH_S
+from swarmd.state.status import KnownPeer, Status
 from testbed.chromium import Tab, binary, chromium
 from tests.processes import wait_until
-from tests.swarmd.cli.test_view import LAST, PEER, document
+from tests.swarmd.cli.test_view import LAST, PEER, status_of
 from tests.swarmd.daemon.page.served import PEERS, Node, served
-from tests.swarmd.daemon.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
+from tests.swarmd.daemon.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, hostile, poisoned
 
 pytestmark = [
     pytest.mark.net,
@@ -68,6 +70,10 @@ async def in_browser(node: Node, tab: Tab, look: Callable[[Tab], None]) -> list[
         return await trio.to_thread.run_sync(browse)
 
 
+def changed(status: Status, **changes: Any) -> Status:
+    return convert(to_builtins(status) | changes, Status)
+
+
 def full() -> Node:
     trouble, external = {"cause": "c", "remedy": "r"}, [0] * 60 + [4] * 60
     more = {
@@ -76,7 +82,7 @@ def full() -> Node:
         "limits": {"limits.cpu": "25 %"},
     }
     return Node(
-        document(
+        status_of(
             advice={"bad signature": "update"},
             usage=USAGE,
             given=GIVEN,
@@ -127,7 +133,7 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
         tab.until("document.getElementById('do-for-30-min').ariaBusy === 'false'")
         assert not tab.run("document.querySelector('.menu').open")
         pauses = [PAUSE | {"cause": "you paused it"}]
-        node.document = {**node.document, "state": "paused", "cause": "you paused it", "pauses": pauses}
+        node.status = changed(node.status, state="paused", cause="you paused it", pauses=pauses)
         tab.until("document.getElementById('do-resume')")
         # Where Pause was.
         tab.until("document.activeElement.id === 'do-resume'")
@@ -140,7 +146,7 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
 
 
 async def test_questions_are_answered_twice_and_counted(tab: Tab) -> None:
-    node = Node(document(model=document()["model"] | {"keeps_first": True}))
+    node = Node(status_of(model={"model": "tiny", "keeps_first": True}))
 
     def look(tab: Tab) -> None:
         for width in (390, 1280):
@@ -177,7 +183,7 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> 
         hide += ", document.dispatchEvent(new Event('visibilitychange'))"
         tab.run(hide.format("true"))
         wait_until(nobody_looks)
-        node.document = {**node.document, "state": "stopping"}
+        node.status = changed(node.status, state="stopping")
         tab.run(hide.format("false"))
         # A page that is shown again has what changed while it was hidden.
         tab.until("!document.getElementById('do-stop')")
@@ -223,11 +229,11 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
 
     def look(tab: Tab) -> None:
         for width in (390, 1000):
-            node.document = {**node.document, "last": LAST}
+            node.status = changed(node.status, last=LAST)
             open_page(tab, node, width=width)
             tab.run(drawn)
             tab.run(watch)
-            node.document = {**node.document, "last": short}
+            node.status = changed(node.status, last=short)
             tab.until("document.getElementById('round').textContent.includes('1.0 s (generate 1.0)')")
             tab.run(drawn)
             assert tab.run("shifts.length + watch.takeRecords().length") == 0
@@ -239,7 +245,7 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
     ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
 )
 async def test_the_legend_names_what_is_drawn(tab: Tab, external: list[int], names: list[str]) -> None:
-    node = Node(document(external=external))
+    node = Node(status_of(external=external))
 
     def look(tab: Tab) -> None:
         open_page(tab, node)
@@ -253,12 +259,12 @@ async def test_the_legend_names_what_is_drawn(tab: Tab, external: list[int], nam
 
 async def test_hostile_texts_run_nothing(tab: Tab) -> None:
     node = full()
-    node.document = poisoned(node.document) | {"usage": USAGE, "given": GIVEN}
-    node.peers = poisoned(PEERS)
+    node.status = hostile(node.status)
+    node.peers = convert(poisoned(to_builtins(PEERS)), list[KnownPeer])
 
     def look(tab: Tab) -> None:
         open_page(tab, node)
-        node.document = {**node.document, "cause": HOSTILE * 2}
+        node.status = changed(node.status, cause=HOSTILE * 2)
         tab.until("document.getElementById('state').textContent.split('onerror').length > 3")
         assert tab.run("document.images.length + document.scripts.length") == 2  # our two scripts
         # Would escaping fail:

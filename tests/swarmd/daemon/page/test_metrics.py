@@ -9,8 +9,9 @@ from swarmd.config.addresses import host_and_port
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.errors import SwarmdError
+from swarmd.state.status import Status
 from tests.ports import kept_port
-from tests.swarmd.cli.test_view import document
+from tests.swarmd.cli.test_view import AWAY, status_of
 from tests.swarmd.daemon.page.served import Node
 
 LINE = re.compile(r'^[a-z_]+(\{[a-z]+="([^"\\\n]|\\.)*"(,[a-z]+="([^"\\\n]|\\.)*")*\})? -?[0-9.e+-]+$')
@@ -23,7 +24,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 def test_the_figures_of_the_status_are_metrics() -> None:
-    text = exposition(document(rewards=[]))
+    text = exposition(status_of(rewards=[]))
     found = samples(text)
     assert (
         found["swarmd_round"] == 120
@@ -32,15 +33,16 @@ def test_the_figures_of_the_status_are_metrics() -> None:
     )
     assert found['swarmd_state{state="training"}'] == 1 and found['swarmd_state{state="paused"}'] == 0
     assert found['swarmd_refused_total{reason="already seen"}'] == 12
-    away = samples(exposition(document(away=[{"kind": "month"}])))
+    away = samples(exposition(status_of(away=[AWAY])))
     assert away['swarmd_away{kind="month"}'] == 1 and away['swarmd_state{state="training"}'] == 1
     assert any(key.startswith("swarmd_node{") and 'model="tiny"' in key for key in found)
     assert "# TYPE swarmd_refused_total counter\n" in text and "# TYPE swarmd_round gauge\n" in text
-    assert set(samples(exposition({}))) >= {'swarmd_state{state="training"}'}  # a node that has just begun
+    begun = samples(exposition(Status()))
+    assert (begun['swarmd_state{state="starting"}'], begun['swarmd_state{state="training"}']) == (1, 0)
 
 
 def test_texts_of_others_do_not_end_a_line() -> None:
-    found = samples(exposition(document(name='a"b\\c\nswarmd_round 7', rejected={'x"} 1\n': 3})))
+    found = samples(exposition(status_of(name='a"b\\c\nswarmd_round 7', rejected={'x"} 1\n': 3})))
     assert found["swarmd_round"] == 120 and sum(key.startswith("swarmd_refused_total") for key in found) == 1
 
 

@@ -1,12 +1,14 @@
 """What the page shows, and when it asks the node for it."""
 
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from msgspec import convert, to_builtins
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
@@ -15,7 +17,18 @@ from swarmd.daemon.local_api.status import LIMITS
 from swarmd.daemon.local_api.status_words import status_lines
 from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import IO_TIMEOUT_S
-from tests.swarmd.cli.test_view import PEER, document
+from swarmd.state.status import (
+    ExchangeFigures,
+    GivenRollouts,
+    JudgeStatus,
+    KnownPeer,
+    ModelDescription,
+    PauseCause,
+    Status,
+    SwarmLabel,
+    TrainerFigures,
+)
+from tests.swarmd.cli.test_view import LAST, PEER, status_of
 from tests.swarmd.daemon.page.served import PEERS, Node, served
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\" ' onmouseover=alert(2) <b>\x1b[31m\u202e&quot;"
@@ -27,6 +40,7 @@ USAGE = {
         "bytes_down": 2_000_000,
         "bytes_written": 10**9,
     },
+    "month": {},
     "total": {
         "cpu_seconds": 36_000.0,
         "energy_wh": None,
@@ -75,32 +89,35 @@ def poisoned(value: Any) -> Any:
 
 
 _OURS = {
-    *document(),
-    *document()["last"],
-    *PEERS["peers"][0],
-    "peers",
-    *document()["swarm"],
-    *document()["model"],
-    *document()["judge"],
-    *document()["trainer"],
+    *Status.__struct_fields__,
+    *LAST,
+    *KnownPeer.__struct_fields__,
+    *ModelDescription.__struct_fields__,
+    *JudgeStatus.__struct_fields__,
+    *SwarmLabel.__struct_fields__,
+    *TrainerFigures.__struct_fields__,
+    *ExchangeFigures.__struct_fields__,
+    *GivenRollouts.__struct_fields__,
+    *PauseCause.__struct_fields__,
     "size",
     "fresh",
     "external_share",
-    *PAUSE,
-    "pauses",
-    "away",
-    "trouble",
 }
+# Not any text, and one of ours; or a table whose keys are columns.
+_FIXED = {"state", "usage", "given"}
 
 
-def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
-    return Tags(
-        rendering.page(rendering.parts(of, peers or dict(PEERS), now=1_700_000_100.0), rendering.title_of(of))
-    )
+def hostile(of: Status) -> Status:
+    told = to_builtins(of)
+    return convert(poisoned(told) | {name: told[name] for name in _FIXED}, Status)
+
+
+def whole(of: Status, peers: Sequence[KnownPeer] = PEERS) -> Tags:
+    return Tags(rendering.page(rendering.parts(of, peers, now=1_700_000_100.0), rendering.title_of(of)))
 
 
 def test_foreign_texts_are_escaped() -> None:
-    full = document(
+    full = status_of(
         pauses=[PAUSE] * 2,
         away=[PAUSE],
         advice={"bad signature": "x"},
@@ -108,23 +125,21 @@ def test_foreign_texts_are_escaped() -> None:
         given=GIVEN,
         trouble={"cause": "c", "remedy": "r"},
     )
-    hostile = whole(poisoned(full) | {"usage": USAGE, "given": GIVEN}, poisoned(PEERS))
-    assert hostile.tags == whole(full).tags  # not a tag or an attribute more
+    shown = whole(hostile(full), convert(poisoned(to_builtins(PEERS)), list[KnownPeer]))
+    assert shown.tags == whole(full).tags  # not a tag or an attribute more
     assert (
-        "\x1b" not in hostile.text
-        and "\u202e" not in hostile.text
-        and hostile.text.count("onerror=alert(1)") > 10
+        "\x1b" not in shown.text and "\u202e" not in shown.text and shown.text.count("onerror=alert(1)") > 10
     )
 
 
 def test_of_many_peers_the_rest_is_counted() -> None:
-    many = {"peers": PEERS["peers"] * (rendering.PEERS_SHOWN + 3)}
-    assert "and 3 more: swarmd peers" in rendering.parts(document(), many, 0.0)["peers"]
+    many = PEERS * (rendering.PEERS_SHOWN + 3)
+    assert "and 3 more: swarmd peers" in rendering.parts(status_of(), many, 0.0)["peers"]
 
 
 def test_the_page_says_what_the_status_says() -> None:
     shown = whole(
-        document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
+        status_of(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
     ).text
     facts = (
         "training",
@@ -149,23 +164,23 @@ def test_the_page_says_what_the_status_says() -> None:
     # Two means of other times compare nothing
     assert shown.index("helped 3") < shown.index("Reward") and "alone 0.259" not in shown
     assert "in the pool" not in shown and "Topic" not in shown and "Offers:" not in shown
-    late = rendering.parts(document(rewards=[0.5] * 500, round=900), PEERS, now=0.0)["state"]
+    late = rendering.parts(status_of(rewards=[0.5] * 500, round=900), PEERS, now=0.0)["state"]
     assert "50 % right 500 rounds ago, 50 % now" in late
-    assert "right" not in rendering.parts(document(rewards=[0.5] * 19, round=19), PEERS, now=0.0)["state"]
+    assert "right" not in rendering.parts(status_of(rewards=[0.5] * 19, round=19), PEERS, now=0.0)["state"]
 
 
 def test_the_levels_of_a_ladder_are_one_row() -> None:
     levels = {"arc_1d": 1, "basic_arithmetic": 3}
-    last = {**document()["last"], "levels": levels}
-    assert "Levels arc_1d 1, basic_arithmetic 3" in " ".join(whole(document(last=last)).text.split())
-    assert "levels   arc_1d 1, basic_arithmetic 3" in status_lines(document(last=last))
-    assert "Levels" not in whole(document()).text
-    assert not any(line.startswith("levels") for line in status_lines(document()))
+    last = {**LAST, "levels": levels}
+    assert "Levels arc_1d 1, basic_arithmetic 3" in " ".join(whole(status_of(last=last)).text.split())
+    assert "levels   arc_1d 1, basic_arithmetic 3" in status_lines(status_of(last=last))
+    assert "Levels" not in whole(status_of()).text
+    assert not any(line.startswith("levels") for line in status_lines(status_of()))
 
 
 def test_a_command_in_a_text_is_shown_as_one() -> None:
     trouble = {"cause": "nobody is here", "remedy": "run `swarmd invite` and <b>send</b> it"}
-    html = rendering.parts(document(trouble=trouble), PEERS, now=0.0)["state"]
+    html = rendering.parts(status_of(trouble=trouble), PEERS, now=0.0)["state"]
     assert "run <code>swarmd invite</code> and &lt;b&gt;" in html and "`" not in html
 
 
@@ -180,7 +195,7 @@ def test_one_button_is_primary_and_a_trouble_has_its_own() -> None:
         (alone | {"pauses": [PAUSE]}, ["Resume"], "controls"),
         (alone | {"trouble": trouble, "state": "stopping"}, [], ""),
     ):
-        parts = rendering.parts(document(**now), PEERS, now=0.0)
+        parts = rendering.parts(status_of(**now), PEERS, now=0.0)
         found = {name: re.findall('class="primary"[^>]*>([^<]+)<', html) for name, html in parts.items()}
         assert {name: names for name, names in found.items() if names} == ({where: primary} if where else {})
         whole_page = parts["state"] + parts["controls"]
@@ -190,13 +205,13 @@ def test_one_button_is_primary_and_a_trouble_has_its_own() -> None:
 def test_somebody_who_founds_a_swarm_is_in_no_trouble() -> None:
     first = {"cause": f"{FIRST_HERE}: nobody is near", "remedy": "invite people"}
     for trouble, calm in ((first, True), ({"cause": "no peer is heard", "remedy": "x"}, False)):
-        state = rendering.parts(document(trouble=trouble, peers=0, connected=0), PEERS, now=0.0)["state"]
+        state = rendering.parts(status_of(trouble=trouble, peers=0, connected=0), PEERS, now=0.0)["state"]
         assert ('class="trouble calm"' in state) is calm and "do-invite-people" in state
 
 
 def test_what_a_person_asks_first_of_a_guest_is_shown_even_if_it_is_off() -> None:
     limits = {"when.battery": "train", "when.hours": [], "when.load": ""}
-    html = rendering.parts(document(limits=limits), PEERS, now=0.0)["limits"]
+    html = rendering.parts(status_of(limits=limits), PEERS, now=0.0)["limits"]
     rows = re.findall("<dt>([^<]+)</dt><dd>([^<]+)</dd>", html)
     assert rows == [
         ("On battery", "go on training"),
@@ -205,14 +220,14 @@ def test_what_a_person_asks_first_of_a_guest_is_shown_even_if_it_is_off() -> Non
 
 
 def test_names_for_machines_are_behind_details() -> None:
-    html = rendering.parts(document(), PEERS, now=0.0)["node"]
+    html = rendering.parts(status_of(), PEERS, now=0.0)["node"]
     seen, _, behind = html.partition("<details>")
     assert PEER not in seen and "/swarmd/1" not in seen and "/ip4/" not in seen
     assert PEER in behind and "/swarmd/1" in behind and "/ip4/" in behind
 
 
 def test_each_pause_says_why_and_when_it_ends() -> None:
-    paused = document(
+    paused = status_of(
         state="paused",
         cause="the earlier",
         pauses=[PAUSE | {"cause": "the earlier"}, PAUSE],
@@ -237,7 +252,7 @@ def test_limits_that_are_set_are_shown() -> None:
         "when.metered": "alone",
         "round.pace": 0.8,
     }
-    shown = whole(document(limits=limits)).text
+    shown = whole(status_of(limits=limits)).text
     assert (
         "25 %" in shown
         and "sat, sun" in shown
@@ -259,34 +274,33 @@ def test_each_limit_has_a_name_of_words() -> None:
         "round.pace": 1.0,
         "limits.priority": "low",
     }
-    shown = whole(document(limits=limits)).text
+    shown = whole(status_of(limits=limits)).text
     assert len(limits) >= 15 and [key for key in limits if key in shown] == []
 
 
 def test_unknown_facts_are_not_shown() -> None:
-    bare = rendering.parts({}, {}, now=0.0)
+    bare = rendering.parts(Status(), [], now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
     paused, full_disk, running = (
-        re.findall(">([^<]+)</button>", rendering.parts(document(**now), PEERS, now=0.0)["controls"])
+        re.findall(">([^<]+)</button>", rendering.parts(status_of(**now), PEERS, now=0.0)["controls"])
         for now in ({"state": "paused", "pauses": [PAUSE]}, {"state": "paused"}, {})
     )
     assert paused == ["Resume", "Invite people", "Stop"]
     # A pause for a full disk is none that anybody can resume from.
     assert running == ["Invite people", "For 30 min", "For 2 h", "Until I resume it", "Stop"]
     assert full_disk == running
-    assert rendering.parts(document(state="stopping"), PEERS, now=0.0)["controls"] == ""
+    assert rendering.parts(status_of(state="stopping"), PEERS, now=0.0)["controls"] == ""
 
 
 def test_an_invitation_is_shown_as_text() -> None:
-    shown = Tags(rendering.invitation({"invitation": HOSTILE, "notes": [HOSTILE]}))
+    shown = Tags(rendering.invitation(HOSTILE, [HOSTILE]))
     assert {tag for tag, _ in shown.tags} == {"h2", "p", "pre", "button"}
     assert shown.text.count("onerror=alert(1)") == 2 and "\x1b" not in shown.text
 
 
 def test_two_answers_to_a_question_are_shown_as_text() -> None:
-    found = {"question": HOSTILE, "round": 1200, "now": [HOSTILE, 1.0], "first": ["one\ntwo", 0.25]}
-    html = rendering.comparison(found)
+    html = rendering.comparison(HOSTILE, 1200, (HOSTILE, 1.0), ("one\ntwo", 0.25))
     shown = Tags(html)
     assert {tag for tag, _ in shown.tags} <= {"pre", "table", "thead", "tbody", "tr", "th", "td", "span", "b"}
     assert shown.text.count("onerror=alert(1)") == 2 and "\x1b" not in shown.text and "one\ntwo" in html
@@ -294,15 +308,14 @@ def test_two_answers_to_a_question_are_shown_as_text() -> None:
 
 
 def test_nothing_can_be_tried_without_the_first_weights() -> None:
-    model = document()["model"]
     for kept, button in ((True, True), (False, False)):
-        shown = rendering.parts(document(model=model | {"keeps_first": kept}), PEERS, now=0.0)["try"]
+        shown = rendering.parts(status_of(model={"keeps_first": kept}), PEERS, now=0.0)["try"]
         assert ("do-ask-20-questions" in shown) is button and ("train.kl_every" in shown) is not button
-    assert "once the model is loaded" in rendering.parts(document(model=None), PEERS, now=0.0)["try"]
+    assert "once the model is loaded" in rendering.parts(status_of(model={}), PEERS, now=0.0)["try"]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    html = rendering.page(rendering.parts(document(), PEERS, now=0.0), "t")
+    html = rendering.page(rendering.parts(status_of(), PEERS, now=0.0), "t")
     for source in re.findall(r'(?:src|href)="([^"]*)"', html):
         assert source.startswith("/static/") and (page.STATIC / source.removeprefix("/static/")).is_file()
     assert "<script>" not in html and "style=" not in html and "<style" not in html
@@ -320,10 +333,10 @@ async def test_events_bring_everything_and_then_what_changed_and_end_with_the_re
             first = await events.next()
             assert (
                 set(first["parts"]) == set(rendering.PARTS)
-                and first["curve"]["rewards"] == node.document["rewards"]
+                and first["curve"]["rewards"] == node.status.rewards
             )
             pauses = [PAUSE | {"cause": "on battery"}]
-            node.document = {**node.document, "state": "paused", "cause": "on battery", "pauses": pauses}
+            node.status = status_of(state="paused", cause="on battery", pauses=pauses)
             changed = await events.next()
             assert (
                 set(changed["parts"]) == {"state", "controls"}
@@ -359,7 +372,7 @@ async def test_the_node_is_not_asked_before_somebody_looks() -> None:
 
 
 def test_what_was_given_in_all_is_shown() -> None:
-    assert "In all, other nodes" not in whole(document(given=GIVEN, usage=USAGE)).text
+    assert "In all, other nodes" not in whole(status_of(given=GIVEN, usage=USAGE)).text
     helped = USAGE | {"total": USAGE["total"] | {"helped": 1234}}
-    shown = rendering.parts(document(given=GIVEN, usage=helped), dict(PEERS), now=0.0)["given"]
+    shown = rendering.parts(status_of(given=GIVEN, usage=helped), PEERS, now=0.0)["given"]
     assert "In all, other nodes trained 1,234 times" in shown

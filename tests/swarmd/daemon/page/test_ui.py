@@ -20,7 +20,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what a browser is asked to open, on a machine with a screen whose node has a page."""
     addresses: list[str] = []
 
-    def call(_folder: Path, operation: str, **_arguments: object) -> Mapping[str, Any]:
+    def call(_folder: Path, operation: str, _kind: type, **_arguments: object) -> Mapping[str, Any]:
         assert operation == "ui"
         return {"schema": 1, "address": ADDRESS}
 

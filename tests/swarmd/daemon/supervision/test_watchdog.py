@@ -19,11 +19,16 @@ from swarmd.daemon.supervision.restarts import HOPELESS_DEATHS, Death, Deaths
 from swarmd.daemon.supervision.trainer_process import TrainerChild, _cause
 from swarmd.daemon.supervision.watchdog import MAX_COUNTED_S, Stuck, Watchdog
 from swarmd.state.logs import LOG_BYTES
+from swarmd.state.status import NodeState
 from swarmd.system.exits import exit_words
 from tests import ROOT
 from tests.doubles import TIMEOUT_S
 
-TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
+TRAINING, ALIVE, ROUND = (
+    link.TrainerState(NodeState.TRAINING),
+    link.Alive(),
+    link.RoundDone({"round": 1}, {}, None),
+)
 
 
 class Daemon:
@@ -134,7 +139,7 @@ def test_a_pause_within_a_round_does_not_make_it_a_short_one() -> None:
     for before, after in ((2395, 5), (2400, 0)):
         daemon.dog.note_received(TRAINING)
         assert daemon.wait(before, 2, [ALIVE]) is None
-        daemon.dog.note_received(link.TrainerState("paused", "because", "wait"))
+        daemon.dog.note_received(link.TrainerState(NodeState.PAUSED, "because", "wait"))
         assert daemon.wait(60, 2, [ALIVE]) is None
         daemon.dog.note_received(TRAINING)
         assert daemon.wait(after, 2, [ALIVE]) is None
@@ -143,7 +148,7 @@ def test_a_pause_within_a_round_does_not_make_it_a_short_one() -> None:
 
 @pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
 def test_a_trainer_that_does_not_train_is_not_hanging(daemon: Daemon, state: str) -> None:
-    daemon.dog.note_received(link.TrainerState(state, "because", "wait"))
+    daemon.dog.note_received(link.TrainerState(NodeState(state), "because", "wait"))
     assert daemon.wait(4 * 3600, 2, [ALIVE]) is None
 
 
@@ -167,7 +172,7 @@ def test_a_slow_start_is_not_silence() -> None:
 def test_imports_that_hold_up_every_thread_are_not_silence() -> None:
     daemon = Daemon()
     for step in ("loading PyTorch", "loading transformers"):
-        daemon.dog.note_received(link.TrainerState("starting", step, "wait"))
+        daemon.dog.note_received(link.TrainerState(NodeState.STARTING, step, "wait"))
         assert daemon.wait(240) is None
     daemon.dog.note_received(TRAINING)
     assert daemon.wait(240) is None  # the first round imports, too
