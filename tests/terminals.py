@@ -22,4 +22,4 @@ def rest_of(ours: int) -> str:
         while some := os.read(ours, 65536):
             said += some
     os.close(ours)
-    return said.decode()
+    return said.decode(errors="replace")

@@ -14,7 +14,16 @@ judge/store/arms.py.
 from sqlalchemy import Connection, delete, select
 
 from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW_QUESTIONS, curve_step
-from judge.store.tables import arm_bins, arm_values, evaluations, listed, peers, progress, verifications, windows
+from judge.store.tables import (
+    arm_bins,
+    arm_values,
+    evaluations,
+    listed,
+    peers,
+    progress,
+    verifications,
+    windows,
+)
 
 # Peers of one step.
 STEP_PEERS = 20

@@ -24,7 +24,7 @@ import trio
 
 from p2p import durable
 from p2p.identity import Identity
-from swarmd.daemon.judging.client import JudgeClient, NotJudged
+from swarmd.daemon.judging.client import JudgeClient
 from swarmd.daemon.judging.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
@@ -33,6 +33,7 @@ from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward
+from swarmd.state.status import Trouble
 
 # A bin of the judge's (docs/judge-protocol.md), and seldom enough for its limit of a question a second.
 EVERY_ROUNDS = 5
@@ -69,9 +70,9 @@ class JudgedSwarm(PlayedSwarm):
         """
         judge, policy = self._judges[place], self.policies[place]
         outcome = await judge.ask(self._trained[place], self._models[place])
-        if not isinstance(outcome, NotJudged):
+        if not isinstance(outcome, Trouble):
             graded = await judge.answer(outcome, policy.answer(outcome.text))
-            if not isinstance(graded, NotJudged):
+            if not isinstance(graded, Trouble):
                 return
             outcome = graded
         raise LabFailed(f"{outcome.cause}; {outcome.remedy}")

@@ -1,6 +1,6 @@
 """The client against judges that are down, slow or lying: raw servers on loopback.
 
-The outcome is always NotJudged, in bounded time.
+The outcome is always Trouble, in bounded time.
 """
 
 import json
@@ -30,7 +30,6 @@ from swarmd.daemon.judging.client import (
     MAX_RESPONSE_BYTES,
     Graded,
     JudgeClient,
-    NotJudged,
     Question,
     backoff_seconds,
     judge_origin,
@@ -38,6 +37,7 @@ from swarmd.daemon.judging.client import (
 from swarmd.daemon.judging.judging import Judging, ReceiptFile, said_of
 from swarmd.daemon.judging.reader import JudgedBoard, ask, read
 from swarmd.errors import ConfigError, Unreachable
+from swarmd.state.status import Trouble
 from swarmd.types import Completion
 from tests.doubles import TIMEOUT_S, Clock
 from tests.judge.test_proxies import certificate
@@ -168,11 +168,11 @@ def body_of(request: bytes) -> Any:
     return json.loads(request.partition(b"\r\n\r\n")[2])
 
 
-async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
+async def silent(call: Callable[[], Awaitable[object]]) -> Trouble:
     # Sooner than a patient client gives up: the judge's fault is what ends the call
     with trio.fail_after(TIMEOUT_S / 2):
         outcome = await call()
-    assert isinstance(outcome, NotJudged), outcome
+    assert isinstance(outcome, Trouble), outcome
     for words in (outcome.cause, outcome.remedy):
         assert words and words.isprintable()
     return outcome
@@ -246,7 +246,7 @@ async def test_a_wrong_receipt_is_refused(changed: dict[str, Any]) -> None:
     async with judge(saying(reply(graded(**changed), 200))) as url:
         by = JudgeClient(url, ME, "digest", Clock(0.0), seconds=TIMEOUT_S)
         outcome = await by.answer(OPEN, Completion("2", True))
-    assert isinstance(outcome, NotJudged) and "receipt" in outcome.cause
+    assert isinstance(outcome, Trouble) and "receipt" in outcome.cause
 
 
 def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -370,7 +370,7 @@ async def test_a_malformed_question_is_refused(said: bytes) -> None:
 async def test_mutated_answers() -> None:
     """500 answers with random bytes changed.
 
-    A Question of the right form, or NotJudged; never an exception.
+    A Question of the right form, or Trouble; never an exception.
     """
     rng, clock, outcomes = random.Random(1), Clock(0.0), []
 
@@ -385,7 +385,7 @@ async def test_mutated_answers() -> None:
         for _ in range(500):
             clock.now += asking.wait()
             outcomes.append(await asking.ask(1, "tiny"))
-    assert {type(outcome) for outcome in outcomes} == {Question, NotJudged}
+    assert {type(outcome) for outcome in outcomes} == {Question, Trouble}
 
 
 async def test_redirects_are_not_followed() -> None:
@@ -530,7 +530,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
 
     async with judge(replying(rising)) as url:
         asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, seconds=TIMEOUT_S)
-        assert isinstance(await asking.ask(1, "tiny"), NotJudged)
+        assert isinstance(await asking.ask(1, "tiny"), Trouble)
         clock.now += 60.0
         assert isinstance(await asking.ask(1, "tiny"), Question)
     assert numbers == [5, 10**18 + 1]

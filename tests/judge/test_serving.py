@@ -33,7 +33,8 @@ from judge.server import JudgeServer, in_both_families, listening_socket, reach,
 from judge.store.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
+from swarmd.daemon.judging.client import Graded, JudgeClient, Question
+from swarmd.state.status import Trouble
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion
 from tests import ROOT
@@ -267,7 +268,7 @@ def test_operator_mistakes_give_messages(
 
     with serving(tmp_path, "--origin", "https://judge.example") as (_, ready):
         outcome = trio.run(client(str(ready["url"]), 1).ask, 1, "tiny")
-        assert isinstance(outcome, NotJudged)
+        assert isinstance(outcome, Trouble)
         assert "another judge" in outcome.cause and "https://judge.example" in outcome.remedy
         code, words = failed(tmp_path)
         assert code == 5 and "another judge is using" in words and "--database" in words

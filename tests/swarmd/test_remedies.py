@@ -190,7 +190,7 @@ def is_error(name: str) -> bool:
 
 ERRORS = {*filter(is_error, BASES)}
 # What carries a remedy beside these: the place of the remedy among the arguments.
-REFUSALS = {"Refusal": 2, "UnfitWeights": 1, "NotJudged": 1, "Cause": 2}
+REFUSALS = {"Refusal": 2, "UnfitWeights": 1, "Trouble": 1, "Cause": 2}
 
 
 def called(call: ast.Call) -> str:

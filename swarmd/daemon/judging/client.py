@@ -2,7 +2,7 @@
 
 A judge that is down, slow or lying costs a line in the status, never a round. docs/judge-protocol.md
 describes the protocol in words. Nothing here raises for what a judge does: there is a Question, a grade, or a
-NotJudged with cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded,
+Trouble with cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded,
 the types and values are checked after.
 """
 
@@ -24,6 +24,7 @@ from p2p.identity import Identity
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.exchange.wire import model_for_others
+from swarmd.state.status import Trouble
 from swarmd.tasks.held_out import checked_receipt
 from swarmd.terminal import printable
 from swarmd.types import Completion
@@ -62,14 +63,6 @@ class Graded:
     n: int  # so many
     receipt: Mapping[str, str]  # signed by the judge, and checked
     interval: tuple[float, float]  # 95 %, of the score, as the judge's board has it
-
-
-@dataclass(frozen=True, slots=True)
-class NotJudged:
-    """There is no evaluation this time: cause and remedy. Training continues."""
-
-    cause: str
-    remedy: str
 
 
 class _AskedQuestion(msgspec.Struct, frozen=True):
@@ -216,7 +209,7 @@ class JudgeClient:
         """Return the seconds until it is worth asking again; 0.0: now."""
         return max(0.0, self._again_at - self.now())
 
-    async def ask(self, round_number: int, model: str) -> Question | NotJudged:
+    async def ask(self, round_number: int, model: str) -> Question | Trouble:
         """Ask for a question, where `wait` does not say to leave the judge alone.
 
         It repeats the one before, where that is still open. Never raises for what a judge does.
@@ -225,17 +218,17 @@ class JudgeClient:
         asker = {**self._said(), "model": shown[:MAX_MODEL_CHARACTERS] or "unnamed"}
         wish = {"round": round_number, "curriculum": self._digest, "asker": asker}
         asked = await self._call("/v1/evaluations", wish, 201, _Asked)
-        if isinstance(asked, NotJudged):
+        if isinstance(asked, Trouble):
             return self._failed(asked)
         first = asked.evaluations[0]
         return Question(
             first.evaluation, first.question, self.now() + first.seconds, asked.judge, first.commitment
         )
 
-    async def answer(self, question: Question, completion: Completion) -> Graded | NotJudged:
+    async def answer(self, question: Question, completion: Completion) -> Graded | Trouble:
         """Hand the one answer in. Never raises for what a judge does."""
         if question.expired(self.now()):
-            return NotJudged(
+            return Trouble(
                 "the answer took longer than the judge's deadline",
                 "if the node was not paused meanwhile, use a smaller model or fewer new tokens, or ask the"
                 " judge's operator for more time",
@@ -244,7 +237,7 @@ class JudgeClient:
         text = completion.text.encode("utf-8", "replace").decode()[-MAX_ANSWER_CHARACTERS:]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
-        if isinstance(grade, NotJudged):
+        if isinstance(grade, Trouble):
             return self._failed(grade)
         if grade.evaluation != question.id or not self._stands(grade, question, text):
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
@@ -265,19 +258,19 @@ class JudgeClient:
         }
         return said is not None and ours.items() <= said.items()
 
-    def _failed(self, silence: NotJudged) -> NotJudged:
+    def _failed(self, silence: Trouble) -> Trouble:
         self.failures += 1
         self._again_at = self.now() + backoff_seconds(self.failures, self._spread)
         return silence
 
-    def _lie(self, what: str) -> NotJudged:
-        return NotJudged(
+    def _lie(self, what: str) -> Trouble:
+        return Trouble(
             f"the judge at {self.origin} sent {what}",
             "check that judge.url names a swarmd judge; if so, tell its operator",
         )
 
     async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
-        """Return what the judge answered, as `kind`, or a NotJudged."""
+        """Return what the judge answered, as `kind`, or a Trouble."""
         body = msgspec.json.encode(document)
         with trio.move_on_after(self._seconds):
             async with self._turn:
@@ -287,7 +280,7 @@ class JudgeClient:
                         "POST", self.origin + path, headers, body, MAX_RESPONSE_BYTES, self._tls
                     )
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
-                    return NotJudged(
+                    return Trouble(
                         f"cannot reach the judge at {self.origin}:"
                         f" {reason_of(error) or 'no connection in time'}"[:200],
                         "nothing to do: the node trains on, and asks again by itself. If it stays so, check"
@@ -296,13 +289,13 @@ class JudgeClient:
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
                     # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of
                     # it in the status.
-                    return NotJudged(
+                    return Trouble(
                         f"no proper answer from the judge at {self.origin}:"
                         f" {str(error) or type(error).__name__}"[:200],
                         "nothing to do; it is asked again later",
                     )
             return self._understand(status, received, success, kind)
-        return NotJudged(
+        return Trouble(
             f"the judge at {self.origin} took longer than {self._seconds:g} s",
             "nothing to do; it is asked again later",
         )
@@ -314,7 +307,7 @@ class JudgeClient:
 
     def _understand(self, status: int, received: bytes, success: int, kind: type[Any]) -> Any:
         if 300 <= status < 400:
-            return NotJudged(
+            return Trouble(
                 f"the judge at {self.origin} redirects elsewhere",
                 "set judge.url to its new address, if its operator says so",
             )
@@ -324,7 +317,7 @@ class JudgeClient:
             refusal = msgspec.json.decode(received, type=JudgeRefusal)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
             if status in (502, 503, 504):
-                return NotJudged(
+                return Trouble(
                     f"the judge at {self.origin} is not there: its proxy says HTTP {status}",
                     "nothing to do; it is asked again later",
                 )
@@ -335,7 +328,7 @@ class JudgeClient:
             return self._lie(f"something else than the protocol says (HTTP {status})")
         # A sentence of its own there, the end of one here
         remedy = printable(refusal.remedy).strip().rstrip(".")
-        return NotJudged(
+        return Trouble(
             f"the judge refused: {printable(refusal.error)}",
             remedy[:1].lower() + remedy[1:] or "ask the judge's operator",
         )

@@ -10,9 +10,9 @@ from p2p import durable
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
+from swarmd.daemon.judging.client import Graded, JudgeClient, Question
 from swarmd.state.logs import installed_version
-from swarmd.state.status import JudgeStatus
+from swarmd.state.status import JudgeStatus, Trouble
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion
 
@@ -73,7 +73,7 @@ class Judging:
         self._busy = False
         self._open: Question | None = None
         self._last: Graded | None = None
-        self._silence: NotJudged | None = None
+        self._silence: Trouble | None = None
 
     async def ask(self, round_number: int) -> None:
         """Get a question, where a round calls for one, and give it to the trainer.
@@ -120,14 +120,14 @@ class Judging:
             round(self._client.wait(), 1),
         )
 
-    async def _heard(self, call: Awaitable[Said | NotJudged]) -> Said | None:
+    async def _heard(self, call: Awaitable[Said | Trouble]) -> Said | None:
         """Return what the judge says; None where it does not, which the operator is told."""
         self._busy = True
         try:
             said = await call
         finally:
             self._busy = False
-        if not isinstance(said, NotJudged):
+        if not isinstance(said, Trouble):
             return said
         if said != self._silence:
             self._talk(f"not judged: {said.cause}; {said.remedy}")

@@ -128,13 +128,6 @@ def answering(make: Callable[[], msgspec.Struct | dict[str, Any]]) -> Handler:
     return handle
 
 
-class _Reply(msgspec.Struct):
-    ok: bool
-    result: msgspec.Raw = msgspec.Raw()
-    error: str = ""
-    exit_code: int = 1
-
-
 class _Request(msgspec.Struct):
     operation: str
     arguments: dict[str, Any] = {}
@@ -208,15 +201,15 @@ def _receive_line(connection: socket.socket) -> bytes:
 
 def _result(state_dir: Path, line: bytes, kind: type[R]) -> R:
     try:
-        reply = msgspec.json.decode(line, type=_Reply)
-        if reply.ok:
-            return msgspec.json.decode(reply.result, type=kind)
-    except ValueError:
+        reply = json.loads(line)
+        if reply["ok"]:
+            return msgspec.convert(reply["result"], kind)
+        error, exit_code = SwarmdError(reply["error"]), int(reply["exit_code"])
+    except (ValueError, TypeError, KeyError):
         raise Unreachable(
             f"{state_dir}: what answers there is not this version of swarmd. Restart the node."
         ) from None
-    error = SwarmdError(reply.error)
-    error.exit_code = reply.exit_code
+    error.exit_code = exit_code
     raise error
 
 

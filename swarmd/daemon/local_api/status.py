@@ -15,7 +15,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
 from swarmd.daemon.diagnosis.learning import KEPT_LINES, trouble_of
-from swarmd.daemon.local_api.roster import Roster
+from swarmd.daemon.local_api.roster import AuthorRecord, Roster
 from swarmd.daemon.supervision.watchdog import Stuck
 from swarmd.state.status import (
     NEXT,
@@ -147,15 +147,18 @@ def peers_of(
 def _known(
     peer_id: PeerId, peer: Peer | None, roster: Roster, score: Callable[[PeerId], float] | None
 ) -> KnownPeer:
-    found = KnownPeer(
+    author = roster.get(peer_id) or AuthorRecord(0.0)
+    return KnownPeer(
         peer_id,
         nickname(peer_id),
         peer.address if peer else None,
         peer.direction if peer else "relayed",
         peer.connected_at if peer else None,
+        heard_at=author.last or None,
+        frames=author.frames,
+        rejected=author.rejected,
+        round=author.round,
+        model=author.model,
+        learnt=dict(author.learnt),
+        score=round(score(peer_id), 1) if score else None,
     )
-    found.score = round(score(peer_id), 1) if score else None
-    if author := roster.get(peer_id):
-        found.heard_at, found.frames, found.rejected = author.last, author.frames, author.rejected
-        found.round, found.model, found.learnt = author.round, author.model, dict(author.learnt)
-    return found

@@ -9,11 +9,10 @@ suspended, with the machine, does not count.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 from swarmd import link
-from swarmd.state.status import NodeState
+from swarmd.state.status import NodeState, Trouble
 from swarmd.terminal import duration_words
 
 # What one check may add.
@@ -30,10 +29,7 @@ HANGING_S, HANGING_END_S = 300.0, 1800.0
 HANGING_ROUNDS, HANGING_END_ROUNDS = 5.0, 20.0
 
 
-@dataclass(frozen=True)
-class Stuck:
-    cause: str
-    remedy: str
+class Stuck(Trouble, frozen=True):
     hopeless: bool = False  # whether the trainer has to be killed and restarted
 
 

@@ -187,7 +187,7 @@ def test_two_on_one_network_find_each_other_without_an_address(net: Net, tmp_pat
             for n, engine in engines.items()
         ]
         since = time.monotonic()
-        while not all(call(node.folder, "peers", timeout=SECONDS)["peers"] for node in nodes):
+        while not all(call(node.folder, "peers", dict, timeout=SECONDS)["peers"] for node in nodes):
             assert time.monotonic() - since < SECONDS
             time.sleep(0.1)
         print(f"connected {time.monotonic() - since:.1f} s after both were up")
