@@ -1,4 +1,4 @@
-"""HTTP API of the judge: checks requests, calls the service, writes responses (docs/judge-protocol.md)."""
+"""HTTP API of the judge: checks requests, calls the service and writes responses (docs/judge-protocol.md)."""
 
 import asyncio
 from collections import Counter
@@ -35,7 +35,7 @@ router = APIRouter(responses=REFUSED)
 
 @router.post("/v1/evaluations", status_code=201, openapi_extra=described(QuestionsBody))
 async def ask(request: Request) -> Response:
-    """Ask for questions, and say what you are. Open ones come again."""
+    """Ask for questions, and state your attributes. Questions that are still open are returned again."""
     signed, body = await _signed(request, config.MAX_ASK_BYTES)
     wish = _parse(QuestionsBody, body).wish
     service = service_of(request)
@@ -46,7 +46,7 @@ async def ask(request: Request) -> Response:
 
 @router.post("/v1/evaluations/{id}/answers", openapi_extra=described(AnswersBody))
 async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
-    """Answer a question, and get its grade with a signed receipt.
+    """Answer a question; return its grade with a signed receipt.
 
     The first answer counts for the score.
     """
@@ -74,7 +74,7 @@ async def _no_such_page(request: Request, error: HTTPException) -> Response:
     )
     allowed = dict(error.headers or {})
     if allowed.get("Allow") == "HEAD":
-        # The router names a path's first route; what can be read is read by both (`responses.readable`).
+        # The router names only the first route of a path; each readable path has GET and HEAD (`readable`).
         allowed["Allow"] = "GET, HEAD"
     return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal, allowed)
 
@@ -89,7 +89,7 @@ async def _bad_parameter(request: Request, _error: RequestValidationError) -> Re
 
 
 async def _fault(request: Request, _error: Exception) -> Response:
-    # It is our own bug: the server logs its traceback.
+    # A bug of the judge: the server logs its traceback.
     return _refusal(request, FAULT)
 
 
@@ -102,7 +102,7 @@ _ERROR_ANSWERS: dict[int | type[Exception], Any] = {
 
 
 def create_app(service: JudgeService) -> FastAPI:
-    """Make the HTTP app of an open service."""
+    """Build the HTTP app of an open service."""
     app = FastAPI(
         title="swarmd judge",
         docs_url=None,
@@ -114,16 +114,16 @@ def create_app(service: JudgeService) -> FastAPI:
     )
     app.state.service = service
     app.state.boards = TokenBuckets[str](config.BOARDS_PER_S, config.BOARDS_BURST, config.REMEMBERED_PEERS)
-    app.state.arriving = Counter[str]()  # bytes of bodies, by network
+    app.state.arriving = Counter[str]()  # bytes of bodies now arriving, by network
     app.add_middleware(_AnswersWhenStopped)
     for part in (router, reading.router, verified.router, routes.router):
-        # `include_router` would look for the route in each, at every request.
+        # Routes are copied because `include_router` would search each router at every request.
         app.router.routes += part.routes
     return app
 
 
 class _AnswersWhenStopped:
-    """Tells a request that is cancelled because the judge stops; the log has no traceback of it."""
+    """Answers a request that is cancelled because the judge stops, so that no traceback is logged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -158,7 +158,7 @@ def _refusal(request: Request, refusal: Refusal, headers: Mapping[str, str] | No
 
 
 async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
-    """Return body and signer of a request. Nothing is decoded before the signature holds. Raises Refused."""
+    """Return signer and body of a request; decode nothing before the signature is valid. Raises Refused."""
     body, network = bytearray(), network_of(host_of(request))
     arriving: Counter[str] = request.app.state.arriving
     try:
@@ -173,7 +173,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     except TimeoutError:
         raise Refused(TOO_SLOW) from None
     except ClientDisconnect:
-        # Nobody is there to read the refusal.
+        # The client is gone, so nobody reads this refusal.
         raise Refused(TOO_SLOW) from None
     finally:
         arriving[network] -= len(body)

@@ -1,4 +1,4 @@
-"""The command line of the judge: `swarmd-judge serve`, and work on its database."""
+"""Command line of the judge: `swarmd-judge serve`, and commands on its database."""
 
 import json
 import os
@@ -79,7 +79,7 @@ Config = Annotated[
 
 
 def _settings(given: Mapping[str, Any]) -> JudgeSettings:
-    """Return the settings from every source. `given`: a command's parameters."""
+    """Merge the settings of every source. `given`: a command's parameters."""
     flags = {key: given[key] for key in SCHEMA.keys if key in given}
     settings, _ = SCHEMA.build(SCHEMA.read(given["config"], os.environ, flags))
     if settings.database:
@@ -169,7 +169,7 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
-    Each option is a variable too, as SWARMD_JUDGE_DEADLINE for --deadline, and a key of judge.toml.
+    Each option is also a variable (--deadline is SWARMD_JUDGE_DEADLINE) and a key of judge.toml.
     """
     settings = _settings(locals())
     if not settings.verified_bytes and settings.verified_model != DEFAULTS.verified_model:
@@ -178,7 +178,7 @@ def serve(
         from swarmd.config.invitation import read_invitation
         from swarmd.tasks.curriculum import CURRICULA
 
-        # A wrong invitation is refused here, and not when somebody reads it.
+        # A wrong invitation is rejected at the start, not when somebody opens the page "Join".
         invited = CURRICULA.get(read_invitation(settings.invitation).curriculum)
         if invited and invited.questions != find_curriculum(settings.curriculum).questions:
             raise JudgeError(
@@ -227,7 +227,7 @@ def init(
         str, typer.Option(help="What `swarmd invite` prints: the judge asks that swarm's curriculum.")
     ] = "",
 ) -> None:
-    """Write a commented judge.toml with every setting. A file that is there is left as it is."""
+    """Write a commented judge.toml with every setting. An existing file is left as it is."""
     file = write_example(folder, invitation)
     tell(
         f"{file} written. Change what you like, then: swarmd-judge serve --config {file}",
@@ -247,14 +247,14 @@ def moderate(
     curriculum: Curriculum = None,
     config: Config = None,
 ) -> None:
-    """Hide what a peer calls itself, or ban its key. A running judge heeds it within seconds.
+    """Hide a peer's self-chosen texts, or ban its key. A running judge applies it within seconds.
 
-    hide: its name, model, strategy and version are not shown; it is asked, scored and ranked as before.
+    hide: name, model, strategy and version are not shown; the peer is asked, scored and ranked as before.
 
-    ban: hidden too, its requests are refused, and it is off the leaderboard; its own page and its answers
+    ban: hidden too, its requests are refused, and it is off the leaderboard; its page and its answers
     stay.
 
-    undo: neither any more.
+    undo: end both.
     """
     kept = _settings(locals()).database
     with _its_packages():
@@ -278,9 +278,9 @@ def moderate(
 def verify(
     receipts: Annotated[Path, typer.Argument(help="A node's receipts.jsonl.", exists=True, dir_okay=False)],
 ) -> None:
-    """Check the signatures of a node's receipts, without a judge. Exit code 1: one is not good.
+    """Check the signatures of a node's receipts, without a judge. Exit code 1: at least one is not valid.
 
-    Whose judge signed how many is printed: it is for the reader to know the judge's id.
+    Prints how many receipts each judge signed. Compare these ids with the id of your judge.
     """
     judges: Counter[str] = Counter()
     forged = 0
@@ -290,7 +290,7 @@ def verify(
             try:
                 fields = checked_receipt(json.loads(line))
             except (ValueError, RecursionError):
-                # A full disk or a kill cuts a line off; the node begins the next one below it.
+                # A full disk or a kill can truncate a line; the node writes the next receipt on a new line.
                 fields, why = None, "cut off or damaged: there is no receipt to check"
             if fields is None:
                 forged += 1

@@ -1,6 +1,7 @@
-"""The settings of a judge, and its fixed limits.
+"""Settings of a judge, and its fixed limits.
 
-A key of judge.toml, an option of `swarmd-judge serve` and a variable SWARMD_JUDGE_<KEY> have one name.
+A setting has the same name as a key of judge.toml, as an option of `swarmd-judge serve` and as a variable
+SWARMD_JUDGE_<KEY>.
 """
 
 import re
@@ -22,92 +23,93 @@ from swarmd.config.schema import Schema
 
 MAX_ASK_BYTES = 4 * 1024
 
-# All answers to a question. One of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB.
+# Most bytes of all answers to a question. One answer of MAX_ANSWER_CHARACTERS, all escaped, has 192 KiB.
 MAX_ANSWERS_BYTES = 512 * 1024
-# Answers to a question.
+# Most answers to a question.
 MAX_ANSWERS = 16
-# Questions asked for at once.
+# Most questions in one request.
 MAX_QUESTIONS = 8
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
-# Open questions of all peers together.
+# Most open questions of all peers together.
 OPEN_QUESTIONS = 5_000
-# Open questions of the peers of one network that have no record, and of those that have one.
+# Most open questions per network: of peers without a record, and of peers with a record.
 NEWCOMERS_QUESTIONS = 64
 NETWORK_QUESTIONS = 1_000
-# Answers waiting for the verifier.
+# Most answers that wait for the verifier.
 SCORING_BACKLOG = 128
-# Questions waiting to be made.
+# Most questions that wait to be generated.
 QUESTIONS_BACKLOG = 128
-# A peer may ask for ASK_BURST questions at once, and then for one every ASK_S.
+# Rate limit of a peer: a burst of ASK_BURST questions, then one question every ASK_S.
 ASK_BURST = 10
 ASK_S = 1.0
-# The peers of one network that have no record may ask for NETWORK_ASK_BURST questions at once, and then for
-# so many a second.
+# Rate limit of a network's peers without a record: a burst of NETWORK_ASK_BURST questions, then
+# NETWORK_ASKS_PER_S a second.
 NETWORK_ASKS_PER_S = 50.0
 NETWORK_ASK_BURST = 500.0
-# Peers whose asking is remembered.
+# Peers whose rate limit is remembered.
 REMEMBERED_PEERS = 10_000
-# Bytes of questions and answers that may be written in a day for one machine and for one network group, by
-# whether the peer has a record. A peer needs ten answers for one: some 50 kB.
+# Bytes of questions and answers written per day, as (one machine, one network group), by whether the peer has
+# a record. A peer needs ten answers, some 50 kB, to get a record.
 WRITTEN_A_DAY: Mapping[bool, tuple[float, float]] = MappingProxyType(
     {False: (16 * 2.0**20, 128 * 2.0**20), True: (512 * 2.0**20, 4 * 2.0**30)}
 )
-# The rows of a question with their indexes, but for its answer: at most so much, usually 1 kB.
+# Upper bound for a question's rows with their indexes, without its answer; usually 1 kB.
 QUESTION_BYTES = 2_048
-# How often the name of the asker's model may be written for one question: in each bin that it closes.
+# How often the asker's model name may be stored for one question: once for each bin that it closes.
 MODEL_NAMES = 36
-# Below so much free disk space peers without a record are refused: a million short evaluations take as much.
+# Below this free disk space, peers without a record are refused. A million short evaluations take as much.
 FREE_BYTES = 512 * 2**20
-# A peer on the board that was silent while the judge ran for so long, or for keep_days if that is more, is
-# forgotten.
+# A listed peer is forgotten if it was silent for this long while the judge ran, or for keep_days if that is
+# longer.
 FORGET_DAYS = 30.0
-# How far ahead of the judge's clock a sequence number may be: else its peer could never be forgotten.
+# How far ahead of the judge's clock a sequence number may be. Without a limit, a peer could never be
+# forgotten.
 AHEAD_S = 3_600.0
-# How often to look for rows that are no longer needed, and to dial the invitation.
+# Seconds between two prunings, and between two dials of the invitation's addresses.
 PRUNE_S = 3_600.0
 DIAL_S = 600.0
-# The time for a body to arrive, and the bytes of all that arrive at once from one network.
+# Seconds for a body to arrive, and most bytes that arrive at once from one network.
 BODY_S = 5.0
 ARRIVING_BYTES = 16 * 2**20
 CONNECTIONS = 4_096
-# So long after its deadline an open question belongs to a judge that is gone.
+# An open question this long past its deadline belongs to a judge that no longer runs.
 ABANDONED_S = 60.0
-# How often to look for questions that nobody answered.
+# Seconds between two searches for unanswered questions.
 EXPIRE_S = 1.0
-# Pages of the leaderboard that are worked out for the readers of one network.
+# Rate limit of leaderboard pages computed for the readers of one network: pages a second, and burst.
 BOARDS_PER_S = 8.0
 BOARDS_BURST = 200.0
-# A page of the leaderboard is worked out once for all who look within this time.
+# A page of the leaderboard is computed once for all readers within this time.
 LEADERBOARD_S = 2.0
-# How long /healthz repeats what it found, and how long it tells of a write that failed.
+# How long /healthz reuses its last result, and how long it reports a failed write.
 PROBE_S = 2.0
 FAILED_S = 30.0
-# Like LEADERBOARD_S, for the comparison of swarm and solo of a model.
+# Like LEADERBOARD_S, for the comparison of swarm and solo nodes of a model.
 COMPARISON_S = 10.0
-# Answers that are kept of each of these two.
+# Most cached answers of each of these two kinds.
 ANSWERS_KEPT = 16
 
-# Uploads of weights that arrive or wait, in all and of one network.
+# Most uploads of weights that arrive or wait: in all, and of one network.
 VERIFIED_WAITING = 8
 VERIFIED_WAITING_OF_A_NETWORK = 2
-# The peers of one network may upload VERIFIED_BURST times at once, and then once every VERIFIED_PAUSE_S.
+# Rate limit of a network's uploads: a burst of VERIFIED_BURST, then one every VERIFIED_PAUSE_S.
 VERIFIED_BURST = 8.0
 VERIFIED_PAUSE_S = 120.0
-# An upload may stand still for so long, or be so much later than one of VERIFIED_BYTES_PER_S.
+# An upload may stall, or fall behind the rate VERIFIED_BYTES_PER_S, by at most VERIFIED_STALL_S.
 VERIFIED_STALL_S = 3.0
 VERIFIED_BYTES_PER_S = 32 * 1024
-# An evaluation's time by the clock on the wall, and of processor time.
+# Limits of one evaluation: wall-clock seconds, and seconds of processor time.
 VERIFIED_S = 1_800.0
 VERIFIED_CPU_S = 900
-# Beyond the base model and three times the weights.
+# Memory of an evaluation beyond the base model and three times the weights.
 VERIFIED_MEMORY_BYTES = 512 * 2**20
-# When an outcome that could not be written is written again.
+# Seconds until a failed write of an outcome is retried.
 VERIFIED_RETRY_S = 5.0
 
 
 def _proxy(text: str) -> str:
-    """Validate a proxy's address. A name is refused: no connection comes from one."""
+    """Validate a proxy's address. Host names are rejected, because connections come from addresses."""
     if text != "*":
         ip_network(text)
     return text
@@ -131,12 +133,12 @@ class JudgeSettings:
     deadline: Annotated[float, Field(ge=1, le=86_400)] = 120.0  # seconds from question to answer
     host: _Name = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8400  # 0: any free one
-    # URLs that nodes reach this judge by; (): any.
+    # URLs under which nodes reach this judge; (): any.
     origin: Annotated[
         tuple[Annotated[str, AfterValidator(web_origin)], ...],
         Field(description="a list of addresses such as https://judge.example"),
     ] = ()
-    # Addresses of reverse proxies, which say whom they speak for (X-Forwarded-For).
+    # Addresses of reverse proxies whose X-Forwarded-For header is believed.
     proxy: Annotated[
         tuple[Annotated[str, AfterValidator(_proxy)], ...],
         Field(description="a list of addresses such as 127.0.0.1 or 10.0.0.0/8"),
@@ -173,12 +175,12 @@ SCHEMA = Schema(
 
 
 def default_database(curriculum: str) -> Path:
-    """Return the file of a curriculum. Each has its own, because a leaderboard compares answers to one."""
+    """Return the default file of a curriculum. One leaderboard compares answers to one curriculum only."""
     return user_state_path("swarmd") / f"judge-{curriculum}.sqlite3"
 
 
 def _beside(database: str | Path, suffix: str, name: str) -> Path:
-    """Return the place of a file that belongs to a database: beside one that is a file, else in the state."""
+    """Return the path of a database's companion file: beside a SQLite file, else in the state folder."""
     return user_state_path("swarmd") / name if "://" in str(database) else Path(f"{database}{suffix}")
 
 

@@ -1,6 +1,6 @@
-"""Errors that the operator of a judge can act on, and refusals that its clients can act on.
+"""Errors that a judge's operator can act on, and refusals that its clients can act on.
 
-A refusal is an HTTP status, what is wrong, and what to do. All have this one form.
+Every refusal has one form: an HTTP status, the cause, and the remedy.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from p2p.errors import OperatorError
 
 
 class JudgeError(OperatorError):
-    """The judge cannot go on."""
+    """The judge cannot run."""
 
 
 class DatabaseUnusable(JudgeError):
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def too_often(error: str, again: str, wait: float) -> Refused:
-    """Return the refusal of what comes too often. again: what to do, to be followed by "in … s."."""
+    """Return a refusal (429) of a rate limit. again: the remedy, to which "in … s." is appended."""
     seconds = int(wait) + 1
     return Refused(Refusal(429, error, f"{again} in {seconds} s.", retry_after=seconds))
 

@@ -13,7 +13,7 @@ log = logging.getLogger("judge")
 
 @contextmanager
 def survived(work: str) -> Iterator[None]:
-    """Log what goes wrong in a step of an endless task, and go on. A Refused is in the log already."""
+    """Log the failure of one step of an endless task, and continue. A Refused was logged where it arose."""
     try:
         yield
     except Refused:
@@ -23,7 +23,7 @@ def survived(work: str) -> Iterator[None]:
 
 
 def set_up_logging(*, as_json: bool) -> None:
-    """Log warnings and worse, of every library. Called once, early."""
+    """Log warnings and errors of every library. Called once, early."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         json_lines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")

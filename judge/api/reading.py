@@ -1,4 +1,4 @@
-"""What anyone may read over HTTP: the leaderboard, peers, the judge itself (docs/judge-protocol.md)."""
+"""HTTP routes that anyone may read: leaderboard, peers, the judge itself (docs/judge-protocol.md)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -32,19 +32,19 @@ from p2p.identity import nickname
 
 SCHEMA = 1
 
-# So that answers are the same for a while.
+# Times are rounded down to this step, so that equal queries share one cached answer.
 SEEN_STEP_S = 60
-# Points of each curve.
+# Points of each peer's curve.
 BOARD_POINTS = 24
-# Rows of one answer, about as many as it may hold.
+# Most rows of one answer; about as many as fit into PAGE_BYTES.
 WHOLE_ROWS = 40
-# The JSON of the leaderboard's rows.
+# Most bytes of JSON for the leaderboard's rows.
 PAGE_BYTES = 90_000
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-# The id of a peer or an evaluation. PostgreSQL cannot look up NUL.
+# The id of a peer or an evaluation. NUL is excluded, because PostgreSQL cannot look it up.
 PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]
-# A number from `more_before` of the page before; None: from the newest on.
+# The `more_before` of the previous page; None: start with the newest.
 Before = Annotated[int | None, Query(ge=1, lt=2**63)]
 NEWEST = 2**63 - 1
 Choice = Annotated[str, Field(max_length=100)]
@@ -54,7 +54,7 @@ router = APIRouter(responses=REFUSED)
 
 
 class BoardQuery(BaseModel):
-    """The part of the leaderboard that is asked for, alike by the page and JSON."""
+    """Query parameters of the leaderboard, shared by the page and the JSON route."""
 
     after: Annotated[int, Field(ge=0, lt=2**31)] = 0
     limit: Annotated[int, Field(ge=1, le=BOARD_PAGE_PEERS)] = BOARD_PAGE_PEERS
@@ -78,7 +78,7 @@ async def openapi(request: Request) -> Response:
 
 @readable(router, "/v1/judge")
 async def judge(request: Request) -> Response:
-    """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
+    """Describe this judge: the public key of its receipts, its curriculum and its limits."""
     service = service_of(request)
     return JSONResponse(
         {
@@ -96,7 +96,7 @@ async def judge(request: Request) -> Response:
 async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
     """Return the leaderboard, best first, a page at a time.
 
-    The parameters choose and order; ranks are those among all.
+    The parameters filter and sort the peers; ranks are always those among all listed peers.
     """
     service = service_of(request)
     board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
@@ -130,7 +130,7 @@ async def comparison(request: Request, model: ModelName = None) -> Response:
 async def peer(
     request: Request, peer: PathName, before: Before = None, limit: Annotated[int, Query(ge=1, le=500)] = 500
 ) -> Response:
-    """Return one peer: its figures, and its questions with the answers, the newest first."""
+    """Return one peer: its figures, and its questions with the answers, newest first."""
     service, standing = service_of(request), await standing_of(request, peer)
     history, more = await service.read(service.reader.history, peer, before or NEWEST, limit)
     return JSONResponse(
@@ -140,9 +140,9 @@ async def peer(
 
 @readable(router, "/v1/windows")
 async def windows(request: Request, before: Before = None) -> Response:
-    """List the sets of questions that the judge has committed to, the newest first.
+    """List the question sets that the judge has committed to, newest first.
 
-    Anyone can check that no question was chosen.
+    The commitments let anyone check that the judge did not pick questions for a peer.
     """
     service = service_of(request)
     found = await service.read(service.reader.windows, before or NEWEST)
@@ -159,7 +159,7 @@ async def windows(request: Request, before: Before = None) -> Response:
 
 @readable(router, "/v1/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> Response:
-    """Return one answered question: the signed receipt, the answers, and the window it is of."""
+    """Return one answered question: its signed receipt, its answers and its window."""
     service = service_of(request)
     found = await service.read(service.reader.evaluation, id)
     if found is None or (graded := found[1]) is None:
@@ -184,7 +184,7 @@ async def evaluation(request: Request, id: PathName) -> Response:
 
 @readable(router, "/healthz")
 async def healthz(request: Request) -> Response:
-    """Say whether the judge works: 503 where it cannot write its database."""
+    """Return the health of the judge: 503 if it cannot write its database."""
     service = service_of(request)
     return JSONResponse(
         {
@@ -203,7 +203,7 @@ def service_of(request: Request) -> JudgeService:
 
 
 async def standing_of(request: Request, peer: str) -> Standing:
-    """Return a peer with its rank. Raises Refused where it has asked for nothing."""
+    """Return a peer with its rank. Raises Refused if the judge has no record of the peer."""
     service = service_of(request)
     standing = await service.read(service.reader.standing, peer)
     if standing is None:
@@ -214,7 +214,7 @@ async def standing_of(request: Request, peer: str) -> Standing:
 
 
 def signer_of(request: Request, body: bytes | str) -> Signed:
-    """Return who signed a request with this body (`verify_request`). Raises Refused."""
+    """Return the signer of a request with this body (`verify_request`). Raises Refused."""
     scope = request.scope
     query = scope["query_string"].decode("latin-1")
     target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
@@ -231,9 +231,9 @@ def host_of(request: Request) -> str:
 
 
 async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
-    """Return a part of the leaderboard.
+    """Return one page of the leaderboard.
 
-    Raises Refused where too many were worked out for the reader's network.
+    Raises Refused if the reader's network caused too many pages to be computed.
     """
     service = service_of(request)
     now, buckets = service.now(), request.app.state.boards
@@ -243,7 +243,7 @@ async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
 
 
 def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
-    """Return whether readers see all that a receipt has of the peer's words; the operator may hide them."""
+    """Return whether readers see every attribute that the receipt contains; the operator may hide some."""
     return all(shown.get(name) == value for name, value in graded.attributes.said().items())
 
 

@@ -1,6 +1,6 @@
-"""The bodies of requests, and how a stranger's words in them are kept and shown.
+"""Request bodies, and the cleaning of text that peers send in them.
 
-docs/judge-protocol.md describes the bodies, and the judge's /openapi.json.
+docs/judge-protocol.md and the judge's /openapi.json describe the bodies.
 """
 
 import unicodedata
@@ -12,18 +12,20 @@ from judge import config
 from judge.api.signing import signing_headers
 from judge.types import Attributes, QuestionRequest
 
-# Accents on one letter.
+# Most combining marks on one letter.
 MAX_MARKS = 2
-# A peer's words, whatever NFKC makes of them.
+# Most characters of a cleaned text. NFKC can lengthen a text, so the limit applies after it.
 MAX_CHARACTERS = 64
 
 
 def plain(text: str) -> str | None:
-    """Clean a peer's words for keeping and showing; None where nothing is left.
+    """Clean a peer's text for storing and showing; return None if nothing is left.
 
-    Whoever shows them still has to escape them. The result is NFKC, with single spaces, without control,
-    direction and invisible characters. Letters that look like those of another script stay: anybody may take
-    any name, and the pages show the peer id or what follows from it beside a name.
+    The result is in NFKC, with single spaces and without control, direction and invisible characters. It is
+    not
+    escaped: the page that shows it has to do that. Letters that look like letters of another script stay,
+    because
+    anybody may take any name; the pages show the peer id, or a nickname computed from it, beside a name.
     """
     kept: list[str] = []
     marks = 0
@@ -52,7 +54,7 @@ class AnswerBody(Body):
 
 
 class Asker(Body):
-    """What the peer says of itself."""
+    """Attributes that the peer states about itself."""
 
     model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
     name: Annotated[str, Field(min_length=1, max_length=40)] | None = None
@@ -65,7 +67,7 @@ class Asker(Body):
 
 
 class QuestionsBody(Body):
-    """What a peer asks for."""
+    """A request for questions."""
 
     round: Annotated[int, Field(ge=0, lt=2**63)]
     curriculum: Word  # its digest
@@ -85,19 +87,19 @@ class QuestionsBody(Body):
 
 
 class AnswersBody(Body):
-    """As many answers as were asked for; the first is the one that counts."""
+    """The answers to one question, as many as were asked for; only the first counts for the score."""
 
     answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=config.MAX_ANSWERS)]
 
 
 def described(body: type[Body]) -> dict[str, Any]:
-    """For OpenAPI: the headers that sign a request, and its body."""
+    """Return the OpenAPI description of a signed request: its signing headers and its body."""
     content = {"application/json": {"schema": _inlined(body.model_json_schema())}}
     return {**signing_headers(), "requestBody": {"required": True, "content": content}}
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with its references resolved: OpenAPI looks elsewhere for what they name."""
+    """Return the schema with its references resolved, because OpenAPI does not look in `$defs`."""
     parts = schema.pop("$defs", {})
 
     def put(node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Routes that anyone may read: GET and HEAD, with an ETag, and 304 where the reader has it already."""
+"""Public routes: GET and HEAD, with an ETag, and 304 if the reader's copy is current."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import wraps
@@ -9,12 +9,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-# How long a reader does not ask for a page again.
+# Seconds for which a reader may reuse a page (Cache-Control max-age).
 PAGE_S = 2
-# Scripts of other pages may read this, as all is public.
+# Scripts of other web sites may read these responses (CORS), because all of it is public.
 OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag"}
 
-# What every route may answer.
+# Error statuses that every route may answer with, for OpenAPI.
 REFUSED: dict[int | str, dict[str, Any]] = {status: {"description": "Refused"} for status in ("4XX", "5XX")}
 
 Handler = Callable[..., Awaitable[Response]]
@@ -27,9 +27,9 @@ def readable(
     documented: bool = True,
     kind: type[Response] = JSONResponse,
 ) -> Callable[[Handler], Handler]:
-    """Add a route whose handler takes the request.
+    """Add a GET and HEAD route whose handler takes the request.
 
-    documented: it is in /openapi.json, with `kind` of its answer.
+    documented: whether the route is in /openapi.json. kind: the response class named there.
     """
 
     def both(handler: Handler) -> Handler:
@@ -44,7 +44,7 @@ def readable(
 
 
 def fitting(sizes: Iterable[int], most: int) -> int:
-    """Return how many of these, from the first on, one answer of `most` bytes holds: at least one."""
+    """Return how many items fit into `most` bytes, counted from the first; always at least one."""
     return sum(not place or size <= most for place, size in enumerate(accumulate(sizes)))
 
 
@@ -54,7 +54,7 @@ def request_of(parameters: Mapping[str, Any]) -> Request:
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """Give the response its ETag; return 304 where the request names that ETag."""
+    """Give the response an ETag; return 304 if the request names the same ETag."""
     headers = response.headers
     headers.setdefault("cache-control", f"public, max-age={PAGE_S}")
     headers.setdefault("x-content-type-options", "nosniff")

@@ -3,9 +3,11 @@
 Four headers, each exactly once:
 
     swarmd-peer        the sender's peer id
-    swarmd-origin      scheme://host[:port] that the sender dialled, so that no judge can pass a request on
-    swarmd-sequence    nanoseconds since 1970, decimal, larger than in any request this peer sent before to
-                       this judge; not an hour ahead, and of an unknown peer not two windows behind
+        swarmd-origin      scheme://host[:port] that the sender connected to, so that one judge cannot forward
+                           the request to another
+        swarmd-sequence    nanoseconds since 1970, decimal; larger than in any earlier request of this peer to
+                           this judge; at most one hour ahead of the judge's clock; for an unknown peer, not
+                           older than two windows
     swarmd-signature   128 lowercase hex digits: Ed25519 over `signed_message`, in the domain DOMAIN
 """
 
@@ -21,7 +23,7 @@ from p2p.identity import verify
 from p2p.types import PeerId
 
 DOMAIN = b"swarmd judge request v1"
-# Each header, and its form.
+# Each header, with the regular expression of its value.
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "swarmd-peer": r"[1-9A-HJ-NP-Za-km-z]{52}",
@@ -35,7 +37,7 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
     """Return the bytes that are signed. No field can hold a line break, so no two requests share a message.
 
-    target: path and query as sent. body: or its SHA-256 in hex, where it is still to come.
+    target: path and query as sent. body: the body, or its SHA-256 in hex if the body is still to arrive.
     """
     digest = body if isinstance(body, str) else sha256(body).hexdigest()
     return "\n".join((method, origin, target, str(sequence), digest)).encode()
@@ -48,10 +50,10 @@ def verify_request(
     body: bytes | str,
     origins: Collection[str] = (),
 ) -> Signed | Refusal:
-    """Return who signed this request, or why it is refused.
+    """Return the signer of this request, or a Refusal.
 
-    headers: with names in lower case (ASGI). body: see `signed_message`. origins: the names this judge is
-    reached by; empty: any.
+    headers: names in lower case (ASGI). body: see `signed_message`. origins: URLs under which this judge is
+    reached; empty: any.
     """
     values: dict[str, str] = {}
     for raw_name, raw_value in headers:
@@ -92,7 +94,7 @@ def verify_request(
 
 
 def signing_headers() -> dict[str, Any]:
-    """For OpenAPI: the headers that sign a request."""
+    """Return the OpenAPI description of the headers that sign a request."""
     return {
         "parameters": [
             {

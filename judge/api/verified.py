@@ -1,4 +1,4 @@
-"""The verified tier over HTTP. docs/judge-protocol.md describes it."""
+"""HTTP routes of the verified tier; docs/judge-protocol.md describes them."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from judge.figures.verification import found
 from judge.verified.tier import OFF, UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
-# The answers' JSON.
+# Most bytes of JSON for the answers.
 PAGE_BYTES = 192 * 1024
 
 
@@ -25,9 +25,9 @@ router = APIRouter(responses=REFUSED)
 
 @readable(router, "/v1/verified")
 async def models(request: Request) -> Response:
-    """List the models whose weights this judge evaluates, and how large an upload may be.
+    """List the models whose weights this judge evaluates, and the largest size of an upload.
 
-    404 where it evaluates none.
+    404 if this judge evaluates no weights.
     """
     service = service_of(request)
     return JSONResponse(
@@ -78,9 +78,9 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
 async def verification(
     request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0
 ) -> Response:
-    """Return what became of an upload: its place in the queue, then its score with each question.
+    """Return the state of an upload: its place in the queue, or its score and the answer to each question.
 
-    The first `after` questions are left out.
+    `after`: the number of questions to skip.
     """
     service = service_of(request)
     kept = await service.read(service.reader.verified.find, id)
@@ -124,5 +124,5 @@ async def _parts(request: Request) -> AsyncIterator[bytes]:
             if part:
                 yield part
     except ClientDisconnect:
-        # Nobody is there to read the refusal.
+        # The client is gone, so nobody reads this refusal.
         raise Refused(TOO_SLOW) from None

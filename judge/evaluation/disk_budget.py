@@ -1,6 +1,6 @@
-"""Bytes that may be written to the database in a day, for a machine and for its network group.
+"""Daily budget of bytes written to the database, for a machine and for its network group.
 
-Keys are free, so the limits go by address, and are tighter for peers without a record. Pure: time is an
+Keys are free, so the limits apply to addresses; they are tighter for peers without a record. Pure: time is an
 argument.
 """
 
@@ -20,14 +20,14 @@ class DiskBudget:
         }
 
     def wait(self, asker: Requester, now: float) -> float:
-        """Return the seconds until the asker's machine and group may write again; 0.0: they may now.
+        """Return the seconds until the asker's machine and group may write again; 0.0: now.
 
         now: seconds.
         """
         return max(bucket.wait(now, 0.0) for bucket in self._of(asker, now))
 
     def spend(self, asker: Requester, written: int, now: float) -> None:
-        """Charge bytes, even into debt: what was asked may be answered."""
+        """Charge bytes, even into debt: a question that was asked may also be answered."""
         for bucket in self._of(asker, now):
             bucket.refill(now)
             bucket.spend(written)

@@ -1,6 +1,6 @@
-"""The questions of a window, in an order of its own for each peer; a thread of their own makes them.
+"""The questions of a window, in a different order for each peer; a separate thread generates them.
 
-While a task plug-in is slow, or hangs, everything else is answered.
+So requests are served even if a task plug-in is slow or hangs.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from swarmd.types import Task, TaskRef
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A question, its window, and the peer's place in the set: they show later that it was not chosen."""
+    """A question, its window and its place in the peer's order, which prove that it was not picked."""
 
     task: Task
     window: QuestionWindow
@@ -32,7 +32,7 @@ class Drawn:
 class WindowQuestions:
     """Gives each peer its next question of the open window.
 
-    What is forgotten here is still in the store, see `ask_from`.
+    A peer's place that was evicted here is read from the store again, see `ask_from`.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class WindowQuestions:
     def open(self, window: QuestionWindow) -> None:
         """Ask questions of this window from now on."""
         self.window = window
-        # The questions made for each window, at most a set of them.
+        # The generated questions of each window, at most one set per window.
         self._made: dict[int, dict[int, Task]] = {window.number: {}}
         self._places: Latest[PeerId, int] = Latest(self._remembered)
 
     def ask_from(self, peer: PeerId, window: int | None, asked: int) -> None:
-        """Note how many questions of this window the peer was asked, as the store has it."""
+        """Note how many questions of this window the peer was asked, according to the store."""
         if window == self.window.number:
             self._places[peer] = max(asked, self._places.get(peer, 0))
 
@@ -61,7 +61,7 @@ class WindowQuestions:
         return Drawn(task, window, place)
 
     def unmade(self, peer: PeerId) -> tuple[QuestionWindow, int] | None:
-        """Return the peer's next question where it is not made yet."""
+        """Return the peer's next question if it is not generated yet."""
         index = self._next(peer)
         return None if index in self._made[self.window.number] else (self.window, index)
 
@@ -71,7 +71,7 @@ class WindowQuestions:
         )
 
     def task(self, window: QuestionWindow, index: int) -> Task:
-        """Return a question of the window, made the first time; callable from any thread.
+        """Return a question of the window, generated on first use; callable from any thread.
 
         Raises NoQuestion, VerifierFailed.
         """
@@ -85,9 +85,9 @@ log = logging.getLogger("judge")
 
 
 class QuestionThread:
-    """Makes questions in a thread. Used from one event loop.
+    """Generates questions in a thread. Used from one event loop.
 
-    Its `curriculum` and `task` are those of the tasks it is made of, until it is closed.
+    `curriculum` and `task` are those of the wrapped tasks, until the thread is closed.
     """
 
     def __init__(self, tasks: Regenerating) -> None:
@@ -98,14 +98,14 @@ class QuestionThread:
     def task(self, ref: TaskRef) -> Task | None:
         """Make the task.
 
-        Raises NoQuestion once the thread is closed: a question may try many references, each for seconds.
+        Raises NoQuestion once the thread is closed: one question may try many references, each for seconds.
         """
         if self._closed:
             raise NoQuestion("the judge stops")
         return self._tasks.task(ref)
 
     async def make(self, questions: WindowQuestions, window: QuestionWindow, index: int) -> None:
-        """Make this question in the thread. Raises Refused."""
+        """Generate this question in the thread. Raises Refused."""
         if self.waiting >= config.QUESTIONS_BACKLOG:
             raise Refused(BUSY)
         self.waiting += 1
@@ -118,6 +118,6 @@ class QuestionThread:
             self.waiting -= 1
 
     async def close(self) -> None:
-        """Make no more. Waits for the reference that is under way."""
+        """Generate no more questions. Waits for the task that is being generated."""
         self._closed = True
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)

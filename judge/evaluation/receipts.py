@@ -1,4 +1,4 @@
-"""Signed receipts of what the judge found, which anyone can check without the judge. Pure.
+"""Signed receipts of grades, which anyone can check without the judge. Pure.
 
 A receipt is a JSON text and the judge's Ed25519 signature of it in the domain RECEIPT. docs/judge-protocol.md
 lists its fields.
@@ -28,7 +28,7 @@ def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
         "window": graded.window.number,
         "place": graded.place,
         "commitment": graded.window.commitment,
-        # Of the answers themselves a receipt has the SHA-256 of each text.
+        # The receipt holds the SHA-256 of each answer's text, not the text.
         "answers": [sha256(answer.text.encode()).hexdigest() for answer in graded.answers],
         "rewards": [score.reward for score in graded.scores],
         "reasons": [score.reason.value for score in graded.scores],
@@ -36,6 +36,6 @@ def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
 
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Sign these fields. Return the receipt as it is sent."""
+    """Sign these fields; return the receipt and its signature as they are sent."""
     text = json.dumps({"schema": 1, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":"))
     return {"receipt": text, "signature": judge.sign(RECEIPT, text.encode()).hex()}

@@ -1,4 +1,4 @@
-"""Answers that are worked out once for all who ask within some seconds."""
+"""A cache whose values are computed once for all readers within a few seconds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Keeps answers for some seconds. Used from one event loop."""
+    """Keeps values for some seconds. Used from one event loop."""
 
     def __init__(
         self, make: Callable[[K], Awaitable[V]], seconds: float, most: int, clock: Callable[[], float]
@@ -19,7 +19,7 @@ class Recent(Generic[K, V]):
         self._lock = asyncio.Lock()
 
     def kept(self, key: K) -> bool:
-        """Return whether the answer is kept and need not be worked out."""
+        """Return whether the value is cached and need not be computed."""
         return key in self._kept and 0 <= self._clock() - self._kept[key][0] < self._seconds
 
     async def get(self, key: K) -> V:

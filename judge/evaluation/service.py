@@ -1,8 +1,8 @@
-"""An evaluation (SAPO section 6) without HTTP: a node asks, the judge draws a question, the node answers.
+"""The evaluation protocol (SAPO section 6) without HTTP: a node asks, answers, and gets a grade.
 
-Then the judge scores. One event loop owns the open questions. The store, the verifier and the making of
-questions have a thread each, so neither a slow disk nor a hostile answer nor a task plug-in that hangs blocks
-the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock for display.
+One event loop owns the open questions. The store, the verifier and the question generator have a thread each,
+so a slow disk, a hostile answer or a hanging task plug-in does not block the loop. Only the judge's clocks
+count: a monotonic one for deadlines, the wall clock for dates.
 """
 
 import asyncio
@@ -81,16 +81,16 @@ async def open_service(
     wall: Callable[[], float] = time.time,
     evaluator: Evaluator | None = None,
 ) -> AsyncIterator["JudgeService"]:
-    """Open a judge with its database, verifier and tasks; they are closed in order at the end.
+    """Open a judge with its database, verifier and tasks; all are closed in order at the end.
 
-    evaluator: of uploaded weights; None: the usual one. Raises OperatorError.
+    evaluator: evaluates uploaded weights; None: the default one. Raises OperatorError.
     """
     lessons = find_curriculum(settings.curriculum)
     with (
         contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
         contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
         Verifier(lessons) as verifier,
-        # This one starts for own tasks alone: their questions do not wait for what is scored.
+        # A second verifier, started only for own tasks: generating them does not wait for scoring.
         contextlib.closing(Verifier(lessons)) as maker,
     ):
         key = Identity.load_or_create(settings.key_file)
@@ -139,9 +139,9 @@ class JudgeService:
     ) -> None:
         """Take the open parts.
 
-        key: signs the receipts. rng: unpredictable outside tests, as the windows' seeds come from it.
+        key: signs the receipts. rng: unpredictable outside tests, because it makes the seeds of the windows.
         """
-        # `store`, `reader` and `mark` are each used from one thread of this service's own from now on.
+        # From now on, only one thread of this service uses each of `store`, `reader` and `mark`.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
         self.key = key.peer_id  # of the key that signs the receipts
         self._store, self.reader, self._mark, self._monotonic, self.now, self._rng = (
@@ -158,51 +158,51 @@ class JudgeService:
         self._sessions = Sessions(self._questions, rng, settings.deadline)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_S, config.ASK_BURST, config.REMEMBERED_PEERS)
         rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
-        # For peers without a record.
+        # Rate limit of networks, for peers without a record.
         self._networks = TokenBuckets[tuple[str, bool]](rate, burst, config.REMEMBERED_PEERS)
         self._written = DiskBudget()
-        # The highest sequence number of each peer's requests; what is forgotten is in the store.
+        # The highest sequence number of each peer's requests; evicted ones are read from the store.
         self._sequences: Latest[PeerId, int] = Latest(config.REMEMBERED_PEERS)
-        # Set where the judge evaluates uploaded weights.
+        # Set if the judge evaluates uploaded weights.
         self.verified: VerifiedTier | None = None
         self._writer = StoreWriter(store)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
-        # What is worked out once for all readers.
+        # Results that are computed once for all readers.
         self.boards = Recent[BoardView, LeaderboardPage](
             partial(self.read, reader.board), config.LEADERBOARD_S, keep, monotonic
         )
         self.healths = Recent[None, SwarmHealth](
             lambda _: self.read(reader.health, wall()), config.LEADERBOARD_S, 1, monotonic
         )
-        # Swarm and solo by model; None: of the one with most peers on its smaller side.
+        # Swarm against solo by model; None: the model whose smaller arm has the most peers.
         self.comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
         )
         self._failed = -math.inf  # when the database last failed
-        self._cause = ""  # what it said then
-        # Whether the database could be written.
+        self._cause = ""  # the database's error message of that failure
+        # Whether the database can be written.
         self._probes = Recent[None, bool](self._probed, config.PROBE_S, 1, monotonic)
-        # The space that the database can still take, and whether it was too little.
+        # Bytes that the database can still take, and whether the last measurement was too low.
         self.free = Recent[None, float](self._measured, config.PROBE_S, 1, monotonic)
         self._low = False
-        # What `probe` says of each of the invitation's addresses; None: they were not dialled yet.
+        # The result of `probe` for each address of the invitation; None: not dialled yet.
         self.dialled: Sequence[Mapping[str, Any]] | None = None
         self._banned = reader.banned()
         # When abandoned questions were last searched.
         self._abandoned = 0.0
 
     async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[Mapping[str, Any]]:
-        """Return the peer's open questions as it gets them, with new ones up to as many as it asks for.
+        """Return the peer's open questions in wire form, after drawing new ones up to the requested number.
 
         A question is its text, never its reference or answer. host: the peer's address. Raises Refused.
         """
         await self.claim(signed)
         mine = self.curriculum
         if not mine.asks_as(wish.curriculum):
-            # How the node scores what it trains on is its own affair.
+            # Only the questions have to agree: how the node scores its training is not checked.
             raise Refused(
                 Refusal(
                     409,
@@ -238,16 +238,16 @@ class JudgeService:
     async def _draw(
         self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding
     ) -> None:
-        """Draw and record new questions, while the peer has fewer open than it asks for.
+        """Draw and record new questions while the peer has fewer open than it asks for.
 
-        Raises Refused where it has none then.
+        Raises Refused if the peer still has no open question.
         """
         while len(self._sessions.of(signed.peer)) < wish.questions:
             self._questions.ask_from(signed.peer, standing.window, standing.asked)
             try:
                 if missing := self._questions.unmade(signed.peer):
                     await self._question_thread.make(self._questions, *missing)
-                    # Look again: the peer may have sent another request meanwhile, and the window may have
+                    # Check again: meanwhile the peer may have sent another request, or the window may have
                     # closed.
                     continue
                 outcome = self._sessions.ask(
@@ -273,14 +273,14 @@ class JudgeService:
     async def answer(
         self, signed: Signed, id: str, answers: Sequence[Completion]
     ) -> tuple[Grade, GradedEvaluation]:
-        """Score and record the answers to a question; return the grade, and what its receipt says.
+        """Score and record the answers to a question; return the grade, and the evaluation for its receipt.
 
-        The time of the call counts, however long scoring takes. Raises Refused.
+        The deadline applies to the time of the call, however long scoring takes. Raises Refused.
         """
         await self.claim(signed)
         await self.expire()
         if self._scoring >= config.SCORING_BACKLOG:
-            # The question stays open: the node may try again before the deadline.
+            # The question stays open: the node may retry before the deadline.
             raise Refused(BUSY)
         now = self._monotonic()
         question = self._sessions.close(id, signed.peer, now, len(answers))
@@ -300,7 +300,7 @@ class JudgeService:
         )
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
-        """Sign the receipt, each time the same, letter for letter."""
+        """Sign the receipt. Repeated calls return identical bytes."""
         return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
 
     def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
@@ -312,7 +312,7 @@ class JudgeService:
         )
 
     async def _turn_windows(self) -> None:
-        """Open the next window when it is time, and reveal the last one's seed when nothing of it is open."""
+        """Open the next window when it is due; reveal the last one's seed when no question of it is open."""
         now = self.now()
         ahead = dated_ahead(self._next_window, now, int(self.settings.window))
         if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
@@ -323,7 +323,7 @@ class JudgeService:
     async def expire(self) -> None:
         """Record questions that were not answered in time.
 
-        Called before each request that needs it, and periodically.
+        Called before each request that depends on it, and periodically.
         """
         late = self._sessions.expire(self._monotonic())
         if late:
@@ -352,7 +352,7 @@ class JudgeService:
             await asyncio.sleep(config.DIAL_S)
 
     async def prune(self) -> None:
-        """Delete what is no longer needed, a few peers at a time: other steps of the store come between."""
+        """Delete rows that are no longer needed, a few peers at a time, so other steps can run between."""
         keep, now = self.settings.keep_days, self.now()
         silent = self._silent_since(now)
         before = min(silent, now - keep * DAY_S)
@@ -361,7 +361,7 @@ class JudgeService:
             after = last
 
     def _silent_since(self, now: float) -> float:
-        """Return since when a peer off the board has to be silent to be forgotten."""
+        """Return the time before which an unlisted peer must have been last seen to be forgotten."""
         return now - 2 * max(self.settings.window, self.settings.deadline) - config.ABANDONED_S
 
     async def _measured(self, _: None) -> float:
@@ -377,21 +377,21 @@ class JudgeService:
         return free
 
     async def _void_abandoned(self) -> None:
-        # After a failure the end of a question may not have been written.
+        # After a database failure, the end of a question may not have been written.
         now = self.now()
         if self._failed > -math.inf and not 0 <= now - self._abandoned < config.ABANDONED_S:
             await self.write(self._store.abandoned, now - self.settings.deadline - config.ABANDONED_S)
             self._abandoned = now
 
     async def heed_moderation(self) -> None:
-        """Take over which keys the operator has banned."""
+        """Reload the set of keys that the operator has banned."""
         self._banned = await self.read(self.reader.banned)
 
     async def _compared(self, model: str | None) -> Mapping[str, Any]:
         return await asyncio.to_thread(comparison_document, await self.read(self.reader.arms, model))
 
     def question(self, specialty: str, n: int) -> Task | None:
-        """Make the task again; None for own tasks, whose plug-in is not run for readers."""
+        """Make the task again; None for own tasks, because readers must not trigger their plug-in."""
         return self._tasks.task(TaskRef(specialty, n)) if isinstance(self._tasks, CurriculumTasks) else None
 
     def solution(self, task: Task) -> str:
@@ -419,7 +419,7 @@ class JudgeService:
         await self._writer.close()
 
     async def claim(self, signed: Signed) -> None:
-        """Use the request's sequence number up. Raises Refused, also for a banned key."""
+        """Consume the request's sequence number. Raises Refused, also for a banned key."""
         if signed.peer in self._banned:
             raise Refused(BANNED)
         now = self.now()
@@ -428,7 +428,9 @@ class JudgeService:
         floor = -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
         enough = floor
         if floor < 0:
-            # The peer may have been forgotten, and its requests of that time captured. This floor rises.
+            # The peer may have been forgotten, and an attacker may replay its old requests. This floor rises
+            # with
+            # time and excludes them.
             floor, enough = int(self._silent_since(now) * 1e9), int(now * 1e9)
         if refusal := claim(self._sequences, signed, floor, enough):
             raise Refused(refusal)
@@ -451,11 +453,11 @@ class JudgeService:
         ]
 
     async def write(self, step: Callable[..., T], *arguments: object) -> T:
-        """Run a step of the store. Raises Refused where the database fails."""
+        """Run a step of the store. Raises Refused if the database fails."""
         return await self._guarded(self._writer.run(step, *arguments))
 
     async def read(self, step: Callable[..., T], *arguments: object) -> T:
-        """Run a step of the reader. Raises Refused where the database fails."""
+        """Run a step of the reader. Raises Refused if the database fails."""
         return await self._guarded(
             asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments)
         )
@@ -464,8 +466,9 @@ class JudgeService:
         try:
             return await outcome
         except FAILURES as error:
-            # The disk is full or broken, or the server is gone. The operator finds it in the log, once for
-            # each cause; the node gets a refusal.
+            # The disk is full or broken, or the server is gone. The log names each cause once per FAILED_S
+            # for
+            # the operator; the node gets a refusal.
             now, cause = self._monotonic(), str(getattr(error, "orig", None) or error)
             if cause != self._cause or now - self._failed >= config.FAILED_S:
                 log.exception(
@@ -476,7 +479,7 @@ class JudgeService:
 
 
 def _dialled(addresses: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-    # Imported here: a judge without an invitation needs no second event loop.
+    # Imported here: a judge without an invitation does not need trio.
     import trio
 
     from p2p.peers.noise_probe import probe

@@ -1,16 +1,17 @@
-"""Open questions: each drawn for one peer, answered once, by that peer, before the deadline.
+"""Open questions: each is drawn for one peer and answered once, by that peer, before the deadline.
 
 Pure: time and randomness are arguments.
 
 Rules
-1. A peer has as many open questions as it asked for at once. Asking again returns the same ones: nobody can
-   shop for an easy question, and a node whose connection broke gets its questions back.
-2. A question is closed when its answer arrives, before scoring: of two answers that arrive together only one
+1. A peer has at most as many open questions as it asks for at once. Asking again returns the same ones: a
+peer
+   cannot skip questions to find an easy one, and gets its questions back after a broken connection.
+2. A question is closed when its answer arrives, before scoring: if two answers arrive together, only one
    counts.
 3. Closed questions are remembered for a while (bounded), so that a second or late answer gets the right
    error.
-4. Keys are free, so open questions are limited by network, and more tightly for peers without a record. If
-   all places are taken, a peer with a record displaces the newest question of a peer without one.
+4. Keys are free, so open questions are limited per network, more tightly for peers without a record. If all
+   places are taken, a peer with a record displaces the newest question of a peer without one.
 """
 
 import random
@@ -49,14 +50,19 @@ class Sessions:
     ) -> None:
         """Start without open questions.
 
-        draw: draws the peer's next held-out task. rng: unpredictable in production. deadline: seconds. most:
-        open questions of all; the other two of one network, of peers without a record and with one.
+        Args:
+            draw: draws the peer's next held-out task.
+            rng: makes the ids; unpredictable in production.
+            deadline: seconds.
+            most: open questions of all peers.
+            most_of_newcomers: open questions of one network's peers without a record.
+            most_of_known: open questions of one network's peers with a record.
         """
         self._draw, self._rng, self._deadline, self._most = draw, rng, deadline, most
         self._most_of = {True: most_of_known, False: most_of_newcomers}
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of peers without a record
-        self._held: Counter[tuple[str, bool]] = Counter()  # open questions
+        self._held: Counter[tuple[str, bool]] = Counter()  # number of open questions, by network and record
         self._of_peer: dict[PeerId, list[str]] = {}
         self._closed: Latest[str, tuple[PeerId, Refusal]] = Latest(REMEMBERED_CLOSED)
 
@@ -64,7 +70,7 @@ class Sessions:
         return len(self._open)
 
     def of(self, peer: PeerId) -> list[OpenQuestion]:
-        """Return the peer's open questions, the oldest first."""
+        """Return the peer's open questions, oldest first."""
         return [self._open[id] for id in self._of_peer.get(peer, ())]
 
     def ask(
@@ -76,10 +82,11 @@ class Sessions:
         answers: int = 1,
         most: int = 1,
     ) -> tuple[OpenQuestion, OpenQuestion | None] | Refusal:
-        """Open a new question for the peer, or return its oldest open one where it has `most`.
+        """Open a new question for the peer, or return its oldest open one if it already has `most`.
 
-        With it comes the question that it displaced, to be recorded as void. Call `expire` first: open
-        questions count as in time.
+        The second value is the question that was displaced; record it as void. Call `expire` first: every
+        open
+        question is treated as within its deadline.
         """
         held = self.of(peer)
         if len(held) >= most:
@@ -105,7 +112,7 @@ class Sessions:
         return question, displaced
 
     def close(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
-        """Close the question as answered by `peer`, and return it to be scored."""
+        """Close the question as answered by `peer`, and return it for scoring."""
         if id in self._closed:
             asked_of, why = self._closed[id]
             return why if asked_of == peer else OTHER_PEER
@@ -115,7 +122,7 @@ class Sessions:
         if question.peer != peer:
             return OTHER_PEER
         if now > question.deadline:
-            # `expire` will close it and tell the store.
+            # `expire` will close the question and record it.
             return TOO_LATE
         if answers != question.answers:
             return Refusal(
@@ -127,7 +134,7 @@ class Sessions:
         return question
 
     def expire(self, now: float) -> list[OpenQuestion]:
-        """Close questions that were not answered in time, and return them to be recorded."""
+        """Close questions that were not answered in time; return them to be recorded."""
         late = []
         while self._open and now > next(iter(self._open.values())).deadline:
             question = next(iter(self._open.values()))
@@ -136,15 +143,15 @@ class Sessions:
         return late
 
     def withdraw(self, question: OpenQuestion) -> None:
-        """Forget a question that was never handed out.
+        """Forget a question that was never sent to its peer.
 
-        It may be closed already, displaced while it was being written.
+        It may already be closed, if it was displaced while it was being written.
         """
         if question.id in self._open:
             self._close(question, NO_SUCH_QUESTION)
 
     def give_up(self, question: OpenQuestion) -> None:
-        """Close the question because its answer was lost by a fault of ours: the peer is told so."""
+        """Mark the question as lost by the judge's fault; the peer is told so."""
         self._closed[question.id] = (question.peer, GIVEN_UP)
 
     def _close(self, question: OpenQuestion, why: Refusal) -> None:
@@ -160,10 +167,10 @@ class Sessions:
 
 
 def claim(highest: Latest[PeerId, int], signed: Signed, floor: int, enough: int = -1) -> Refusal | None:
-    """Use a signed request's sequence number up; a Refusal where it, or a larger one, was used before.
+    """Consume a signed request's sequence number; return a Refusal if it, or a larger one, was used before.
 
-    highest: by peer, as far as it is remembered. floor: the highest that the store remembers. enough: a
-    number above which the next request is accepted, if that is more.
+    highest: the highest number of each peer that is in memory. floor: the highest in the store. enough: the
+    refusal names a number above which the peer's next request is accepted, at least this one.
     """
     used = max(highest.get(signed.peer, -1), floor)
     if signed.sequence <= used:

@@ -1,9 +1,8 @@
 """Swarm against solo over normalised rounds: SAPO (arXiv 2509.08721), section 6 and Figure 3. Pure.
 
 The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other,
-and a thousand of them are still one node. So each peer gives one value at each normalised round, its
-cumulative reward so far (rounds.py). The verdict is that of `intervals.paired_test`, which holds at every
-moment.
+so a thousand of them are still one sample. Each peer gives one value at each normalised round, its cumulative
+reward so far (rounds.py). The verdict is that of `intervals.paired_test`, which is valid at every moment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,30 +16,30 @@ from scipy.special import stdtrit
 from judge.figures.intervals import LEVEL, AnytimeTest, paired_test
 from judge.figures.rounds import bin_end
 
-# A mean of fewer peers is not shown: a handful that stayed longest says little of all.
+# A mean of fewer peers is not shown, because a handful of long-running peers is not representative.
 FEWEST_PEERS = 6
-# A spread below this share of the sum of squares is none.
+# A variance below this share of the sum of squares counts as zero (rounding).
 ROUNDING = 1e-12
 
 
-# Sums over an arm's peers at the end of one bin: their number, their values, the values squared.
+# Sums over an arm's peers at the end of one bin: number of peers, sum of values, sum of squared values.
 BinSums = tuple[int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmData:
-    """What is kept of one model, swarm or solo."""
+    """The sums stored for one arm (swarm or solo) of one model."""
 
     bins: Mapping[int, BinSums]
-    # The peers' values by horizon, in the order in which they got there.
+    # The peers' values by horizon, in the order in which the peers reached it.
     finishers: Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmsView:
-    """What a comparison of swarm and solo needs."""
+    """Input of a comparison of swarm and solo."""
 
-    # Of the largest models: the model, swarm or solo, and the peers with at least one bin.
+    # The largest arms, each as (model, "swarm" or "solo", number of peers with at least one bin).
     sizes: Sequence[tuple[str, str, int]]
     model: str | None  # the model whose arms these are; None: there is none
     swarm: ArmData
@@ -52,9 +51,9 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def curve(arm: Mapping[int, BinSums]) -> Columns:
-    """Return the cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t).
+    """Return the mean cumulative reward of the peers, with the 95 % interval of that mean (Student's t).
 
-    One peer alone has no interval.
+    A single peer has no interval.
     """
     bins = sorted(arm)
     n, total, squares = np.array([arm[bin] for bin in bins], dtype=float).reshape(-1, 3).T
@@ -64,7 +63,7 @@ def curve(arm: Mapping[int, BinSums]) -> Columns:
         variance = np.where(spread > ROUNDING * squares, spread, 0.0) / (n - 1) / n
         half = stdtrit(n - 1, 1 - LEVEL / 2) * np.sqrt(variance)
     ends = np.array([bin_end(bin) for bin in bins])
-    # What is of one round is multiplied by the rounds at the end of each bin.
+    # Stored values are per round; multiplied by the rounds so far they are cumulative.
     figures = {"reward": mean, "low": mean - half, "high": mean + half}
     return {
         "round": ends.tolist(),
@@ -77,7 +76,7 @@ DIGITS = 6  # significant digits
 
 
 def comparison_document(view: ArmsView) -> dict[str, Any]:
-    """Make the document of GET /v1/comparison; docs/judge-protocol.md describes the fields."""
+    """Build the JSON document of GET /v1/comparison; docs/judge-protocol.md describes the fields."""
     return {
         "schema": 1,
         "model": view.model,
@@ -119,5 +118,5 @@ def _anytime(test: AnytimeTest) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """Round for JSON, which knows no infinity."""
+    """Round to DIGITS digits; None for infinity and NaN, which JSON does not have."""
     return float(f"{value:.{DIGITS}g}") if isfinite(value) else None

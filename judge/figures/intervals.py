@@ -1,20 +1,21 @@
-"""Confidence intervals of right answers, and the test of swarm against solo for all moments. Pure.
+"""Confidence intervals of the share of right answers, and the swarm-against-solo test. Pure.
 
-`wilson` holds for one look. `always` and `paired_test` hold for those who look at every moment: whenever one
-stops to look, the error is at most the stated one.
+`wilson` is valid for a single look at the data. `always` and `paired_test` are valid at all moments together:
+the error rate is at most the stated one, even for a reader who looks after every answer and stops when the
+result pleases.
 
-**A node's pass@1** (`always`). A confidence sequence: with 95 % it holds the mean chance of a right answer so
-far, at all moments together. The chance may change with training. For each bet b the product of exp(b x) / (1
-+ p_i (exp(b) - 1)) over answers x is a martingale, and by Jensen the mean of the p_i may stand for each; a
-fixed mixture of bets and Ville's inequality give the interval (Howard, Ramdas, McAuliffe, Sekhon, Annals of
+**A node's pass@1** (`always`). A confidence sequence: with 95 % it contains the mean chance of a right answer
+so far, at all moments together. The chance may change with training. For each bet b the product of exp(b x) /
+(1 + p_i (exp(b) - 1)) over answers x is a martingale, and by Jensen the mean of the p_i may replace each p_i;
+a fixed mixture of bets and Ville's inequality give the interval (Howard, Ramdas, McAuliffe, Sekhon, Annals of
 Statistics 49, 2021; Waudby-Smith and Ramdas, JRSS B 86, 2024).
 
-**Swarm against solo** (`paired_test`). The unit is the peer, so the first swarm peer to get to a normalised
-round is paired with the first solo peer that does, and so on. If sharing changed nothing, the sign of a
+**Swarm against solo** (`paired_test`). The unit is the peer: the first swarm peer that reaches a normalised
+round is paired with the first solo peer that reaches it, and so on. If sharing had no effect, the sign of a
 difference would be a fair coin, whatever its size and however the evaluations of a peer depend on each other.
 Bets on these coins, sized by the differences alone, multiply to an e-value (after de la Peña, Annals of
-Probability 27, 1999): the chance that it ever gets to 20 is 5 % at most. It is worked out at a few rounds
-(rounds.HORIZONS), and each may spend its share of the 5 %.
+Probability 27, 1999): the chance that it ever reaches 20 is at most 5 %. It is computed at a few rounds
+(rounds.HORIZONS), and each may spend an equal share of the 5 %.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,9 +40,11 @@ class Interval:
 def wilson(successes: float, trials: int) -> Interval:
     """Return Wilson's score interval (JASA 22, 1927) of a proportion; [0, 1] without trials.
 
-    Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is
-    where new nodes are. successes: the sum of rewards from 0 to 1. Of all such rewards with one mean those of
-    0 and 1 spread most, so between them the interval is too wide rather than too narrow.
+    Unlike the normal approximation it stays inside [0, 1] and has a positive width at 0 or n successes, which
+    is
+    common for new nodes. successes: the sum of rewards from 0 to 1. For a given mean, rewards of only 0 and 1
+    have
+    the largest variance, so with rewards in between the interval is too wide rather than too narrow.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")
@@ -51,7 +54,7 @@ def wilson(successes: float, trials: int) -> Interval:
     shrink = 1 + Z_95**2 / trials
     centre = (share + Z_95**2 / (2 * trials)) / shrink
     half = Z_95 / shrink * sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2))
-    # Exactly 0 and 1 at the ends, where rounding would leave a hair.
+    # The ends are set to exactly 0 and 1, because rounding would miss them slightly.
     return Interval(
         max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0
     )
@@ -64,7 +67,7 @@ PAIR_BETS = np.array([0.25, 0.5, 1.0, 2.0])[:, None]  # bets, in units of the me
 
 @dataclass(frozen=True, slots=True)
 class HorizonTest:
-    """The test on pairs of peers that got to one normalised round."""
+    """The test on pairs of peers that reached one normalised round."""
 
     round: int
     pairs: int
@@ -74,19 +77,20 @@ class HorizonTest:
 
 @dataclass(frozen=True, slots=True)
 class AnytimeTest:
-    """A test whose result may be looked at at every moment."""
+    """A test whose result is valid at every moment."""
 
     horizons: Sequence[HorizonTest]
     p: float  # over all horizons; once below 0.05 it stays there
-    better: bool | None  # whether the swarm is better, where p is below 0.05; None: not known
+    better: bool | None  # whether the swarm is better, if p is below 0.05; None: not known
 
 
-# Room for all tallies of the last 100 questions, and some of a peer's beginning.
+# Large enough for all tallies of the last 100 questions, and for many early ones.
 @lru_cache(maxsize=8_192)
 def always(right: float, answers: int) -> Interval:
     """Return the 95 % interval of the mean reward, valid at all moments together.
 
-    right: the sum of rewards from 0 to 1; exp is convex, so that what holds for 0 and 1 holds between them.
+    right: the sum of rewards from 0 to 1. The proof for rewards of 0 and 1 covers those in between, as exp is
+    convex.
     """
     if not 0 <= right <= answers:
         raise ValueError(f"{right} right ones of {answers}")
@@ -94,7 +98,7 @@ def always(right: float, answers: int) -> Interval:
 
 
 def _lowest(right: float, answers: int) -> float:
-    """Return the least mean chance against which no mixture of bets has won 2 / LEVEL."""
+    """Return the smallest mean against which the mixture of bets has not won 2 / LEVEL."""
     if right == 0:
         return 0.0
     growth, limit = np.expm1(ANSWER_BETS), log(2 / LEVEL) + log(len(ANSWER_BETS))
@@ -107,7 +111,7 @@ def _lowest(right: float, answers: int) -> float:
 
 
 def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequence[float]]) -> AnytimeTest:
-    """Test swarm against solo. Each horizon has its peers' values in the order in which they got there."""
+    """Test swarm against solo. Each horizon lists its peers' values in the order of arrival."""
     horizons, greatest, better = [], 1.0, None
     for bin in HORIZONS:
         pairs = min(len(swarm.get(bin, ())), len(solo.get(bin, ())))
@@ -115,7 +119,7 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
             continue
         differences = np.asarray(swarm[bin][:pairs]) - np.asarray(solo[bin][:pairs])
         for_swarm, for_solo = evidence(differences), evidence(-differences)
-        # Each direction has half the stake.
+        # Each direction has half the stake (two-sided test).
         found = max(for_swarm, for_solo) / 2
         horizons.append(HorizonTest(bin_end(bin), pairs, bin_end(bin) * float(differences.mean()), found))
         if found / len(HORIZONS) > greatest:
@@ -125,9 +129,9 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
 
 
 def evidence(differences: NDArray[np.float64]) -> float:
-    """Return the most that bets on positive signs ever had, beginning with 1.
+    """Return the largest capital that bets on positive signs ever had, starting with 1.
 
-    Under fair signs the chance that it ever reaches x is at most 1 / x.
+    If the signs are fair coins, the chance that it ever reaches x is at most 1 / x.
     """
     sizes = np.abs(differences)
     seen = sizes > 0

@@ -1,20 +1,20 @@
-"""Scores of peers, their order on the leaderboard. Pure.
+"""Scores of peers and their order on the leaderboard. Pure.
 
-The score is the mean reward, pass@1 where rewards are 0 or 1, over a peer's last WINDOW_QUESTIONS, since a
-model changes while it trains. A question that was not answered in time counts as wrong: leaving out hard ones
-gains nothing. Peers are ranked by the lower end of the interval that holds at all moments together
-(`intervals.always`), so that two lucky answers do not beat ninety right ones of a hundred, and so that keys
-are not worth collecting: of 1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69, and
-by Wilson's interval it would be by 0.80. Those with fewer than LISTED_ANSWERS answers are not on the board.
+The score is the mean reward (pass@1 if rewards are 0 or 1) over a peer's last WINDOW_QUESTIONS, because a
+model changes while it trains. A question that was not answered in time counts as wrong, so skipping hard ones
+gains nothing. Peers are ranked by the lower end of the interval that is valid at all moments together
+(`intervals.always`): two lucky answers do not beat 90 right ones of 100, and collecting keys does not pay. Of
+1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69; by Wilson's interval it would be
+0.80. Peers with fewer than LISTED_ANSWERS answers are not on the board.
 
-Ranks that chance can explain are shown as ties. Every listed peer gets an exact interval (Clopper and
-Pearson) wide enough that all of them hold at once with 95 % (Šidák). A peer is certainly behind those whose
-interval lies above its own, and certainly before those whose interval lies below. So its true rank lies
-between, for all peers at once (Klein, Wright and Wieczorek, JRSS C 69, 2020). It holds for one look at the
-board, not for all looks.
+Ranks that differ only by chance are shown as ties. Every listed peer gets an exact interval (Clopper and
+Pearson), wide enough that all intervals are right at once with 95 % (Šidák). A peer is certainly behind the
+peers whose interval lies above its own, and certainly ahead of those whose interval lies below. So its true
+rank lies in between, for all peers at once (Klein, Wright and Wieczorek, JRSS C 69, 2020). This is valid for
+one look at the board, not for repeated looks.
 
-Which nodes say that they trained on whose rollouts nothing proves. Learners and teachers are chosen by rank,
-not by what is counted: keys and counts are free, ranks are not.
+Nodes also state how many rollouts they share and use, but nothing proves these counts. Learners and teachers
+are therefore chosen by rank: keys and counts are free, ranks are not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,14 @@ from swarmd.tasks.answers import added, pass_at
 Reals = NDArray[np.float64]
 
 
-# The first and the last.
+# First and last rank that a peer may have.
 RankRange = tuple[int, int]
 
 
 def rank_ranges(peers: Mapping[tuple[float, int], int]) -> Mapping[tuple[float, int], RankRange]:
-    """Return the ranges by score: the sum of the rewards, and the number of questions.
+    """Return the rank range of each score: a score is (sum of the rewards, number of questions).
 
-    peers: how many there are with this score.
+    peers: the number of peers with each score.
     """
     if not peers:
         return {}
@@ -58,7 +58,7 @@ def rank_ranges(peers: Mapping[tuple[float, int], int]) -> Mapping[tuple[float, 
 
 
 def _weight_above(values: Reals, weights: Reals, than: Reals) -> Reals:
-    """Return for each of `than` the weight of all values that are greater."""
+    """For each threshold in `than`, return the total weight of the values above it."""
     order = np.argsort(values)
     sums = np.concatenate([[0.0], np.cumsum(weights[order])])
     return np.asarray(sums[-1] - sums[np.searchsorted(values[order], than, side="right")])
@@ -68,7 +68,7 @@ WINDOW_QUESTIONS = 100
 LISTED_ANSWERS = 10
 BOARD_PAGE_PEERS = 50
 CURVE_POINTS = 48
-# What the figures of each tier prove, for the pages and the JSON.
+# The guarantees of each tier, for the pages and the JSON.
 TIERS = MappingProxyType(
     {
         "reported": (
@@ -87,7 +87,7 @@ TIERS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ScoreTally:
-    right: float  # sum of the rewards: with rewards of 0 and 1 the right answers
+    right: float  # sum of the rewards; with rewards of 0 and 1, the number of right answers
     answers: int
 
     @property
@@ -105,25 +105,25 @@ class ScoreTally:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything the store has about one peer."""
+    """All stored figures of one peer."""
 
     peer: PeerId
     model: str
     first_seen: float  # seconds since the epoch, by the judge's clock
     last_seen: float
-    answered: int  # questions answered since the beginning
+    answered: int  # questions answered, over the peer's lifetime
     unanswered: int  # questions not answered in time
-    reward: float  # sum of rewards since the beginning
+    reward: float  # sum of rewards, over the peer's lifetime
     score: ScoreTally  # over the last WINDOW_QUESTIONS
     recent: Sequence[
         tuple[str, float]
     ] = ()  # (specialty, reward) of the last WINDOW_QUESTIONS questions, oldest first
-    curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
-    # What the peer last said of itself (judge/types.py).
+    curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced over the lifetime
+    # The attributes that the peer last stated (judge/types.py).
     said: Mapping[str, Any] = field(default_factory=dict)
-    # (sampled answers, right ones) of the last WINDOW_QUESTIONS that wanted several answers.
+    # (sampled answers, right ones) of those of the last WINDOW_QUESTIONS that asked for several answers.
     samples: Sequence[tuple[int, int]] = ()
-    # Its newest verified evaluation (judge/figures/verification.py)
+    # Its newest verified evaluation (judge/figures/verification.py).
     verified: Mapping[str, Any] | None = None
 
     @property
@@ -132,12 +132,12 @@ class Record:
 
     @property
     def always(self) -> ScoreTally:
-        """The tally of all its questions that count, since the beginning."""
+        """The tally of all its questions that count, over its lifetime."""
         return ScoreTally(self.reward, self.answered + self.unanswered)
 
     @property
     def pass_at(self) -> Mapping[int, tuple[float, int]]:
-        """Pass@k for k = 1, 2, 4 …, over the questions with at least k samples, and the number of these."""
+        """Pass@k for k = 1, 2, 4, 8 over the questions with at least k samples, with their number."""
         found = {}
         for k in (1, 2, 4, 8):
             if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
@@ -147,15 +147,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """The part of the leaderboard that somebody wants to see."""
+    """Filter, order and page of a leaderboard request."""
 
-    after: int = 0  # matching peers before this page
+    after: int = 0  # number of matching peers before this page
     limit: int = BOARD_PAGE_PEERS
     search: str = ""  # text to find in names and id
     model: str = ""
     tier: str = ""  # one of TIERS
     seen_since: float = 0.0  # seconds since the epoch
-    sort: str = "rank"  # as BoardQuery has it (judge/api/reading.py)
+    sort: str = "rank"  # one of the values of BoardQuery (judge/api/reading.py)
     curves: int = 0  # points of each peer's curve; 0: no curves
     whole: bool = False  # whether to add the newest answers by specialty
 
@@ -164,7 +164,7 @@ class BoardView:
 class Standing:
     rank: int
     record: Record
-    # The ranks that chance leaves open (judge/figures/leaderboard.py); None where not asked for.
+    # The range of ranks that chance cannot exclude (`rank_ranges`); None if it was not requested.
     ties: RankRange | None = None
 
 
@@ -173,11 +173,11 @@ class LeaderboardPage:
     """One page of the leaderboard."""
 
     standings: Sequence[Standing]
-    after: int  # ranks before this page
+    after: int  # number of peers before this page
     listed: int  # peers on all pages
     unlisted: int  # peers with too few answers
-    answers: int  # of all of them
-    matching: int  # listed ones that the view asks for
+    answers: int  # sum over all peers
+    matching: int  # listed peers that match the view
     models: Sequence[str] = ()  # the most frequent models
 
     @property
@@ -188,29 +188,30 @@ class LeaderboardPage:
 
 @dataclass(frozen=True, slots=True)
 class SwarmProgress:
-    """What the same listed nodes got right at first and lately.
+    """Share of right answers of the same nodes, early and recently.
 
-    They are those that were asked more than WINDOW_QUESTIONS, and each counts the same, at first and lately:
-    else one that was asked more would outweigh the others in what was before.
+    It covers the listed nodes that were asked more than WINDOW_QUESTIONS. Each node has the same weight in
+    both
+    figures; otherwise a node that was asked more would dominate the early figure.
     """
 
     nodes: int
-    # Mean share of right answers in all questions of each but the last WINDOW_QUESTIONS.
+    # Mean over the nodes of the share of right answers in all questions except the last WINDOW_QUESTIONS.
     before: float
-    # Mean share of right answers in the last WINDOW_QUESTIONS of each.
+    # Mean over the nodes of the share of right answers in the last WINDOW_QUESTIONS.
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmHealth:
-    """The state of the swarm, as far as its judge sees it."""
+    """The state of the swarm as this judge sees it."""
 
     listed: int
     unlisted: int
-    answers: int  # of all of them
+    answers: int  # sum over all peers
     seen_hour: int  # peers seen within the last hour
     seen_day: int  # peers seen within the last day
-    # Peers seen within the last day, by model, version …; None: not said.
+    # Peers seen within the last day, by model, version …; None: not stated.
     groups: Mapping[str, Sequence[tuple[str | None, int]]]
     progress: SwarmProgress | None  # None: no node has been asked more than WINDOW_QUESTIONS questions
 
@@ -225,17 +226,17 @@ def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTall
 
 
 def curve_step(answered: int, points: int) -> int:
-    """Return the smallest power of two of which the numbers up to `answered` have at most `points` multiples.
+    """Return the smallest power of two that has at most `points` multiples among 1..answered.
 
-    A power of two, so that the multiples of a later, larger step are among those of this one.
+    With powers of two, the multiples of a later, larger step are among the multiples of this step.
     """
     return 1 << (max(1, -(-answered // points)) - 1).bit_length()
 
 
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
-    """Choose which of the answers 1..answered a curve of at most `points` points shows.
+    """Choose the answer numbers, of 1..answered, that a curve of at most `points` points shows.
 
-    They are evenly spaced, the last included. Pruning keeps them (judge/store/pruning.py).
+    They are evenly spaced, and the last is included. Pruning keeps them (judge/store/pruning.py).
     """
     step = curve_step(answered, points - 1)
     return tuple(sorted({*range(step, answered + 1, step), answered} - {0}))

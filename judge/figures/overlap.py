@@ -2,11 +2,13 @@
 
 Measured data; pure.
 
-A judge draws from numbers that no node trains on and, in specialties with enough texts, from texts that none
-trains on. In the others two numbers may give one text. The share of the questions whose text is not among
-TRAINING training questions of the specialty (what eight nodes ask in a thousand rounds) is measured by
-`python -m benchmarks.judge.overlap`, and kept by the digest of the questions (`Curriculum.questions`). Other
-questions have no figures until they are measured.
+A judge draws task numbers that no node trains on and, in specialties with enough texts, texts that no node
+trains on. In the remaining specialties two numbers may give the same text. `python -m
+benchmarks.judge.overlap`
+measures the share of questions whose text is not among TRAINING training questions of the specialty (the
+number
+that eight nodes ask in a thousand rounds). The figures are stored by the digest of the questions
+(`Curriculum.questions`). Other question sets have no figures until they are measured.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ _NEW_TEXTS: Mapping[str, Mapping[str, float]] = {
         "fraction_simplification": 1.0,
         "propositional_logic": 1.0,
     },
-    "da8ff5a97660a718": {  # tiny-9, likewise
+    "da8ff5a97660a718": {  # tiny-9, strict or not
         "arc_1d": 1.0,
         "base_conversion": 0.0,
         "basic_arithmetic": 0.0,
@@ -40,5 +42,5 @@ _NEW_TEXTS: Mapping[str, Mapping[str, float]] = {
 
 
 def new_texts(questions: str) -> Mapping[str, float]:
-    """Return the share by specialty; empty where it was not measured."""
+    """Return the share by specialty; empty if it was not measured."""
     return _NEW_TEXTS.get(questions, {})

@@ -1,20 +1,23 @@
-"""Normalised rounds: rewards by how often a peer has trained (SAPO, section 6 and Figure 3). Pure.
+"""Normalised rounds: rewards by the number of training rounds of a peer (SAPO, section 6 and Figure 3). Pure.
 
-Nodes come and go, so neither the time of day nor the count of evaluations puts two of them side by side. Here
-the normalised round of an evaluation is the node's own round, signed with its request: how often it has
-updated its model, whenever it began.
+Nodes come and go, so two of them cannot be compared by the time of day or the count of evaluations. The
+normalised round of an evaluation is the node's own round, signed with its request: the number of updates of
+its
+model since the node began.
 
-Rounds are put in bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is the
-mean of its evaluations times its rounds, so whoever is evaluated more often does not earn more. A bin without
-an evaluation has the mean of the bin before; before the first, of the first. Cumulative reward is the sum
-over bins.
+Rounds are grouped into bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is
+the mean of its evaluations times its rounds, so a peer that is evaluated more often does not earn more. A bin
+without an evaluation takes the mean of the bin before; before the first evaluation, that of the first.
+Cumulative reward is the sum over bins.
 
-What counts, for one peer and one model:
-1. It is in the swarm or solo as it said first. Once it says otherwise, it counts no further.
-2. A bin counts when it is over: with the first evaluation of a later one. What comes for an earlier bin
-   counts as nothing, so a figure that was shown is never changed.
-3. After more than MISSED_BINS bins without an evaluation it counts no further. So does a peer whose first
-   evaluation comes that late.
+Rules, for one peer and one model:
+1. Its arm (swarm or solo) is the one that it stated first. If it states the other arm later, it no longer
+   counts.
+2. A bin counts when it is over: at the first evaluation of a later bin. A later evaluation for an earlier bin
+   is ignored, so a figure that was shown never changes.
+3. After more than MISSED_BINS bins without an evaluation the peer no longer counts. This includes a peer
+whose
+   first evaluation comes that late.
 """
 
 from collections.abc import Mapping
@@ -26,7 +29,7 @@ PER_DOUBLING = 16
 MISSED_BINS = 16
 # Later rounds are not compared.
 MAX_ROUND = BIN_ROUNDS * 2**20
-# Bins that end at round 40, 160, 640, 2,560 and 10,240: the anytime test looks at these
+# Bins that end at round 40, 160, 640, 2,560 and 10,240; the anytime test is computed at these
 # (judge/figures/intervals.py).
 HORIZONS = (7, 31, 63, 95, 127)
 
@@ -48,10 +51,10 @@ def bin_end(bin: int) -> int:
 class PeerProgress:
     """The progress of one peer with one model."""
 
-    sharing: str  # "swarm" or "solo", as it said first
+    sharing: str  # "swarm" or "solo", as the peer stated first
     bin: int  # the newest bin, which is not over yet
     answers: int = 0  # in that bin
-    reward: float = 0.0  # their sum, in that bin
+    reward: float = 0.0  # sum of the rewards in that bin
     earned: float | None = None  # reward in all bins that are over; None: there is none yet
     counts: bool = True
 

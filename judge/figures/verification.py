@@ -1,4 +1,4 @@
-"""One upload of weights and what became of it. Pure."""
+"""One upload of weights and its outcome. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class VerifiedAnswer(NamedTuple):
     specialty: str
     n: int
     reward: float  # of the greedy answer
-    correct: int  # right ones of all answers
+    correct: int  # number of right answers among all
     reason: str
     text: str  # of the greedy answer
     ended: bool
@@ -42,7 +42,7 @@ class Verification:
 
     upload: Upload
     state: State
-    # When it arrived, in seconds since the epoch by the judge's clock.
+    # Arrival time, in seconds since the epoch by the judge's clock.
     at: float
     ended: float | None = None
     error: str | None = None  # why it was refused
@@ -83,12 +83,13 @@ class Verification:
 
 
 def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
-    """Work out the figures of a receipt and of a page.
+    """Compute the figures of a receipt and of a page.
 
-    They are given by specialty and as pass@k, with each question as it can be asked again.
+    They are the score by specialty, pass@k, and each question by its reference, so that anyone can ask it
+    again.
     """
     specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
-    # The greedy answer is no sample.
+    # The greedy answer is excluded from the samples.
     sampled = upload.answers - 1
     total = tally([(answer.specialty, answer.reward) for answer in answers])
     return {
