@@ -1,4 +1,4 @@
-"""This node in one swarm: identity, inbox, engine, blobs and sequence numbers, as one Transport."""
+"""This node in one swarm: identity, inbox, engine, blobs and sequence numbers."""
 
 import dataclasses
 import logging
@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.reputation import Reputation
 from p2p.admission.seen_file import SeenFile
-from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
+from p2p.blobs.blobs import BlobServer, BlobStore
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -35,7 +32,6 @@ from p2p.types import (
     PeerId,
     PeerRequest,
     Reason,
-    ReceivedBody,
     Started,
     Verdict,
 )
@@ -138,7 +134,6 @@ class Member:
                 {topic: partial(self._receive, inbox) for topic, inbox in self._also.items()},
             )
         )
-        self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
         # USED and INTRODUCTION are added by whoever has an answer.
         self.answers: dict[int, Answer] = {
@@ -247,20 +242,16 @@ class Member:
     def hold(self, blob: bytes) -> None:
         self.blobs.put(blob)
 
-    async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
-        """Fetch a blob from its named holders, or else from any member that we are connected to.
+    async def request(self, peer: PeerId, question: bytes, limit: int, at: str = "") -> bytes:
+        """Ask a peer, as `P2pEngine.request` does; a graylisted one is not asked and has no answer.
 
-        Cancel it at your deadline. replies: filled with the reply of each holder so far.
+        at: where it says that it can be reached. Raises Unanswered.
         """
-        now = self._clock()
-        if want.at:
-            self.engine.told_of(want.holders[0], want.at)
-        good = [
-            holder
-            for holder in (*want.holders, *(peer.id for peer in self.peers()))
-            if not self.reputation.shunned(holder, now)
-        ]
-        return await self.fetcher.fetch(dataclasses.replace(want, holders=good), replies)
+        if self.reputation.shunned(peer, self._clock()):
+            return b""
+        if at:
+            self.engine.told_of(peer, at)
+        return await self.engine.request(peer, question, limit)
 
     def report(self, author: PeerId, reason: Reason) -> None:
         now = self._clock()
@@ -273,8 +264,9 @@ class Member:
         self.inbox.counts[reason] += 1
 
     def refused(self) -> Mapping[Reason, int]:
-        refused = self.inbox.counts - self._returned
-        self._returned = Counter(self.inbox.counts)
+        """Return how many frames and contents were refused since the last call, by reason."""
+        rejected = self.rejected
+        refused, self._returned = rejected - self._returned, rejected
         return refused
 
     async def _be_there(self, task_status: Started) -> None:
@@ -344,21 +336,3 @@ class Member:
             endpoint = parse_endpoint(peer.address)
             if endpoint is not None and (group := share_group_of_host(endpoint.host)) is not None:
                 self.reputation.met(peer.id, group)
-
-
-class QueuedMember(Member):
-    """A member that is a `Transport` in its own process, in the lab and in tests.
-
-    What is admitted waits for `received`; in a daemon it goes on to the trainer, which has the one queue.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.queue: FairQueue[ReceivedBody] = FairQueue()
-        super().__init__(
-            *args,
-            admitted=lambda its: self.queue.put(ReceivedBody(its.author, its.group, its.kind, its.body)),
-            **options,
-        )
-
-    def received(self) -> Sequence[ReceivedBody]:
-        return self.queue.drain()

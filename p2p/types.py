@@ -3,15 +3,12 @@
 It knows no rollouts, tasks or models. How far a message has come is in its type:
 
     bytes (a frame) -> Envelope: signature and limits hold; `p2p.envelope.check` alone makes one
-    ReceivedBody: what a `Transport` hands over, a body that was gossiped or fetched
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NewType, Protocol
-
-import msgspec
 
 from p2p.topic import Topic
 
@@ -46,7 +43,7 @@ class Reason(Enum):
     SHUNNED = "of a peer that has misbehaved"
     UNKNOWN_KIND = "of a kind that this version does not know"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
-    # What only the trainer can find, reported back through `Transport.report`:
+    # What admission cannot find (`Member.report`):
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
     MISLABELLED = "another task than its author offered"
@@ -96,19 +93,6 @@ class Envelope:
     group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
 
 
-class ReceivedBody(msgspec.Struct, frozen=True, tag=True):
-    """Somebody else's body, gossiped or fetched, on its way to the decoder.
-
-    It goes over the link as it is (`swarmd.link`).
-    """
-
-    author: PeerId
-    group: str  # the author's network group, as the envelope said it
-    kind: str
-    body: bytes
-    heard: int = 0  # the trainer's round in which the set or its offer came; 0: not known
-
-
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A peer we are connected to, as `swarmd peers` shows it."""
@@ -117,36 +101,6 @@ class Peer:
     address: str
     direction: str  # "inbound" or "outbound"
     connected_at: float
-
-
-class Sender(Protocol):
-    """What sends to the swarm. No call waits for the network."""
-
-    def publish(self, kind: str, body: bytes) -> None:
-        """Seal `body` and send it to everybody in the swarm."""
-
-    def hold(self, blob: bytes) -> None:
-        """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
-
-
-class Transport(Sender, Protocol):
-    """The swarm as the trainer sees it.
-
-    In a node `swarmd.link` carries the calls over the socket pair; in the lab it is a
-    `p2p.member.QueuedMember` over the memory engine.
-    """
-
-    def received(self) -> Sequence[ReceivedBody]:
-        """Return the bodies admitted since the last call, oldest first.
-
-        The queue is bounded: where there is too much, the oldest are dropped.
-        """
-
-    def report(self, author: PeerId, reason: Reason) -> None:
-        """Report that an admitted frame of this author proved to have bad content."""
-
-    def refused(self) -> Mapping[Reason, int]:
-        """Return how many frames were refused at admission since the last call, by reason."""
 
 
 # Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, and
@@ -167,7 +121,7 @@ class PeerRequest(IntEnum):
     and 5 were given.
     """
 
-    BLOBS = 1  # `p2p.blobs.fetch`
+    BLOBS = 1  # `p2p.blobs.blobs`
     DIAL_BACK = 3  # `p2p.peers.dial_back`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`

@@ -1,10 +1,10 @@
 """The socket pair between daemon and trainer: length-prefixed msgpack, a type for each thing to be said.
 
 Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; when it is
-full the oldest *frame* goes (there will be fresher experience), never a word about state. The trainer's end
-is a `Transport`, so the round sees the swarm through it as it sees the memory engine in the lab. End of file
-means that the other process is gone: the daemon restarts the trainer; a trainer without its daemon ends at
-once, which is safe because checkpoints are atomic.
+full the oldest rollouts go (there will be fresher experience), never a word about state. The trainer's end
+is a `protocols.Swarm`, as a node in virtual time is (`swarmd.exchange.virtual`). Rollouts cross as they are:
+their bytes end in the daemon. End of file means that the other process is gone: the daemon restarts the
+trainer; a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
 """
 
 from collections import deque
@@ -12,16 +12,16 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from p2p.types import ReceivedBody
+from swarmd.exchange.events import Deliver, Share, Useless
 from swarmd.state.status import ModelDescription, NodeState, StageProgress
 from swarmd.types import Lead, ShownRollout
 
 # Both ends are ours, so anything larger is a bug.
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 # The trainer sends a heartbeat when it has sent nothing else for so long.
 HEARTBEAT_S = 2.0
 # In either direction.
-MAX_WAITING_FRAMES = 1024
+MAX_WAITING_ROLLOUTS = 1024
 # The length before each message.
 _HEADER_BYTES = 4
 
@@ -86,22 +86,6 @@ class Stop(_Message, frozen=True):
 # Trainer to daemon.
 
 
-class Publish(_Message, frozen=True):
-    kind: str
-    body: bytes
-
-
-class Hold(_Message, frozen=True):
-    """A blob that others may fetch; told before the offer that names it."""
-
-    blob: bytes
-
-
-class ReportPeer(_Message, frozen=True):
-    author: str
-    reason: str
-
-
 class TrainerState(_Message, frozen=True):
     """The trainer's state. Every state but "training" has a cause and a remedy."""
 
@@ -124,12 +108,10 @@ class TrainerReady(_Message, frozen=True):
 
 class RoundDone(_Message, frozen=True):
     line: dict[str, Any]  # the line of metrics.jsonl
-    authors: dict[str, list[Any]]  # by author: its round and model, as it says
     verifier_pid: int | None
     saved: int = 0  # rounds in a checkpoint
     # Whether a checkpoint may be written now, as an answer to the judge needs.
     affordable: bool = True
-    shared: int = 0  # own rollouts that were shared
     # Author and specialty of each of others' rollouts that was trained on for the first time.
     used: tuple[tuple[str, str], ...] = ()
     lead: Lead = Lead()  # what the daemon chooses offers by
@@ -175,20 +157,11 @@ class Stopped(_Message, frozen=True):
 
 
 ToTrainer = (
-    StartTrainer
-    | ReceivedBody
-    | SwarmNews
-    | JudgeQuestion
-    | CompareRequest
-    | JudgeScore
-    | Pause
-    | Resume
-    | Stop
+    StartTrainer | Deliver | SwarmNews | JudgeQuestion | CompareRequest | JudgeScore | Pause | Resume | Stop
 )
 ToDaemon = (
-    Publish
-    | Hold
-    | ReportPeer
+    Share
+    | Useless
     | TrainerState
     | Alive
     | TrainerReady
@@ -234,24 +207,24 @@ class Unpacker(Generic[M]):
 class MessageQueue:
     """Messages waiting to be written, oldest first. Pure.
 
-    It is bounded: of the frames the oldest go, the rest are few and stay.
+    It is bounded: of the rollouts the oldest go, the rest are few and stay.
     """
 
-    def __init__(self, frames: int = MAX_WAITING_FRAMES) -> None:
+    def __init__(self, rollouts: int = MAX_WAITING_ROLLOUTS) -> None:
         self._words: deque[ToTrainer | ToDaemon] = deque()
-        self._frames: deque[ToTrainer | ToDaemon] = deque(maxlen=frames)
+        self._rollouts: deque[ToTrainer | ToDaemon] = deque(maxlen=rollouts)
 
     def put(self, message: ToTrainer | ToDaemon) -> None:
-        if isinstance(message, Publish | Hold | ReceivedBody):
-            self._frames.append(message)
+        if isinstance(message, Share | Deliver):
+            self._rollouts.append(message)
         else:
             self._words.append(message)
 
     def pop(self) -> ToTrainer | ToDaemon | None:
-        """Return the next message, or None: words before frames, so that a flood does not delay a stop."""
+        """Return the next message, or None: words before rollouts, so that a flood does not delay a stop."""
         if self._words:
             return self._words.popleft()
-        return self._frames.popleft() if self._frames else None
+        return self._rollouts.popleft() if self._rollouts else None
 
     def __len__(self) -> int:
-        return len(self._words) + len(self._frames)
+        return len(self._words) + len(self._rollouts)

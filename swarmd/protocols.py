@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 from p2p.types import PeerId
 from swarmd.state.status import Status
 from swarmd.types import (
-    Author,
     Completion,
     Generation,
     Rollout,
@@ -89,9 +88,6 @@ class Swarm(Protocol):
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         """Return rollouts received since the last call, and refused ones counted by reason; never wait."""
-
-    def author(self, peer: PeerId) -> Author:
-        """Return what this node knows of an author."""
 
     def charge(self, authors: Iterable[PeerId]) -> None:
         """Admit less from these authors: for long there was nothing to learn from what they sent."""

@@ -57,6 +57,17 @@ class Rollout:
     author: PeerId
     # Our own round in which another's rollout was heard; 0: the round that collects it.
     heard: int = field(default=0, compare=False)
+    # Another author's network group as our node knows it (`p2p.netgroup`); "": we were never connected to it.
+    group: str = field(default="", compare=False)
+
+    @property
+    def origin(self) -> "Author":
+        return Author(self.author, self.group)
+
+    @property
+    def size(self) -> int:
+        """The characters of its completions."""
+        return sum(len(completion.text) for completion in self.completions)
 
 
 @dataclass(frozen=True, slots=True)

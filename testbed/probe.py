@@ -21,6 +21,7 @@ reach each other.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -34,7 +35,6 @@ from typing import Any
 import trio
 
 from p2p.blobs.blobs import content_id
-from p2p.blobs.fetch import Want
 from p2p.engines import engine
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
@@ -42,7 +42,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Envelope, Handlers, P2pEngine, PeerId
+from p2p.types import Envelope, Handlers, P2pEngine, PeerId, PeerRequest, Unanswered
 
 
 class Probe:
@@ -81,24 +81,30 @@ class Probe:
             self.member.engine.shut_out(order["shut_out"], order["seconds"])
             return
         if "fetch" in order:
-            await self._fetch(
-                Want(bytes.fromhex(order["fetch"]), order["size"], order["holders"]), order["seconds"]
-            )
+            await self._fetch(order)
             return
         for _ in range(order.get("count", 1)):
             self.member.publish("probe", os.urandom(order["publish"]))
             say(sent=self._last)
             await trio.sleep(order.get("every", 0))
 
-    async def _fetch(self, want: Want, seconds: float) -> None:
-        since, blob = time.monotonic(), None
-        with trio.move_on_after(seconds):
-            blob = await self.member.fetch(want)
-        say(
-            fetched=want.id.hex(),
-            bytes=len(blob) if blob is not None else None,
-            seconds=time.monotonic() - since,
-        )
+    async def _fetch(self, order: dict[str, Any]) -> None:
+        since, found = time.monotonic(), list[int]()
+        name = bytes.fromhex(order["fetch"])
+
+        async def ask(holder: PeerId) -> None:
+            with contextlib.suppress(Unanswered):
+                blob = await self.member.request(holder, PeerRequest.BLOBS.message(name), order["size"])
+                if content_id(blob) == name:
+                    self.member.hold(blob)
+                    found.append(len(blob))
+                    nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(order["seconds"]):
+            async with trio.open_nursery() as nursery:
+                for holder in dict.fromkeys([*order["holders"], *(p.id for p in self.member.peers())]):
+                    nursery.start_soon(ask, holder)
+        say(fetched=order["fetch"], bytes=found[0] if found else None, seconds=time.monotonic() - since)
 
     async def _tell(self) -> None:
         peers: list[PeerId] = []

@@ -9,16 +9,24 @@ Everything else in a test can be the real part: rounds, inbox, exchange and veri
 """
 
 import itertools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import QueuedMember
+from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine
+from p2p.types import Envelope, Handlers, P2pEngine
+from swarmd.config.config import NodeConfig
+from swarmd.exchange import offers, wire
+from swarmd.exchange.exchange import Exchange
+from swarmd.exchange.virtual import VirtualNode
+from swarmd.tasks.curriculum import TINY_9, Curriculum
+from swarmd.types import Rollout
 from testbed import TIMEOUT_S as TIMEOUT_S
 
 # When a test begins, in seconds since the epoch.
@@ -41,6 +49,18 @@ def identity(number: int) -> Identity:
     return Identity(number.to_bytes(32, "big"))
 
 
+class ListeningMember(Member):
+    """A member that keeps what it admits until `received`, unless `admitted` is given."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._heard: list[Envelope] = []
+        super().__init__(*args, **{"admitted": lambda envelope: self._heard.append(envelope), **options})
+
+    def received(self) -> Sequence[Envelope]:
+        heard, self._heard = self._heard, []
+        return heard
+
+
 def memory_member(
     swarm: MemorySwarm,
     who: Identity | int,
@@ -49,16 +69,51 @@ def memory_member(
     topic: Topic = TOPIC,
     engine: Callable[[Handlers], P2pEngine] | None = None,
     **options: Any,
-) -> QueuedMember:
-    """Build a real member over the memory engine, a `Transport`.
+) -> ListeningMember:
+    """Build a real member over the memory engine.
 
     engine: used instead, if given. options: passed on to `Member`.
     """
     me = identity(who) if isinstance(who, int) else who
     options.setdefault("sequence", itertools.count(1))
-    return QueuedMember(
+    return ListeningMember(
         me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options
     )
+
+
+def memory_node(
+    swarm: MemorySwarm,
+    who: Identity | int,
+    clock: Callable[[], float],
+    *,
+    curriculum: Curriculum = TINY_9,
+    config: NodeConfig | None = None,
+    model: str = "m",
+    whole: int = offers.WHOLE_BYTES,
+    node: Callable[..., VirtualNode] = VirtualNode,
+    topic: Topic = TOPIC,
+    engine: Callable[[Handlers], P2pEngine] | None = None,
+) -> VirtualNode:
+    """Build a node that exchanges rollouts over the memory engine, as a round uses it."""
+    settings, me = config or NodeConfig(), identity(who) if isinstance(who, int) else who
+    exchange = Exchange(curriculum, settings.round, settings.sharing, model, random.Random(str(who)), whole)
+    return node(exchange, me, topic, engine or partial(swarm.join, me.peer_id), clock)
+
+
+def gossip(member: Member, rollouts: Sequence[Rollout], round_number: int = 1, model: str = "m") -> None:
+    """Send a set of rollouts whole, whatever its size and the pace."""
+    member.publish(wire.KIND, wire.encode(rollouts, round_number, model))
+
+
+def offer(
+    member: Member, rollouts: Sequence[Rollout], round_number: int = 1, curriculum: Curriculum = TINY_9
+) -> None:
+    """Offer rollouts at once, whatever the pace."""
+    bodies, blobs = offers.encode(rollouts, round_number, "m", curriculum.specialties)
+    for blob in blobs:
+        member.hold(blob)
+    for body in bodies:
+        member.publish(offers.KIND, body)
 
 
 async def until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:

@@ -60,8 +60,9 @@ LAYERS = {
         "errors types terminal",
         "config state",
         "protocols",
-        "tasks experience link system",
+        "tasks experience system",
         "exchange policy",
+        "link",
         "trainer",
         "daemon",
         "lab library",
@@ -103,6 +104,9 @@ TABLES = ("swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 PURE = """
     swarmd/types.py swarmd/state/status.py swarmd/experience/*.py
     swarmd/exchange/wire.py swarmd/exchange/serving.py
+    swarmd/exchange/events.py swarmd/exchange/fetching.py swarmd/exchange/market.py
+    swarmd/exchange/exchange.py swarmd/exchange/pacing.py swarmd/exchange/offers.py
+    swarmd/exchange/virtual.py
     swarmd/trainer/round.py swarmd/daemon/local_api/status_words.py swarmd/daemon/local_api/roster.py
     swarmd/daemon/diagnosis/isolation.py swarmd/daemon/diagnosis/reachability_report.py
     swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py

@@ -19,7 +19,6 @@ from p2p.blobs.blobs import MAX_CONTENT_BYTES, content_id, unpack
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import DOMAIN, seal
 from p2p.identity import Identity, peer_id_of, public_key_of, verify
-from p2p.member import QueuedMember
 from p2p.peers import dial_back, introduction, twins
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason
@@ -27,7 +26,7 @@ from swarmd.exchange import acknowledgements, offers, wire
 from swarmd.exchange.offers import Offered
 from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT
-from tests.doubles import memory_member
+from tests.doubles import ListeningMember, memory_member
 
 FOLDER = ROOT / "docs" / "vectors"
 ALICE, BOB, CAROL = (Identity(seed) for seed in (bytes(range(32)), bytes(32), b"\x01" * 32))
@@ -329,7 +328,7 @@ def blob_reason(entry: Entry) -> str:
     return named(offers.decode_blob(blob, Offered(author, ref, content_id(blob), len(blob), author)))
 
 
-def answering() -> QueuedMember:
+def answering() -> ListeningMember:
     """Return Alice's member, which holds the first good blob, to be asked by Bob from 203.0.113.7."""
     member = memory_member(MemorySwarm(), ALICE, lambda: NOW, topic=TOPIC)
     for blob in offers.encode([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
@@ -337,7 +336,7 @@ def answering() -> QueuedMember:
     bob = Peer(BOB.peer_id, "/ip4/203.0.113.7/tcp/50000", "inbound", NOW)
     member.answers |= {
         PeerRequest.DIAL_BACK: dial_back.DialBack(lambda: [bob], lambda: NOW),
-        PeerRequest.USED: acknowledgements.AcknowledgementCounter(),
+        PeerRequest.USED: acknowledgements.AcknowledgementCounter(lambda: 0),
         PeerRequest.INTRODUCTION: introduction.Introducer(
             [TOPIC],
             lambda _: 2,

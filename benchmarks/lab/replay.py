@@ -34,11 +34,11 @@ from typing import Any
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import QueuedMember
 from p2p.topic import Topic
 from swarmd.config.config import NodeConfig
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.exchange import Exchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
 from swarmd.tasks.sandbox.client import Verifier
@@ -308,16 +308,10 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
 def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundParts, LanguagePolicy]:
     identity = Identity(bytes([seed]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
-    member = QueuedMember(
-        identity,
-        topic,
-        partial(MemorySwarm().join, identity.peer_id),
-        sequence=iter(range(1, 2**31)),
-        clock=time.time,
-    )
+    exchange = Exchange(curriculum_of(config), config.round, config.sharing, "tiny", random.Random(seed))
+    node = VirtualNode(exchange, identity, topic, partial(MemorySwarm().join, identity.peer_id), time.time)
     policy = LanguagePolicy.open(config, seed)
-    exchange = RolloutExchange(member, config.model.name, curriculum_of(config))
-    return build(config, seed, identity.peer_id, exchange, policy, verifier), policy
+    return build(config, seed, identity.peer_id, node, policy, verifier), policy
 
 
 def _held_out(

@@ -23,22 +23,23 @@ import contextlib
 import itertools
 import json
 import random
+import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import psutil
 import trio
 
-from p2p.blobs.fetch import Want
+from p2p.blobs.blobs import content_id
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope, PeerId, ReceivedBody
+from p2p.types import Envelope, PeerId, PeerRequest, Unanswered
 from swarmd.config.config import RoundConfig
-from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.driver import Driver
+from swarmd.exchange.events import Deliver, RoundBegan, Share
+from swarmd.exchange.exchange import Exchange
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import SAPO_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
@@ -47,12 +48,6 @@ from testbed.probe import build_engine, lines, options, say
 
 COMPLETIONS = 8
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
-
-
-class SharingMember(Member):
-    def received(self) -> Sequence[ReceivedBody]:
-        """Return nothing: the gatherer gets what comes."""
-        return ()
 
 
 class Node:
@@ -64,7 +59,7 @@ class Node:
         self._numbers = itertools.count(self._rng.randrange(10**8))  # of tasks
         self._got, self._bytes, self._round, self._at = 0, 0, 0, 0.0
         self._up, self._heard = 0.0, False
-        self.member = SharingMember(
+        self.member = Member(
             self._identity,
             Topic(arguments.swarm, arguments.digest),
             partial(build_engine, arguments, self._identity),
@@ -72,22 +67,16 @@ class Node:
             clock=time.time,
             admitted=self._on_admitted,
         )
-        self._gatherer = Gatherer(
-            self.member,
-            SAPO_9,
-            RoundConfig(external=arguments.wanted, max_age=1),
-            SharingSettings(),
-            self._receive,
-            time.monotonic,
-            self._rng,
-        )
+        round = RoundConfig(external=arguments.wanted, max_age=1)
+        exchange = Exchange(SAPO_9, round, SharingSettings(), "exchange", self._rng)
+        self._driver = Driver(exchange, self._receive, lambda text: print(text, file=sys.stderr))
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             addresses = await nursery.start(self.member.run)
             say(up=list(addresses), id=self._identity.peer_id)
             nursery.start_soon(self._tell)
-            nursery.start_soon(self._gatherer.run)
+            nursery.start_soon(self._driver.run, self.member)
             self._up = time.monotonic()
             async for line in lines():
                 nursery.start_soon(self._obey, json.loads(line))
@@ -100,12 +89,7 @@ class Node:
                 blobs={name.hex(): len(blob) for name, blob in self.member.blobs.held.items()},
             )
         elif "fetch" in order:
-            blob = None
-            with trio.move_on_after(10):
-                blob = await self.member.fetch(
-                    Want(bytes.fromhex(order["fetch"]), order["size"], [order["author"]])
-                )
-            say(fetched=order["fetch"], found=blob is not None)
+            say(fetched=order["fetch"], found=await self._fetch(order))
         else:
             await self._play(order)
 
@@ -113,9 +97,20 @@ class Node:
         rollouts = [self._rollout(order["bytes"]) for _ in range(order["rollouts"])]
         await trio.sleep(max(0.0, order["at"] - 0.1 - time.time()))
         self._got, self._bytes, self._round, self._at = 0, 0, order["round"], order["at"]
-        self._gatherer.next_round(self._gatherer.round + 1, Lead())
+        self._driver.put(RoundBegan(order["round"] + 1, Lead()))
         await trio.sleep(max(0.0, order["at"] - time.time()))
-        RolloutExchange(self.member, "exchange", SAPO_9).share(rollouts, order["round"])
+        self._driver.put(Share(tuple(rollouts), order["round"]))
+
+    async def _fetch(self, order: dict[str, Any]) -> bool:
+        """Ask the author for a blob, then the connected members; return whether one of them has it."""
+        name = bytes.fromhex(order["fetch"])
+        with trio.move_on_after(10):
+            for holder in dict.fromkeys([order["author"], *(peer.id for peer in self.member.peers())]):
+                with contextlib.suppress(Unanswered):
+                    blob = await self.member.request(holder, PeerRequest.BLOBS.message(name), order["size"])
+                    if content_id(blob) == name:
+                        return True
+        return False
 
     def _rollout(self, size: int) -> Rollout:
         """Make a rollout with a few lines of real text for each completion."""
@@ -129,11 +124,11 @@ class Node:
         if self._up and not self._heard:
             self._heard = True
             say(first=time.monotonic() - self._up)
-        self._gatherer.on_envelope(envelope)
+        self._driver.admitted(envelope)
 
-    def _receive(self, received: ReceivedBody) -> None:
+    def _receive(self, delivered: Deliver) -> None:
         self._got += 1
-        self._bytes += len(received.body)
+        self._bytes += delivered.rollout.size
         if self._got == self._arguments.wanted:
             say(held=self._round, after=time.time() - self._at, bytes=self._bytes)
 

@@ -19,8 +19,8 @@ ours.
 """
 
 import argparse
-import itertools
 import json
+import random
 import statistics
 import sys
 import time
@@ -34,11 +34,11 @@ from benchmarks.round import compare
 from benchmarks.round.pairs import add_options, parser_of, plan_of, positive
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import QueuedMember
 from p2p.topic import Topic
 from swarmd.config.config import NodeConfig
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.exchange import Exchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.node import build
@@ -142,13 +142,9 @@ def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
 def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifier) -> RoundParts:
     identity = Identity(bytes([number]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
-    member = QueuedMember(
-        identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time
-    )
-    exchange = RolloutExchange(member, config.model.name, curriculum_of(config))
-    return build(
-        config, number, identity.peer_id, exchange, LanguagePolicy.open(config, seed=number), verifier
-    )
+    exchange = Exchange(curriculum_of(config), config.round, config.sharing, "tiny", random.Random(number))
+    node = VirtualNode(exchange, identity, topic, partial(swarm.join, identity.peer_id), time.time)
+    return build(config, number, identity.peer_id, node, LanguagePolicy.open(config, seed=number), verifier)
 
 
 if __name__ == "__main__":

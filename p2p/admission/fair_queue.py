@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from p2p.types import Envelope, PeerId, ReceivedBody
+from p2p.types import PeerId
 
 K = TypeVar("K")
 
@@ -80,7 +80,7 @@ def in_turn(items: Iterable[K], owner: Callable[[K], Hashable]) -> list[K]:
 MAX_FRAMES = 1024
 MAX_BYTES = 32 * 1024 * 1024
 
-W = TypeVar("W", bound=Envelope | ReceivedBody)
+W = TypeVar("W")
 
 
 class FairQueue(Generic[W]):
@@ -88,12 +88,13 @@ class FairQueue(Generic[W]):
         self._least, self._limit = bytes_ // frames, bytes_
         self._waiting, self._number = Turns(), 0
 
-    def put(self, item: W) -> None:
+    def put(self, item: W, author: PeerId, group: str, size: int) -> None:
+        """Add an author's item of so many bytes. group: its network group; "" if that is not known."""
         self._number += 1
         self._waiting.put(
-            (item.group or item.author, item.author),
+            (group or author, author),
             (self._number, item),
-            max(len(item.body), self._least),
+            max(size, self._least),
         )
         while self._waiting.bytes > self._limit:
             self._waiting.drop()

@@ -1,9 +1,12 @@
-"""Blobs: compressed content with an id, which peers offer and fetch. Pure.
+"""Blobs: compressed content with an id, which peers offer and fetch, their store and its server. Pure.
 
 A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it
 travels: it is checked before anything is inflated. 96 bits are enough against a second blob with the id of a
 given one, as a blob is of use for some minutes. An author could find two blobs with one id in 2^48 tries, but
 that would only make its own offer ambiguous.
+
+Question: byte 1 and a content id of 12 bytes. Answer: the blob; a zero byte if the peer does not have it;
+nothing if it does not know the question.
 """
 
 from collections import OrderedDict
@@ -12,12 +15,16 @@ from typing import Final
 
 from backports import zstd
 
+from p2p.types import PeerId, PeerRequest
+
 ID_BYTES = 12
 # The size of a blob as it travels.
 MAX_BLOB_BYTES = 256 * 1024
 # The size of what is in it.
 MAX_CONTENT_BYTES = 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
+# The answer of a peer that does not have the blob.
+MISSING = b"\0"
 # Without a checksum, as the id is one. With the content's size, so that a large one is refused before
 # anything is inflated.
 _PACKED: Final[dict[int, int]] = {
@@ -93,3 +100,20 @@ class BlobStore:
         if blob is not None:
             self.held.move_to_end(name)
         return blob
+
+
+class BlobServer:
+    """Answers questions from a store; the engine limits how much a peer may have."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self.sent = 0  # bytes
+
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:  # noqa: ARG002
+        """Answer a question; empty for another question."""
+        name = PeerRequest.BLOBS.content(message)
+        if name is None or len(name) != ID_BYTES:
+            return b""
+        reply = self._store.get(name) or MISSING
+        self.sent += len(reply)
+        return reply

@@ -74,6 +74,10 @@ class MemoryEngine:
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         await trio.lowlevel.checkpoint()
+        return self.ask(peer, question, limit)
+
+    def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        """Do what `request` does, at once."""
         other = self.swarm._members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
             raise Unanswered(f"{peer} is not there")

@@ -1,7 +1,6 @@
 """The daemon: holds key and p2p engine, supervises the trainer, talks to the judge. Never imports torch.
 
     sharing      `Participant`: the member of the swarm, what it hears, and what it fetches of others
-    publisher    what the trainer shares, at the node's pace
     child        `TrainerChild`: starts, watches and restarts the trainer; the link to it
     guest, judging    limits and pauses; the judge's questions
     board        `StatusBoard`: what the daemon itself knows of the node
@@ -41,12 +40,13 @@ from swarmd.daemon.local_api.status_words import HARMLESS, NO_FIRST, many
 from swarmd.daemon.membership import addresses_present, connection_news, run
 from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
-from swarmd.daemon.sharing import Participant, Publisher
+from swarmd.daemon.sharing import Participant
 from swarmd.daemon.supervision.restarts import Death
 from swarmd.daemon.supervision.trainer_process import TrainerChild, run_tracker
 from swarmd.daemon.supervision.watchdog import Stuck, Watchdog
 from swarmd.daemon.tracking import check_installed
 from swarmd.errors import SwarmdError
+from swarmd.exchange.events import RoundBegan, Share, Useless
 from swarmd.protocols import View
 from swarmd.state.folder import LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
@@ -108,13 +108,14 @@ class Daemon:
         self.sharing = Participant(
             config,
             folder,
-            lambda received: self.child.tell(received),
+            config.model.name,
+            lambda delivered: self.child.tell(delivered),
             lambda: PAUSED if self.guest.pauses else TRAINING,
+            view.talk,
             traffic,
         )
-        self.member, self.gatherer = self.sharing.member, self.sharing.gatherer
+        self.member = self.sharing.member
         peer_id, curriculum = self.sharing.identity.peer_id, self.sharing.curriculum
-        self.publisher = Publisher(self.member, self.sharing.pacing, config.round.max_age, view.talk)
         self.child = TrainerChild(
             link.StartTrainer(
                 config.model_dump_json(),
@@ -197,12 +198,7 @@ class Daemon:
         nursery.start_soon(self._be_in_swarm, nursery)
         for name in self.config.metrics.report_to:
             nursery.start_soon(run_tracker, name, self._folder, self.sharing.identity.peer_id, self.view.talk)
-        for task in (
-            self.guest.run,
-            self._report_swarm,
-            self.publisher.run,
-            self._refresh_view,
-        ):
+        for task in (self.guest.run, self._report_swarm, self._refresh_view):
             nursery.start_soon(task)
 
     def shutdown(self) -> None:
@@ -243,7 +239,7 @@ class Daemon:
             peers = self.sharing.heard()
             if refused or peers != told:
                 self.child.tell(
-                    link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()})
+                    link.SwarmNews(peers, {reason.value: count for reason, count in refused.items()})
                 )
             connected, told = now_connected, peers
             await trio.sleep(REPORT_EVERY_S)
@@ -252,13 +248,8 @@ class Daemon:
 
     def _on_trainer_message(self, message: link.ToDaemon) -> None:
         match message:
-            case link.Publish(kind, body):
-                self.publisher.publish(kind, body)
-            case link.Hold(blob):
-                self.member.hold(blob)
-            case link.ReportPeer(author, reason):
-                self.member.report(PeerId(author), Reason[reason])
-                self.sharing.roster.bad(PeerId(author))
+            case Share() | Useless():
+                self.sharing.driver.put(message)
             case link.TrainerState(state, cause, remedy):
                 self.board.say(state, cause, remedy)
             case link.TrainerReady():
@@ -283,7 +274,7 @@ class Daemon:
     def _on_trainer_ready(self, ready: link.TrainerReady) -> None:
         self._works()
         self.board.resumed(ready)
-        self.gatherer.resume(ready.round + 1)
+        self.sharing.driver.put(RoundBegan(ready.round + 1))
         for note in ready.notes:
             self.view.talk(note)
         self.child.tell(link.SwarmNews(self.sharing.heard(), {}))
@@ -292,11 +283,9 @@ class Daemon:
 
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.board.round_done(done)
-        self.sharing.given.rollouts += done.shared if self.member.peers() else 0
         self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
-        self.gatherer.next_round(done.line["round"] + 1, done.lead)
-        self.publisher.next_round()
+        self.sharing.driver.put(RoundBegan(done.line["round"] + 1, done.lead))
         for reason, count in done.line["rejected"].items():
             # Told once: the status counts them, and so does each round's line.
             if reason not in self._advised | HARMLESS:

@@ -90,10 +90,12 @@ class AcknowledgementCounter:
 
     A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures
     large, on our own screen alone.
+
+    shared: returns how many rollouts were shared since the start.
     """
 
-    def __init__(self) -> None:
-        self.rollouts = 0  # rollouts shared since the start
+    def __init__(self, shared: Callable[[], int]) -> None:
+        self._shared = shared
         # Peer -> number of its last message, rollouts
         self._by: Latest[PeerId, tuple[int, int]] = Latest(MAX_PEERS)
 
@@ -103,7 +105,7 @@ class AcknowledgementCounter:
         except (msgspec.MsgspecError, RecursionError):
             return b""
         number, before = self._by.get(peer, (None, 0))
-        total = min(self.rollouts, before + (said.rollouts if number != said.number else 0))
+        total = min(self._shared(), before + (said.rollouts if number != said.number else 0))
         if total:
             self._by[peer] = (said.number, total)
         return HEARD
@@ -116,7 +118,7 @@ class AcknowledgementCounter:
     def document(self) -> dict[str, int]:
         """Return the status: rollouts shared, how often one was used, and by how many peers."""
         return {
-            "rollouts": self.rollouts,
+            "rollouts": self._shared(),
             "used": self.used,
             "by": len(self._by),
         }

@@ -47,6 +47,8 @@ ITEMS_BYTES = OFFER_BYTES - max(PACKED_BYTES) - 2
 MAX_ITEMS = 64
 # A set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip.
 WHOLE_BYTES = 2 * 1024
+# Offers that are on the board, and chosen ones that are remembered.
+MAX_OFFERED = MAX_TAKEN = 8192
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB_BYTES)]
@@ -181,8 +183,8 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
     return [*found, _body(round_number, waiting)] if waiting else found
 
 
-def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
-    """Return a blob as the body of a `rollouts` frame and its rollout, or why it is not what was offered.
+def decode_blob(blob: bytes, item: "Offered") -> wire.RolloutSet | Reason:
+    """Return the one rollout of a blob, as a set, or why it is not what was offered.
 
     Never raises. blob: has the offered id, so whoever offered it is to blame for it.
     """
@@ -201,7 +203,7 @@ def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
     if [rollout.ref for rollout in found.rollouts] != [item.ref]:
         # Or a false label would attract those who lack a specialty.
         return Reason.MISLABELLED
-    return parsed.body, found.rollouts[0]
+    return found
 
 
 def author_of(blob: bytes) -> PeerId:
@@ -236,18 +238,18 @@ class Board:
         *,
         kept_rounds: int,
         per_author: int = MAX_ITEMS,
-        in_all: int = 8192,
+        in_all: int = MAX_OFFERED,
     ) -> None:
-        self._trainable = trainable
+        self.trainable = trainable
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
         self.round = 0  # the trainer's round; 0: not known yet
         self.offered: OrderedDict[Key, Offered] = OrderedDict()  # oldest first
         self._authors: dict[PeerId, OrderedDict[Key, None]] = {}  # keys of each author's offers, oldest first
-        self._taken: Latest[Key, None] = Latest(8192)  # chosen offers, oldest first
+        self._taken: Latest[Key, None] = Latest(MAX_TAKEN)  # chosen offers, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
         """Put up those that are for training. Returns how many they are."""
-        good = [item for item in offered if self._trainable(item.ref)]
+        good = [item for item in offered if self.trainable(item.ref)]
         for item in good:
             if item.key in self._taken or item.key in self.offered:
                 continue

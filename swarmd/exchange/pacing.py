@@ -151,13 +151,16 @@ class Pacing:
         """The mean seconds between two offers; None where the pace is free."""
         return None if math.isinf(self.pace) else 1 / self.pace
 
-    def may_send(self, now: float) -> bool:
-        """Return whether a waiting offer may be sent now. It is asked again and again while one waits."""
+    def next_at(self, now: float) -> float:
+        """Return when a waiting offer may be sent, or the pace is corrected before: then ask again.
+
+        It is now or earlier if the offer may be sent at once.
+        """
         self._correct(now)
-        if math.isinf(self.pace) or now >= self._sent_at + self._gap / self.pace:
-            return True
+        if math.isinf(self.pace) or now >= (turn := self._sent_at + self._gap / self.pace):
+            return now
         self._waited = True
-        return False
+        return min(turn, self._correct_at)
 
     def sent(self, now: float) -> None:
         """Note that an offer was sent."""
@@ -198,6 +201,8 @@ class Pacing:
 
 
 Message = tuple[str, bytes]  # kind and body
+# Messages of one round that wait; the oldest go.
+MAX_WAITING = 64
 
 
 class Outgoing:
@@ -217,9 +222,15 @@ class Outgoing:
     def put(self, kind: str, body: bytes) -> None:
         """Add a message of the round that runs."""
         self._rounds[-1].append((kind, body))
+        del self._rounds[-1][:-MAX_WAITING]
 
     def next_round(self) -> None:
         self._rounds.append([])
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message waits."""
+        return any(self._rounds)
 
     def pop(self, now: float) -> Message | None:
         """Remove and return the next message to send now; it counts as sent.
@@ -228,7 +239,7 @@ class Outgoing:
         """
         # The newest round first.
         waiting = [message for messages in reversed(self._rounds) for message in messages]
-        if not waiting or not self._pacing.may_send(now):
+        if not waiting or self._pacing.next_at(now) > now:
             return None
         self._pacing.sent(now)
         kind = waiting[0][0]

@@ -23,9 +23,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.blobs.fetch import HolderReply
 from p2p.latest import Latest
 from p2p.types import PeerId
+from swarmd.exchange.fetching import HolderReply
 from swarmd.exchange.offers import Choice, Offered
 
 MAX_CREDIT = 8

@@ -62,7 +62,6 @@ class SharingSampler:
     sharing: Sharing = field(default_factory=Sharing)
     n_local: int = 4
     n_external: int = 4
-    author_of: Callable[[PeerId], Author] = Author
     varied: bool = True
 
     def __call__(
@@ -77,7 +76,7 @@ class SharingSampler:
         theirs = caps.choose(
             *by_weight(kept, take, self.sharing.lead, rng),
             self.n_external,
-            lambda scored: self.author_of(scored.author) if capped else None,
+            lambda scored: scored.rollout.origin if capped else None,
             kind if self.varied else None,
         )
         return [*mine, *theirs]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from p2p.admission.fair_queue import fair_share
 from p2p.latest import Latest
 from p2p.types import PeerId
-from swarmd.types import Author, Scored, TaskRef, Tokens
+from swarmd.types import Scored, TaskRef, Tokens
 
 # A swarm that publishes more rollouts than this in max_age rounds loses its oldest here.
 CAPACITY = 1024
@@ -76,9 +76,8 @@ class Pool:
         max_age: int,
         capacity: int = CAPACITY,
         limits: PoolLimits | None = None,
-        author_of: Callable[[PeerId], Author] = Author,
     ) -> None:
-        self.max_age, self.capacity, self.limits, self._author_of = max_age, capacity, limits, author_of
+        self.max_age, self.capacity, self.limits = max_age, capacity, limits
         self.updates = 0  # updates so far, which `last_use` counts in
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
@@ -172,7 +171,7 @@ class Pool:
         if limits is None:
             if len(self._kept) > self.capacity:
                 # What is over goes from whoever holds most.
-                held = ((key, self._author_of(key[0]).group, key[0]) for key in self._kept)
+                held = ((key, kept.scored.rollout.group, key[0]) for key, kept in self._kept.items())
                 self.drop(self._kept.keys() - fair_share(held, self.capacity))
             return
         older = math.floor(limits.positive_bias * self.capacity)

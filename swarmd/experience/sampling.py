@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from p2p.types import PeerId
 from swarmd.experience.batch import by_weight, kind
 from swarmd.experience.caps import choose
 from swarmd.experience.pool import Pool
@@ -48,7 +47,6 @@ class Replay:
     batch: int  # B: rollouts of one update, at most
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int
-    author_of: Callable[[PeerId], Author] = Author
     sharing: Sharing = field(default_factory=Sharing)
     varied: bool = True  # as of `OfferChoice`
 
@@ -65,4 +63,4 @@ class Replay:
     def _author(self, scored: Scored) -> Author | None:
         author, limits = scored.author, self.pool.limits
         own = limits is not None and author == limits.own
-        return None if own or self.sharing.settings.caps == "off" else self.author_of(author)
+        return None if own or self.sharing.settings.caps == "off" else scored.rollout.origin

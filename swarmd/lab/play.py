@@ -3,13 +3,12 @@
 The network is the memory engine. Each node has its own weights, optimizer, questions, pool, identity and
 inbox; its round, exchange and policy are those of a real node. Nodes take turns, in another order each round;
 what one shares, those after it may collect in the same round. Sets of rollouts are offered, and each node
-fetches what it takes (`swarmd.lab.surroundings`), or they are gossiped whole where the setting says so.
+fetches what it takes (`swarmd.exchange.virtual`), or they are gossiped whole where the setting says so.
 
 `python -m swarmd.lab.play FOLDER SETTING SEED` plays one run of a results folder (`swarmd.lab.results`) and
 prints a line for each round. A run that was cut off begins anew.
 """
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,20 +16,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import Member, QueuedMember
 from p2p.topic import Topic
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.exchange import Exchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.lab.experiment import BadExperiment, Evaluation, Experiment, Hostile, Setting
 from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.results import Results, Run
-from swarmd.lab.surroundings import MARK, FetchingMember, HostilePeer, absences
+from swarmd.lab.surroundings import MARK, HostilePeer, absences
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.curriculum import DrawnTasks
@@ -48,7 +47,6 @@ EPOCH_S = 1_700_000_000.0
 ROUND_S = 5.0
 # Sets up to this size are gossiped whole, in a setting where they are.
 WHOLE_BYTES = 2**18
-M = TypeVar("M", bound=Member)
 # The report of a node that is away.
 NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())
 # The seed of the held-out questions, the same for every run.
@@ -60,7 +58,7 @@ class PlayedSwarm:
 
     def __init__(
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
-        exchange: Callable[..., RolloutExchange] = RolloutExchange, places: Collection[int] | None = None,
+        node: Callable[..., VirtualNode] = VirtualNode, places: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """Build the nodes of one setting.
 
@@ -93,7 +91,7 @@ class PlayedSwarm:
             Topic("lab", swarm_digest(self.curriculum)),
             seed,
         )
-        self._exchange = exchange
+        self._node = node
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self.cpu = [0.0] * len(configs)  # CPU seconds of each node's rounds so far
@@ -101,49 +99,35 @@ class PlayedSwarm:
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
-        self._fetching: list[FetchingMember] = []  # empty where sets are gossiped whole
+        self._joined: list[VirtualNode] = []
         for number in self._places:
             config = configs[number]
-            me, joined = self._join(number, config, whole=setting.whole)
+            joined = self._join(number, config, whole=setting.whole)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
-            self.nodes.append(build(config, seed * 1000 + number, me, joined, policy, reward))
+            self.nodes.append(build(config, seed * 1000 + number, self.ids[number], joined, policy, reward))
+            self._joined.append(joined)
             self.policies.append(policy)
         poisoners = setting.hostile.poisoners
         hostile = range(poisoners + setting.hostile.liars)
-        self.hostile = [self._hostile(len(configs) + i, i < poisoners, setting.whole) for i in hostile]
+        self.hostile = [
+            self._hostile(len(configs) + i, i < poisoners, configs[0], whole=setting.whole) for i in hostile
+        ]
 
     def _identity(self, number: int) -> Identity:
         return Identity(random.Random(f"{self._seed} {number} key").randbytes(32))
 
-    def _member(self, number: int, kind: type[M], **options: Any) -> M:
-        identity = self._identity(number)
-        return kind(
-            identity,
-            self._topic,
-            partial(self._memory.join, identity.peer_id),
-            sequence=itertools.count(1),
-            clock=lambda: self._now,
-            **options,
-        )
+    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> VirtualNode:
+        identity, rng = self._identity(number), random.Random(f"{self._seed} {number} offers")
+        size = WHOLE_BYTES if whole else 0
+        exchange = Exchange(self.curriculum, config.round, config.sharing, config.model.name, rng, size)
+        engine = partial(self._memory.join, identity.peer_id)
+        return self._node(exchange, identity, self._topic, engine, lambda: self._now)
 
-    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, RolloutExchange]:
-        member: QueuedMember | FetchingMember
-        if whole:
-            member = self._member(number, QueuedMember)
-        else:
-            rng = random.Random(f"{self._seed} {number} offers")
-            member = self._member(number, FetchingMember, config=config, curriculum=self.curriculum, rng=rng)
-            self._fetching.append(member)
-        return self.ids[number], self._exchange(
-            member, config.model.name, self.curriculum, whole=WHOLE_BYTES if whole else 0
-        )
-
-    def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
-        member = self._member(number, QueuedMember)
+    def _hostile(self, number: int, poisons: bool, config: NodeConfig, *, whole: bool) -> HostilePeer:
         return HostilePeer(
-            member.identity.peer_id,
+            self._identity(number).peer_id,
             CurriculumTasks(self.curriculum),
-            RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE_BYTES if whole else 0),
+            self._join(number, config, whole=whole),
             self.nodes[0].completions,
             poisons,
             random.Random(f"{self._seed} {number} hostile"),
@@ -155,9 +139,7 @@ class PlayedSwarm:
         reports: list[RoundReport] = [NOTHING] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
-                if self._fetching:
-                    # A node's daemon is told of its round before.
-                    self._fetching[place].begin_round(number, self.nodes[place].sharing.lead)
+                self._joined[place].lead = self.nodes[place].sharing.lead
                 begun = time.process_time()
                 reports[place] = run_round(number, self.nodes[place])
                 self.cpu[place] += time.process_time() - begun

@@ -1,8 +1,4 @@
-"""What surrounds the nodes of an experiment: a daemon's fetching, hostile peers, and absences.
-
-Fetching: the board, the choice and the fetches are those of a real node (`swarmd.exchange.gathering`), over
-the memory engine. Fetching takes no virtual time: what no present member holds is given up, as at the end of
-a real round.
+"""What surrounds the nodes of an experiment: hostile peers, and absences.
 
 Hostile peers are liars and poisoners, as in the tests of attacks, each as loud as an honest node is on
 average. A liar sends one right answer, so that the rollout has an advantage, and right answers to other
@@ -13,65 +9,15 @@ Churn is pure: one seed gives one history, whatever the setting.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
-import trio
-import trio.testing
-
-from p2p.admission.fair_queue import FairQueue
-from p2p.member import Member
-from p2p.types import Envelope, PeerId, ReceivedBody
-from swarmd.config.config import NodeConfig
-from swarmd.daemon.membership import run
-from swarmd.exchange.gathering import Gatherer
+from p2p.types import PeerId
 from swarmd.lab.experiment import Churn
 from swarmd.protocols import Swarm
-from swarmd.tasks.curriculum import Curriculum
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.types import Completion, Lead, Rollout, Task
-
-
-class FetchingMember(Member):
-    """A member that is a `Transport`, as `QueuedMember`, and fetches when the round collects."""
-
-    def __init__(
-        self, *args: Any, config: NodeConfig, curriculum: Curriculum, rng: random.Random, **options: Any
-    ) -> None:
-        self._heard: FairQueue[Envelope] = FairQueue()
-        super().__init__(*args, admitted=self._heard.put, **options)
-        self._here: list[ReceivedBody] = []
-        self._gatherer = Gatherer(
-            self, curriculum, config.round, config.sharing, self._here.append, self._clock, rng
-        )
-
-    def received(self) -> Sequence[ReceivedBody]:
-        """Return what was gossiped whole, oldest first, then what was fetched, in a repeatable order."""
-        for envelope in self._heard.drain():
-            self._gatherer.on_envelope(envelope)
-        whole = len(self._here)
-        run(self._gather)
-        here = list(self._here)
-        self._here.clear()
-        return [
-            *here[:whole],
-            *sorted(here[whole:], key=lambda received: (received.heard, received.author, received.body)),
-        ]
-
-    def begin_round(self, number: int, lead: Lead) -> None:
-        """Begin a round, as a trainer tells its daemon.
-
-        number: the experiment's, which counts rounds in which the node is away, too.
-        """
-        self._gatherer.next_round(number, lead)
-
-    async def _gather(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._gatherer.run)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-
+from swarmd.types import Completion, Rollout, Task
 
 MARK: Final = "evil"  # the poisoners' word
 # Draws of another question of the same kind with another answer.

@@ -21,7 +21,7 @@ import msgspec
 
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.lab.experiment import Evaluation, Setting
 from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
@@ -52,8 +52,8 @@ class RankNetwork(MemorySwarm):
         super().inject(frame, sender)
 
 
-class RankExchange(RolloutExchange):
-    """An exchange that first gathers the frames of all ranks. gather: called before it collects."""
+class RankNode(VirtualNode):
+    """A node that first gathers the frames of all ranks. gather: called before it collects."""
 
     def __init__(self, *args: Any, gather: Callable[[], None], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -74,7 +74,7 @@ class RankedSwarm(PlayedSwarm):
         self._rank, self._network = rank, RankNetwork()
         super().__init__(
             setting.model_copy(update={"whole": True}), seed, reward, self._network,
-            partial(RankExchange, gather=self._gather_frames), [rank],
+            partial(RankNode, gather=self._gather_frames), [rank],
         )  # fmt: skip
 
     def round(self, number: int) -> dict[str, Any]:

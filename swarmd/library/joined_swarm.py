@@ -32,11 +32,9 @@ from msgspec import to_builtins
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import read_invitation
-from swarmd.config.own_strategy import load_take
 from swarmd.config.sources import resolve
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, require_same_swarm
 from swarmd.experience.advantages import advantages, within_group
 from swarmd.experience.batch import BatchBuilder, Fitting, SharingSampler
@@ -205,25 +203,23 @@ class JoinedSwarm:
         if state is None:
             return
         try:
-            load_take(config.sharing.take)
             self._network = Network(config, state, author, self._changed, talk, stopped or self._close_soon)
         except BaseException:
             state.close()
             raise
-        exchange = RolloutExchange(self._network, author, curriculum)
         sharing = Sharing(config.sharing)
         self._parts = ReceivingParts(
             me=self._network.peer_id,
             tasks=self.tasks.source,
             reward=self._verifier,
-            swarm=exchange,
-            pool=Pool(config.round.max_age, author_of=exchange.author),
+            swarm=self._network,
+            pool=Pool(config.round.max_age),
             batch_rng=random.Random(secrets.randbits(64)),
             external=config.round.external,
             completions=config.round.completions,
             sharing=sharing,
         )
-        self._sampler = SharingSampler(sharing, 0, 0, exchange.author, len(curriculum.specialties) > 1)
+        self._sampler = SharingSampler(sharing, 0, 0, len(curriculum.specialties) > 1)
 
     def open(self) -> Self:
         """Start both threads, and return once others can reach us. Raises OperatorError where they cannot."""
@@ -427,7 +423,7 @@ class JoinedSwarm:
     def _offer(self, scored: Scored) -> bool:
         chosen = self._network is not None and self._share(scored)
         if chosen and self._network is not None:
-            self._network.offer(scored.rollout, scored.round)
+            self._network.share([scored.rollout], scored.round)
         return chosen
 
 

@@ -4,7 +4,7 @@ The only place that builds `RoundParts`, and so the place of every choice that a
 
     tasks, reward          questions by number; the contained verifier that scores ours and others' alike
     policy                 generates and trains; the model behind it is `policy/language_policy.py`
-    swarm                  shares and collects; in a node `RolloutExchange` over the link to the daemon
+    swarm                  shares and collects; in a node the link to the daemon
     pool, schedule         rollouts by age; with `[replay]` our own too, and how often they are drawn
     build_batch, gate      a sampler (`[sharing]` or replay), then the filters in the order listed here
     task_rng, batch_rng    two streams of one seed, so one seed gives one run
@@ -55,14 +55,12 @@ def build(
     sharing = Sharing(config.sharing)
     tasks = open_tasks(curriculum_of(config), reward, config.tasks.specialties)
     varied = len(tasks.curriculum.specialties) > 1
-    sampler: Sampler = SharingSampler(
-        sharing, config.round.local, config.round.external, swarm.author, varied
-    )
-    pool, schedule, remember = Pool(config.round.max_age, author_of=swarm.author), ReplaySchedule(), None
+    sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, varied)
+    pool, schedule, remember = Pool(config.round.max_age), ReplaySchedule(), None
     if config.replay.mode == "on":
         remember = remembering.logprobs if remembering else None
         pool, schedule = (
-            _replay_pool(config, me, swarm, remembers=remember is not None),
+            _replay_pool(config, me, remembers=remember is not None),
             ReplaySchedule(
                 config.replay.updates_per_round, config.replay.max_clip_fraction, config.replay.max_kl
             ),
@@ -73,7 +71,6 @@ def build(
             _batch_size(config),
             sampler,
             config.round.max_age,
-            swarm.author,
             sharing,
             varied,
         )
@@ -136,7 +133,7 @@ def _batch_size(config: NodeConfig) -> int:
     return config.replay.batch or max(1, config.round.local + config.round.external)
 
 
-def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: bool) -> Pool:
+def _replay_pool(config: NodeConfig, me: PeerId, *, remembers: bool) -> Pool:
     """Build a pool that keeps our own too.
 
     Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only
@@ -146,7 +143,7 @@ def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: boo
     replay, share = config.replay, config.round.external / max(1, config.round.local + config.round.external)
     limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
     age = replay.max_age if remembers else config.round.max_age
-    return Pool(age, replay.size or 3 * _batch_size(config), limits, swarm.author)
+    return Pool(age, replay.size or 3 * _batch_size(config), limits)
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:

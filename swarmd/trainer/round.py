@@ -126,7 +126,7 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
     most = max(SCORED_PER_ROUND, parts.external)
     if len(new) > most:
         # Capped, or we would score nothing but a crowd's rollouts.
-        chosen = choose(range(len(new)), operator.neg, most, lambda i: parts.swarm.author(new[i].author))
+        chosen = choose(range(len(new)), operator.neg, most, lambda i: new[i].origin)
         new = [new[i] for i in sorted(chosen)]
     known = [
         (_scored_part(parts, cut_behind_answers(rollout, parts.tasks.curriculum)), task)

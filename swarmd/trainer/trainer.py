@@ -1,8 +1,7 @@
 """The trainer process: opens what a node needs, then runs rounds, saves and answers the judge.
 
-    link         `TrainerLink`: everything from the daemon (bodies, peers, stop, pause) and back to it
+    link         `TrainerLink`: everything from the daemon (rollouts, peers, stop, pause) and back to it
     policy       the model, the only part with torch
-    exchange     rollouts in bytes, over the link
     verifier     scores answers, in a contained process
     parts        what a round runs on, built of the above by `node.build`
     timetable, metrics           when checkpoints are due, and the line of each round
@@ -20,14 +19,12 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from p2p.types import PeerId
 from swarmd import link
 from swarmd.config.amounts import size
 from swarmd.config.config import CheckpointConfig, NodeConfig
 from swarmd.errors import CannotRecord
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import release_cached, unused_gpu
@@ -75,7 +72,6 @@ class Trainer:
     parts: RoundParts
     policy: LanguagePolicy
     verifier: Verifier
-    exchange: RolloutExchange
     link: TrainerLink
     checkpoints: Checkpoints
     metrics: MetricsFile
@@ -126,7 +122,7 @@ class Trainer:
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)
-        rested, shared = self.parts.schedule.state.rests, self.exchange.shared
+        rested = self.parts.schedule.state.rests
         self.progress.begin()
         report = run_round(self.round + 1, self.parts)
         self.round += 1
@@ -157,14 +153,10 @@ class Trainer:
         # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again.
         # None is missing or double.
         self._write_when_room(partial(self.metrics.append, line))
-        authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
         affordable = self.timetable.affordable(time.monotonic())
-        shared = self.exchange.shared - shared
         used, lead = report.first_used, self.parts.sharing.lead
         self.link.tell(
-            link.RoundDone(
-                line, authors, self.verifier.pid, self.saved, affordable, shared, used, lead, report.shown
-            )
+            link.RoundDone(line, self.verifier.pid, self.saved, affordable, used, lead, report.shown)
         )
 
     def _supplied(self) -> bool:
@@ -208,7 +200,7 @@ class Trainer:
             cause = "it waits for others' rollouts: round.local is 0, so there are none of its own"
             remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
             self.link.tell(link.TrainerState(NodeState.WAITING, cause, remedy))
-        self.link.wait(self._until_save(MAX_WAIT_S), envelopes=True)
+        self.link.wait(self._until_save(MAX_WAIT_S), rollouts=True)
         self._between_rounds()
         return False
 
@@ -317,7 +309,6 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     """Build everything; resume from the newest whole checkpoint, without asking."""
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
-    curriculum = curriculum_of(config)
     checkpoints = Checkpoints(
         state_dir / "checkpoints", FILES, size(config.limits.state) if config.limits.state else None
     )
@@ -332,13 +323,12 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     policy = _open_policy(config, start.seed, report, daemon.rest)
     daemon.give_back = partial(release_cached, policy.device)
     with closing(policy):
-        exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
         config, policy, asked = _asking_well(config, policy, start, daemon, verifier, clock)
         progress = RoundProgress(lambda progress: daemon.tell(link.RoundGoesOn(progress)), clock)
         policy.watch(progress.done)
         parts = replace(
-            build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock),
+            build(config, start.seed, PeerId(start.peer_id), daemon, policy, verifier, clock),
             enter=progress.enter,
         )
         behind, notes = resume(checkpoints, parts, policy, start.seed)
@@ -358,7 +348,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
                 parts = beside_generators(parts, workers.policy, workers.generators, workers.lag.note)
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
             yield Trainer(
-                config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, metrics, behind,
+                config, start.seed, parts, policy, verifier, daemon, checkpoints, metrics, behind,
                 timetable, saved=behind, progress=progress, workers=workers,
             )  # fmt: skip
 

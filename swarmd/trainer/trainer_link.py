@@ -5,12 +5,14 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from p2p.admission.fair_queue import FairQueue
-from p2p.types import PeerId, Reason, ReceivedBody
+from p2p.types import PeerId
 from swarmd import link
+from swarmd.exchange.events import Deliver, Share, Useless
 from swarmd.state.status import NodeState
+from swarmd.types import Rollout
 
 
 class RoundCut(Exception):
@@ -18,7 +20,7 @@ class RoundCut(Exception):
 
 
 class TrainerLink:
-    """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop.
+    """The trainer's end: the `Swarm` of the round, and the daemon's wishes for the loop.
 
     Two threads move the bytes.
     """
@@ -26,11 +28,11 @@ class TrainerLink:
     def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
         self._socket, self._on_eof = sock, on_eof
         self._outbox, self._written = link.MessageQueue(), threading.Condition()
-        self._bodies: FairQueue[ReceivedBody] = FairQueue(link.MAX_WAITING_FRAMES)
+        self._arrived: FairQueue[Rollout] = FairQueue(link.MAX_WAITING_ROLLOUTS)
         self._changed = threading.Condition()
         self._start: link.StartTrainer | None = None
         self._questions: deque[link.JudgeQuestion] = deque(maxlen=1)
-        self._refused: Counter[Reason] = Counter()
+        self._refused: Counter[str] = Counter()  # by reason, in operators' words
         self._closing = self.stopping = self.hurried = False
         self.peers = 0
         self.compares = False  # whether a CompareRequest waits
@@ -51,25 +53,20 @@ class TrainerLink:
         assert self._start is not None
         return self._start
 
-    # The Transport seam.
+    # `protocols.Swarm`.
 
-    def publish(self, kind: str, body: bytes) -> None:
-        self.tell(link.Publish(kind, body))
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        if rollouts:
+            self.tell(Share(tuple(rollouts), round_number))
 
-    def received(self) -> Sequence[ReceivedBody]:
-        with self._changed:
-            return self._bodies.drain()
-
-    def hold(self, blob: bytes) -> None:
-        self.tell(link.Hold(blob))
-
-    def report(self, author: PeerId, reason: Reason) -> None:
-        self.tell(link.ReportPeer(author, reason.name))
-
-    def refused(self) -> Mapping[Reason, int]:
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         with self._changed:
             refused, self._refused = self._refused, Counter()
-        return refused
+            return self._arrived.drain(), refused
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        if useless := tuple(authors):
+            self.tell(Useless(useless))
 
     # What the loop asks.
 
@@ -85,21 +82,21 @@ class TrainerLink:
 
     @property
     def waiting(self) -> int:
-        """Return how many bodies `received` would return."""
+        """Return how many rollouts `collect` would return."""
         with self._changed:
-            return len(self._bodies)
+            return len(self._arrived)
 
-    def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
+    def wait(self, seconds: float, *, rollouts: bool = False, questions: bool = True) -> None:
         """Wait until the time is over, or there is what matters to the loop.
 
-        That is a stop; with `questions` one, or a pause; with `envelopes` one.
+        That is a stop; with `questions` one, or a pause; with `rollouts` one of another node.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self.stopping
                     or (questions and (self.paused or self._questions or self.compares))
-                    or (envelopes and self.waiting)
+                    or (rollouts and self.waiting)
                 ),
                 seconds,
             )
@@ -176,11 +173,11 @@ class TrainerLink:
 
     def _handle(self, message: link.ToTrainer) -> None:
         match message:
-            case ReceivedBody():
-                self._bodies.put(message)
+            case Deliver(rollout):
+                self._arrived.put(rollout, rollout.author, rollout.group, rollout.size)
             case link.SwarmNews(peers, refused):
                 self.peers = peers
-                self._refused.update({Reason[name]: count for name, count in refused.items()})
+                self._refused.update(refused)
             case link.JudgeQuestion():
                 self._questions.append(message)
             case link.CompareRequest():

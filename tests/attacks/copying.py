@@ -9,16 +9,16 @@ import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import trio
 
-from p2p.blobs.fetch import Want
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope, PeerId
+from p2p.types import Envelope, PeerId, PeerRequest, Unanswered
 from swarmd.exchange import offers
 from testbed.probe import build_engine, lines, options, say
 from tests.attacks.harness import declare
@@ -90,7 +90,9 @@ async def run(given: argparse.Namespace) -> None:
         async for envelope in hears:
             for _, _, size, name in items_of(envelope.body):
                 with trio.move_on_after(5):
-                    await member.fetch(Want(name, size, [envelope.author]))
+                    with suppress(Unanswered):
+                        question = PeerRequest.BLOBS.message(name)
+                        member.hold(await member.request(envelope.author, question, size))
 
     member = Member(
         me,

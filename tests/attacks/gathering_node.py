@@ -18,15 +18,17 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec import structs
 
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope, Handlers, P2pEngine, PeerId, ReceivedBody
+from p2p.types import Envelope, Handlers, P2pEngine, PeerId
 from swarmd.config.config import RoundConfig
-from swarmd.exchange import wire
-from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.driver import Driver
+from swarmd.exchange.events import Deliver, RoundBegan, Share
+from swarmd.exchange.exchange import Exchange
+from swarmd.exchange.market import Market
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
@@ -67,9 +69,8 @@ class Node:
             folder=folder,
         )
         settings = RoundConfig(external=WANTED, max_age=MAX_AGE)
-        self.gatherer = Gatherer(
-            self.member, TINY_9, settings, SharingSettings(), self._receive, trio.current_time, rng
-        )
+        exchange = Exchange(TINY_9, settings, SharingSettings(), "played", rng)
+        self.driver = Driver(exchange, self._receive, print)
 
     @property
     def id(self) -> PeerId:
@@ -78,14 +79,14 @@ class Node:
     async def run(self, seconds: float, ended: Callable[["Node"], None]) -> None:
         """Play rounds of so many seconds until cancelled. `ended` is called at the end of each."""
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self.gatherer.run)
+            self._nursery.start_soon(self.driver.run, self.member)
             while True:
                 self.share()
                 await trio.sleep(seconds * self._rng.uniform(0.8, 1.2))
                 self.round += 1
                 ended(self)
                 self.got = 0
-                self.gatherer.next_round(self.round + 1, Lead())
+                self.driver.put(RoundBegan(self.round + 1, Lead()))
 
     def share(self, count: int = SHARED) -> None:
         def text() -> str:
@@ -98,22 +99,24 @@ class Node:
                 self.id,
             )
 
-        RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)
+        self.driver.put(Share(tuple(rollout() for _ in range(count)), self.round))
 
     def _admitted(self, envelope: Envelope) -> None:
         if not self._late or envelope.via == self._near:
-            self.gatherer.on_envelope(envelope)
+            self.driver.admitted(envelope)
         elif self._nursery is not None:
             self._nursery.start_soon(self._hear_late, envelope)
 
     async def _hear_late(self, envelope: Envelope) -> None:
         await trio.sleep(self._late)
-        self.gatherer.on_envelope(envelope)
+        self.driver.admitted(envelope)
 
-    def _receive(self, received: ReceivedBody) -> None:
-        decoded = wire.decode(received.body, received.author)
-        if isinstance(decoded, wire.RolloutSet):
-            self.got += len(decoded.rollouts)
+    def _receive(self, _delivered: Deliver) -> None:
+        self.got += 1
+
+    @property
+    def market(self) -> Market:
+        return self.driver.exchange.market
 
 
 async def run(given: argparse.Namespace) -> None:
@@ -131,7 +134,7 @@ async def run(given: argparse.Namespace) -> None:
     )
 
     def ended(node: Node) -> None:
-        told = node.gatherer.document()
+        told = structs.asdict(node.market.figures())
         counts = {name: told[name] for name in ("set_aside", "missed")}
         say(round=node.round, at=time.time(), got=node.got, **counts, cpu=time.process_time())
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def member(kind: str, folder: Path, address: str) -> None:
     swarm = joined(folder, address)
     network = swarm.network
     assert network is not None
+    publish = partial(network._soon, network._swarm.member.publish)
     me = PeerId(str(swarm.report()["peer_id"]))
     texts = [swarmd.Completion(f"<answer>{text}</answer>", True) for text in [*CODE, *SLOW[:2], *DEEP]]
     for number in itertools.count(1):
@@ -77,12 +79,12 @@ def member(kind: str, folder: Path, address: str) -> None:
         elif kind == "plagiarist":
             for group in swarm.collect(8):
                 copied = Rollout(group.ref, group.completions, me)
-                network.publish(wire.KIND, wire.encode([copied], number, "copied"))
+                publish(wire.KIND, wire.encode([copied], number, "copied"))
         else:
             (task,) = swarm.tasks.draw()
-            network.publish(wire.KIND, os.urandom(500))
-            network.publish(wire.KIND, wire.encode([Rollout(task.ref, tuple(texts[:8]), me)], number, "bad"))
-            network.publish(f"{wire.KIND}-image", os.urandom(500))
+            publish(wire.KIND, os.urandom(500))
+            publish(wire.KIND, wire.encode([Rollout(task.ref, tuple(texts[:8]), me)], number, "bad"))
+            publish(f"{wire.KIND}-image", os.urandom(500))
 
 
 class Loop:

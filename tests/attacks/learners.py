@@ -14,9 +14,8 @@ from typing import TypeVar
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.experience.batch import BatchBuilder
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
@@ -27,7 +26,7 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Rollout, RoundReport, Scored
 from tests.attacks.harness import show
-from tests.doubles import Clock, memory_member
+from tests.doubles import Clock, gossip, memory_node
 
 ROUND = 30.0  # seconds that a round lasts on the members' clock
 LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
@@ -41,15 +40,13 @@ def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
     )
 
 
-class OneByOne(RolloutExchange):
-    """A member that shares each rollout in a frame of its own.
-
-    The frames are small enough to be gossiped whole, as no daemon here would fetch them.
-    """
+class OneByOne(VirtualNode):
+    """A node that gossips each rollout whole, in a frame of its own."""
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        super().share([], round_number)
         for rollout in rollouts:
-            super().share([rollout], round_number)
+            gossip(self.member, [rollout], round_number)
 
 
 R = TypeVar("R")
@@ -124,19 +121,20 @@ class Swarm:
     # Is shown every batch that is trained on
     batches: Callable[[Sequence[Scored]], None] = lambda batch: None
 
-    def member(self, number: int) -> QueuedMember:
+    def node(self, number: int, config: NodeConfig | None = None) -> OneByOne:
         identity = Identity(f"{self.seed} {number}".encode().ljust(32, b"."))
-        return memory_member(self.memory, identity, self.clock)
+        node = memory_node(self.memory, identity, self.clock, config=config, node=OneByOne)
+        assert isinstance(node, OneByOne)
+        return node
 
     def join(self, number: int, config: NodeConfig, start: Path | None = None) -> Learner:
         """start: a folder that a policy was saved to; None: the model as it comes."""
-        member, seed = self.member(number), 1000 * self.seed + number
+        node, seed = self.node(number, config), 1000 * self.seed + number
         policy = LanguagePolicy.open(config, seed)
         if start is not None:
             policy.restore(start)
-        exchange = OneByOne(member, config.model.name, TINY_9)
         learner = Learner(
-            build(config, seed, member.identity.peer_id, exchange, policy, self.verifier, time.process_time),
+            build(config, seed, node.member.identity.peer_id, node, policy, self.verifier, time.process_time),
             policy,
         )
         learner.node = replace(

@@ -2,8 +2,8 @@
 
 And frames and answers larger than they may be.
 
-The code is the real one: `p2p.blobs.blobs`, `p2p.blobs.fetch` through a `Member` in a memory swarm, the
-inbox. The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
+The code is the real one: `p2p.blobs.blobs`, `swarmd.exchange.fetching`, the inbox.
+The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
 one hides it in a second zstd frame, behind one that may be skipped, or asks for a window of 128 MiB. Time and
 memory are measured in a process of its own: of nine attempts the middle one, and the highest that the process
 resided in while it made them, so that nothing that was given back is forgotten.
@@ -18,14 +18,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import trio
-
 from p2p.blobs.blobs import BadBlob, content_id, unpack, zstd
-from p2p.blobs.fetch import Want
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME_BYTES
-from p2p.member import Member
-from p2p.types import PeerId, PeerRequest, Verdict
+from p2p.types import PeerId, Verdict
+from swarmd.exchange.events import Ask, Output
+from swarmd.exchange.fetching import Fetch, Fetcher
 from tests import ROOT
 from tests.attacks.harness import Attack, show, worst
 from tests.doubles import Clock, memory_member
@@ -96,20 +94,15 @@ def refused(blob: bytes) -> bool:
     return False
 
 
-def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, Member]:
-    """Return what the victim gets when the attacker answers its question with `reply`."""
-    swarm = MemorySwarm()
-    victim, attacker = (memory_member(swarm, n, Clock()) for n in (1, 2))
-
-    def hostile(_peer: PeerId, question: bytes) -> bytes:
-        return reply(question)
-
-    attacker.answers[PeerRequest.BLOBS] = hostile
-
-    async def fetch() -> bytes | None:
-        return await victim.fetch(Want(want.id, want.size, [attacker.identity.peer_id]))
-
-    return trio.run(fetch), victim
+def fetched(bomb: bytes) -> bytes | None:
+    """Return the blob that a fetch ends with when the holder answers with this bomb, which it has offered."""
+    outputs = list[Output]()
+    fetcher, holder = Fetcher(outputs.append), PeerId("attacker")
+    fetcher.begin(Fetch(content_id(bomb), len(bomb), [holder], 0.0))
+    fetcher.advance(0.0)
+    (ask,) = [output for output in outputs if isinstance(output, Ask)]
+    found = fetcher.answered(ask.number, bomb, 0.1)
+    return found[1] if found else None
 
 
 def measured() -> dict[str, dict[str, float]]:
@@ -138,9 +131,8 @@ def measured() -> dict[str, dict[str, float]]:
     for name, bomb in thrown.items():
         measure(name, len(bomb), lambda bomb=bomb: refused(bomb))  # type: ignore[misc]
     bomb = thrown["says 1 MiB"]
-    want = Want(content_id(bomb), len(bomb), [])
     # It is what was offered: only inflating it shows what it is
-    blob, _ = fetched(lambda _: bomb, want)
+    blob = fetched(bomb)
     measure("fetched as offered", len(bomb), lambda: blob is not None and refused(blob))
     huge = bytes(MAX_FRAME_BYTES * 64)
     victim = memory_member(MemorySwarm(), 3, Clock())

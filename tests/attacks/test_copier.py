@@ -22,8 +22,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import BlobServer
+from p2p.blobs.blobs import BlobServer, BlobStore
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import Frame, parse
 from p2p.identity import Identity
@@ -142,13 +141,13 @@ def in_memory(
             await trio.sleep(SETTLE)
             network.swarm.join(THIEF, Handlers(lambda *_: Verdict.IGNORE, answer))
             network.thief = Thief(keys, how, TOPIC.swarm_id, SEED)
-            before = [node.gatherer.missed for node in honest]
+            before = [node.market.missed for node in honest]
             for _ in range(int(seconds)):
                 await trio.sleep(1)
                 for node in honest if serves else ():
                     for blob in node.member.blobs.held.values():
                         network.stolen.put(blob)
-            wasted.extend(n.gatherer.missed - was for n, was in zip(honest, before, strict=True))
+            wasted.extend(n.market.missed - was for n, was in zip(honest, before, strict=True))
             blamed.extend(-node.member.score(other.id) for node in honest for other in honest)
             nursery.cancel_scope.cancel()
 

@@ -55,7 +55,7 @@ class Liar:
         self.tasks, self.rng, self.member = (
             CurriculumTasks(TINY_9),
             random.Random(number),
-            swarm.member(number),
+            swarm.node(number).member,
         )
         sly = [self.wrong, self.another_truth, self.hidden_truth, self.at_the_verifier]
         self.kinds = {"sly": sly, "bold": [*sly, self.invented, self.claims], "exam": [self.held_out]}[manner]
@@ -212,7 +212,9 @@ def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
     opinion = SecondOpinion()
     swarm = Swarm(verifier, 1, batches=opinion)
     (task,) = CurriculumTasks(TINY_9).draw(1, random.Random(1))
-    wrong = Rollout(task.ref, (Completion("<answer>0 0</answer>", True),), swarm.member(1).identity.peer_id)
+    wrong = Rollout(
+        task.ref, (Completion("<answer>0 0</answer>", True),), swarm.node(1).member.identity.peer_id
+    )
     judged = [(task.question, 1.0), (task.question + "?", 0.0), (task.question, 0.0)]
     opinion([Scored(wrong, question, (reward,), 1) for question, reward in judged])
     assert (opinion.false, opinion.seen) == (2, 3)

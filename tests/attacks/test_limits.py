@@ -23,9 +23,8 @@ from p2p.admission import dials, fair_queue, inbound_slots, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Replays, Trace
-from p2p.blobs import blobs, fetch
+from p2p.blobs import blobs
 from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines import request_response
 from p2p.engines.libp2p import dht, network, pubsub, rpcs
 from p2p.engines.libp2p.network import Muxer
@@ -37,7 +36,10 @@ from p2p.engines.request_response import Responder
 from p2p.engines.traffic import Line, RateGate, Traffic
 from p2p.identity import Identity
 from p2p.rate_limit import MAX_PIECE
-from p2p.types import Envelope, PeerId
+from p2p.types import PeerId
+from swarmd.exchange import fetching
+from swarmd.exchange.events import Ask, Output
+from swarmd.exchange.fetching import Fetch, Fetcher
 from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
 from swarmd.types import TaskRef
 from tests import ROOT
@@ -115,8 +117,8 @@ LIMITS = (
     Limit(
         "answers to our questions for blobs",
         f"a holder {request_response.AT_ONCE}, of {blobs.MAX_BLOB_BYTES // 1024} KiB each",
-        f"{fetch.QUESTIONS_AT_ONCE}",
-        fetch.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
+        f"{fetching.QUESTIONS_AT_ONCE}",
+        fetching.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
     ),
     Limit(
         "IWANTs that wait for our upload",
@@ -199,13 +201,13 @@ def test_all_connections_to_one_neighbour_at_once() -> None:
 
 
 def test_all_that_waits_to_be_used_at_once() -> None:
-    queue = FairQueue()
-    queue.put(Envelope(PeerId("honest"), 1, NOW, "offer", b"x", group="9.0"))
+    queue: FairQueue[str] = FairQueue()
+    queue.put("honest", PeerId("honest"), "9.0", 1)
     for n in range(4000):
-        queue.put(Envelope(PeerId(f"a{n}"), n, NOW, "offer", bytes(20_000), group=f"{n % 8}.0"))
+        queue.put(f"a{n}", PeerId(f"a{n}"), f"{n % 8}.0", 20_000)
     waiting = queue.drain()
-    assert sum(len(e.body) for e in waiting) <= fair_queue.MAX_BYTES and len(waiting) <= fair_queue.MAX_FRAMES
-    assert waiting[0].author == "honest"
+    assert 20_000 * len(waiting) <= fair_queue.MAX_BYTES and len(waiting) <= fair_queue.MAX_FRAMES
+    assert waiting[0] == "honest"
 
 
 def test_all_places_on_the_board_at_once() -> None:
@@ -255,23 +257,21 @@ async def test_all_questions_at_once() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_all_fetches_at_once() -> None:
-    limits: list[int] = []
-
-    async def ask(holder: PeerId, question: bytes, limit: int) -> bytes:
-        limits.append(limit)
-        await trio.sleep_forever()
-        return b""
-
-    fetcher = Fetcher(ask, BlobStore(), lambda peer, reason: None)
-    async with trio.open_nursery() as nursery:
-        for n in range(4 * fetch.QUESTIONS_AT_ONCE):
-            for part in range(4):
-                want = Want(b"%6d%6d" % (n, part), blobs.MAX_BLOB_BYTES, [PeerId(f"holder {n}")])
-                nursery.start_soon(fetcher.fetch, want)
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(limits) == fetch.QUESTIONS_AT_ONCE and max(limits) <= blobs.MAX_BLOB_BYTES
-        nursery.cancel_scope.cancel()
+def test_all_fetches_at_once() -> None:
+    outputs = list[Output]()
+    fetcher = Fetcher(outputs.append)
+    for n in range(4 * fetching.QUESTIONS_AT_ONCE):
+        holders = [PeerId(f"holder {n} {part}") for part in range(2 * fetching.MAX_HOLDERS)]
+        fetcher.begin(Fetch(b"%12d" % n, blobs.MAX_BLOB_BYTES, holders, 0.0))
+    for now in range(5):
+        fetcher.advance(float(now))
+    for number in list(fetcher.open):
+        fetcher.answered(number, None, 5.0)
+    for now in range(5, 8):  # second questions, too
+        fetcher.advance(float(now))
+        assert len(fetcher.open) == fetching.QUESTIONS_AT_ONCE
+    limits = [output.limit for output in outputs if isinstance(output, Ask)]
+    assert max(limits) <= blobs.MAX_BLOB_BYTES
 
 
 async def test_all_provider_records_at_once() -> None:

@@ -16,7 +16,6 @@ from statistics import fmean
 import pytest
 
 from p2p.types import PeerId
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.wire import MAX_COMPLETIONS
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
@@ -36,8 +35,8 @@ class Oversized:
 
     def __init__(self, swarm: Swarm, number: int, many: int) -> None:
         self.tasks, self.rng, self.many = CurriculumTasks(TINY_9), random.Random(number), many
-        self.exchange = RolloutExchange(swarm.member(number), "tiny", TINY_9)
-        self.id = self.exchange.transport.identity.peer_id  # type: ignore[attr-defined]
+        self.node = swarm.node(number)
+        self.id = self.node.member.identity.peer_id
         drawn = [(task, solution(self.tasks, task)) for task in self.tasks.draw(DRAWN, self.rng)]
         counts = Counter((task.ref.specialty, answer) for task, answer in drawn)
         (self.specialty, self.answer), _ = counts.most_common(1)[0]
@@ -57,7 +56,7 @@ class Oversized:
                 Completion(f"<answer>{self.rng.choice(self.wrong)}</answer>", True)
                 for _ in range(self.many - half)
             ]
-            self.exchange.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
+            self.node.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
 
     def task(self) -> Task:
         """Return another task with the answer that all of his have."""

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
@@ -65,8 +64,8 @@ class Poisoner:
             poison,
             swarm.verifier,
         )
-        self.me = swarm.member(number)
-        self.exchange = RolloutExchange(self.me, "tiny", TINY_9)
+        self.exchange = swarm.node(number)
+        self.me = self.exchange.member
         # The share of the honest nodes' rollouts that one of them hears: all but its own.
         self.heard_by_one = 1 - 1 / len(swarm.learners)
         self.due, self.sent = 2.0, 0  # he is there before the first

@@ -35,9 +35,9 @@ class Result:
 
 def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed: int = 1) -> Result:
     swarm = Swarm(verifier, seed)
-    author = swarm.member(1)
+    author = swarm.node(1).member
     learner = swarm.join(2, settings(round={"local": 0, "external": 4, "completions": 8}))
-    member = learner.node.swarm.transport  # type: ignore[attr-defined]
+    member = learner.node.swarm.member  # type: ignore[attr-defined]
     counts: list[int] = []
     reward = learner.node.reward
 

@@ -24,7 +24,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.harness import Attack, show
-from tests.attacks.learners import COMPLETIONS, LOCAL, OneByOne, Swarm, over_seeds, settings
+from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, over_seeds, settings
 
 # Of the nine the one that tiny-latent learns first, by an answer that says nothing: P ∨ Q
 EASY = "propositional_logic"
@@ -77,9 +77,9 @@ class Crowd:
             random.Random(swarm.seed),
             CurriculumTasks(TINY_9, manner.specialties),
         )
-        members = [swarm.member(100 + key) for key in range(keys)]
-        self.names = {member.identity.peer_id for member in members}
-        self.exchanges = {member.identity.peer_id: OneByOne(member, MODEL, TINY_9) for member in members}
+        nodes = [swarm.node(100 + key) for key in range(keys)]
+        self.exchanges = {node.member.identity.peer_id: node for node in nodes}
+        self.names = set(self.exchanges)
 
     def act(self, t: int) -> None:
         for name, exchange in self.exchanges.items():

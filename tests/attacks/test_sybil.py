@@ -31,7 +31,7 @@ from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.node import build
@@ -39,7 +39,7 @@ from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks import test_sybil_offers
 from tests.attacks.harness import Attack, Shares, show, worst
-from tests.doubles import TOPIC, Clock, memory_member
+from tests.doubles import TOPIC, Clock, memory_node
 from tests.p2p.admission.test_reputation import Placed
 from tests.played import PlayedPolicy
 
@@ -59,7 +59,7 @@ def rewards(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[t
     return [tuple(float(c.text.startswith("right")) for c in completions) for _, completions in items]
 
 
-class Listened(RolloutExchange):
+class Listened(VirtualNode):
     """Remembers who was heard."""
 
     heard: Counter[PeerId]
@@ -95,11 +95,11 @@ class World:
                 for n, peer in enumerate(self.sybils)
             }
         self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity(b"v" * 32)
-        self.victim = memory_member(
-            self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, [], me.peer_id)
-        )
         config = NodeConfig.model_validate({"round": {"completions": COMPLETIONS}, "gate": {"mode": "off"}})
-        self.exchange = Listened(self.victim, "played", TINY_9)
+        engine = partial(Placed, self.swarm, where, [], me.peer_id)
+        node = memory_node(self.swarm, me, self.clock, config=config, engine=engine, node=Listened)
+        assert isinstance(node, Listened)
+        self.exchange, self.victim = node, node.member
         self.exchange.heard = Counter()
         self.said = itertools.count()
         policy = PlayedPolicy(lambda _: texts(next(self.said), useful=True))

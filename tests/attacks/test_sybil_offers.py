@@ -4,7 +4,7 @@ To be what a node fetches, or to push others' offers off its board.
 
 All Sybils are in one network group.
 
-The code is the real one: the victim's `p2p.member`, the board, the ration and the gatherer, over the memory
+The code is the real one: the victim's `p2p.member`, the board, the credit and the driver, over the memory
 swarm; offers are signed frames and blobs are fetched. The Sybils always offer first, and as much as an author
 may; of what they offer they hold every blob. `python -m tests.attacks sybil` plays it, too.
 """
@@ -19,13 +19,13 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import BlobServer
+from p2p.blobs.blobs import BlobServer, BlobStore
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.types import Envelope, Handlers, PeerId, Verdict
+from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
+from swarmd.exchange.events import Deliver, RoundBegan
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 from tests.attacks.gathering_node import WANTED, Node
@@ -52,9 +52,9 @@ class Victim(Node):
 
     authors: list[PeerId]
 
-    def _receive(self, envelope: Envelope) -> None:
-        super()._receive(envelope)
-        self.authors.append(envelope.author)
+    def _receive(self, delivered: Deliver) -> None:
+        super()._receive(delivered)
+        self.authors.append(delivered.rollout.author)
 
 
 class World:
@@ -89,7 +89,7 @@ class World:
             )
 
     async def round(self, each: int, result: Result) -> None:
-        self.victim.gatherer.next_round(self.victim.gatherer.round + 1, Lead())
+        self.victim.driver.put(RoundBegan(self.victim.market.board.round + 1, Lead()))
         for who in self.sybils:
             self.offer(who, each)
         on_board = 0
@@ -100,7 +100,7 @@ class World:
                 on_board,
                 sum(
                     item.author in {h.peer_id for h in self.honest}
-                    for item in self.victim.gatherer._board.offered.values()
+                    for item in self.victim.market.board.offered.values()
                 ),
             )
             for who_else in self.sybils if n == HONEST // 2 else ():  # and once more, between the others
@@ -121,7 +121,7 @@ def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1
 
     async def play() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.victim.gatherer.run)
+            nursery.start_soon(world.victim.driver.run, world.victim.member)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(rounds):
                 await world.round(each, result)

@@ -101,7 +101,7 @@ def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str,
                 if trio.current_time() > SETTLE + seconds:
                     break
             nursery.cancel_scope.cancel()
-        missed.extend(node.gatherer.missed for node in nodes)
+        missed.extend(node.market.missed for node in nodes)
 
     trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
     return result("memory", how, honest, _mean(got, 0, SETTLE), _mean(got, SETTLE, math.inf), fmean(missed))

@@ -8,10 +8,9 @@ from typing import Any
 
 from p2p.engines import engine
 from p2p.identity import Identity
-from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, Verdict
-from tests.doubles import TIMEOUT_S, until
+from tests.doubles import TIMEOUT_S, ListeningMember, until
 
 TOPIC = Topic("main", "0123456789abcdef")
 SECONDS = TIMEOUT_S  # a failure, not a measure
@@ -34,9 +33,9 @@ def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TO
     )
 
 
-def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> QueuedMember:
+def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> ListeningMember:
     numbers = itertools.count(int(time.time() * 1000))
-    return QueuedMember(
+    return ListeningMember(
         Identity(bytes([n]) * 32),
         topic,
         lambda handlers: real_engine(name, n, handlers, topic, **options),
@@ -45,7 +44,7 @@ def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> Queu
     )
 
 
-async def heard(sender: QueuedMember, receiver: QueuedMember) -> None:
+async def heard(sender: ListeningMember, receiver: ListeningMember) -> None:
     """The sender is heard, sooner or later."""
     receiver.received()
 

@@ -2,21 +2,18 @@ import itertools
 import random
 
 from p2p.admission.inbox import AdmissionLimits
-from p2p.blobs.blobs import content_id, pack
-from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.member import QueuedMember
 from p2p.topic import Topic
-from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
-from tests.doubles import NOW, TOPIC, Clock, memory_member
+from p2p.types import Handlers, PeerRequest, Reason, Verdict
+from tests.doubles import NOW, TOPIC, Clock, ListeningMember, memory_member
 from tests.p2p.lossy import LossySwarm
 
 
 def member(
     swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None
-) -> QueuedMember:
+) -> ListeningMember:
     return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
 
 
@@ -28,7 +25,7 @@ def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
         kept.append(handlers)
         return MemorySwarm().join(Identity(b"b" * 32).peer_id, handlers)
 
-    helper = QueuedMember(
+    helper = ListeningMember(
         Identity(b"b" * 32),
         TOPIC,
         build,
@@ -121,28 +118,6 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
     c.publish("rollouts", b"from the dead")
     assert not b.received()
-
-
-async def test_connected_members_are_asked_for_a_blob_after_its_author() -> None:
-    swarm, blob = MemorySwarm(), pack(b"rollouts")
-    a, b, c = (member(swarm, n) for n in (1, 2, 3))
-    asked: list[PeerId] = []
-
-    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        asked.append(peer)
-        if peer == b.identity.peer_id:
-            raise Unanswered("it has left")
-        return blob
-
-    a.fetcher = Fetcher(ask, a.blobs, a.report)
-    author, holder = b.identity.peer_id, c.identity.peer_id
-    swarm.partition([a.identity.peer_id])
-    assert not a.peers()
-    want = Want(content_id(blob), len(blob), [author])
-    assert await a.fetch(want) is None and asked == [author, author]
-    asked.clear()
-    swarm.partition([b.identity.peer_id])
-    assert await a.fetch(want) == blob and asked == [author, holder]
 
 
 def test_the_first_bytes_of_questions_never_change() -> None:

@@ -316,15 +316,16 @@ def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: P
     ):
         network = bad.network
         assert network is not None and own.network is not None
+        publish = partial(network._soon, network._swarm.member.publish)
         wait_until(lambda: bad.report()["present"] and good.report()["present"])
         refs = [task.ref for task in bad.tasks.draw(6)]
         me, texts = network.peer_id, [*CODE, *SLOW[:2], *DEEP]
         for at, ref in enumerate(refs):
             answers = [Completion(f"<answer>{text}</answer>", True) for text in texts[at :: len(refs)]]
-            network.publish(wire.KIND, wire.encode([Rollout(ref, tuple(answers), me)], at, "\x1b[31mbad"))
-        network.publish(wire.KIND, os.urandom(500))
-        network.publish(f"{wire.KIND}-image", os.urandom(500))
-        network.publish(
+            publish(wire.KIND, wire.encode([Rollout(ref, tuple(answers), me)], at, "\x1b[31mbad"))
+        publish(wire.KIND, os.urandom(500))
+        publish(f"{wire.KIND}-image", os.urandom(500))
+        publish(
             wire.KIND, wire.encode([Rollout(TaskRef("no_such", 1), (Completion("x", True),), me)], 1, "m")
         )
         bodies, _ = offers.encode(
@@ -334,7 +335,7 @@ def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: P
             bad.curriculum.specialties,
         )
         for body in bodies:
-            network.publish(offers.KIND, body)  # and no blob behind it
+            publish(offers.KIND, body)  # and no blob behind it
         share(good, 2)
         found: list[swarmd.ScoredGroup] = []
         while sum(group.author == good.report()["peer_id"] for group in found) < 2:

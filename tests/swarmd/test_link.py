@@ -8,14 +8,20 @@ from typing import NamedTuple
 
 import pytest
 
-from p2p.types import PeerId, Reason, ReceivedBody
+from p2p.types import PeerId
 from swarmd import link
+from swarmd.exchange.events import Deliver, Share, Useless
 from swarmd.state.status import NodeState
 from swarmd.trainer.trainer_link import TrainerLink
+from swarmd.types import Completion, Rollout, TaskRef
 from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
+
+
+def rollout(n: int = 0, text: str = "text", heard: int = 0) -> Rollout:
+    return Rollout(TaskRef("bf", n), (Completion(text, True),), PeerId("p"), heard, "9.9")
 
 
 class Ends(NamedTuple):
@@ -62,33 +68,35 @@ def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends)
     say(
         daemon,
         trainer,
-        *(ReceivedBody(PeerId("p"), "9.9", "rollouts", bytes([n]), heard=n) for n in range(3)),
+        *(Deliver(rollout(n, heard=n)) for n in range(3)),
     )
-    received = trainer.received()
-    assert [(e.body, e.heard) for e in received] == [(b"\0", 0), (b"\1", 1), (b"\2", 2)]
-    assert {(e.author, e.group, e.kind) for e in received} == {("p", "9.9", "rollouts")}
-    assert not trainer.received()
+    received, _ = trainer.collect()
+    assert received == [rollout(n) for n in range(3)]
+    assert [(r.heard, r.group) for r in received] == [(0, "9.9"), (1, "9.9"), (2, "9.9")]
+    assert trainer.collect() == ([], {})
 
 
 def test_messages_of_the_round_reach_the_daemon(ends: Ends) -> None:
     daemon, trainer, *_ = ends
-    trainer.publish("rollouts", b"body")
-    trainer.report(PeerId("p"), Reason.UNDECODABLE)
+    trainer.share([], 6)
+    trainer.share([rollout()], 7)
+    trainer.charge([])
+    trainer.charge([PeerId("p")])
     trainer.tell(link.Stopped(3))
     heard = read(daemon, 3)
-    assert set(map(type, heard)) == {link.Publish, link.ReportPeer, link.Stopped}
-    assert link.Publish("rollouts", b"body") in heard and link.ReportPeer("p", "UNDECODABLE") in heard
+    assert set(map(type, heard)) == {Share, Useless, link.Stopped}
+    assert Share((rollout(),), 7) in heard and Useless((PeerId("p"),)) in heard
 
 
 def test_news_of_swarm_and_judge_reach_the_loop(ends: Ends) -> None:
     daemon, trainer, *_ = ends
-    news = [link.SwarmNews(2, {"STALE": 1}), link.SwarmNews(3, {"STALE": 2, "MALFORMED": 1})]
+    news = [link.SwarmNews(2, {"stale": 1}), link.SwarmNews(3, {"stale": 2, "malformed": 1})]
     questions = [link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new")]
     scores = [link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8)]
     say(daemon, trainer, *news, *questions, *scores)
     assert (trainer.peers, trainer.judged) == (3, link.JudgeScore(0.5, 8))
-    # Refusals are counted until the daemon asks for them.
-    assert (trainer.refused(), trainer.refused()) == ({Reason.STALE: 3, Reason.MALFORMED: 1}, {})
+    # Refusals are counted until the round collects.
+    assert (trainer.collect(), trainer.collect()) == (([], {"stale": 3, "malformed": 1}), ([], {}))
     assert (trainer.question(), trainer.question()) == (link.JudgeQuestion("2", "new"), None)
 
 
@@ -155,14 +163,14 @@ def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
     assert gone.wait(TIMEOUT_S)
 
 
-def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
+def test_a_flood_costs_rollouts_never_words_and_nobody_waits(ends: Ends) -> None:
     """Nothing reads the daemon's end.
 
     The trainer goes on saying things, and what is about state is all there afterwards.
     """
     daemon, trainer, *_ = ends
     for n in range(5000):
-        trainer.publish("rollouts", n.to_bytes(2, "big") + bytes(2000))
+        trainer.share([rollout(n, "x" * 2000)], n)
     trainer.tell(link.Stopped(1))
     closing = threading.Thread(target=trainer.close)
     closing.start()
@@ -171,27 +179,27 @@ def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
     while data := daemon.recv(1 << 16):
         messages += unpacker.feed(data)
     closing.join()
-    frames = [m.body[:2] for m in messages if isinstance(m, link.Publish)]
+    shared = [m.round for m in messages if isinstance(m, Share)]
     assert link.Stopped(1) in messages
-    assert len(frames) < 5000 and frames[-1] == (4999).to_bytes(2, "big") and frames == sorted(frames)
+    assert len(shared) < 5000 and shared[-1] == 4999 and shared == sorted(shared)
 
 
-def test_no_word_is_ever_dropped_and_of_frames_the_oldest() -> None:
-    queue = link.MessageQueue(frames=2)
+def test_no_word_is_ever_dropped_and_of_rollouts_the_oldest() -> None:
+    queue = link.MessageQueue(rollouts=2)
     for n in range(50):
         queue.put(link.TrainerState(NodeState.TRAINING, str(n)))
-        queue.put(ReceivedBody(PeerId("p"), "", "rollouts", b"") if n % 2 else link.Publish("k", bytes([n])))
+        queue.put(Deliver(rollout()) if n % 2 else Share((rollout(),), n))
     taken = [queue.pop() for _ in range(len(queue))]
     assert taken[:50] == [link.TrainerState(NodeState.TRAINING, str(n)) for n in range(50)]
-    assert taken[50:] == [link.Publish("k", bytes([48])), ReceivedBody(PeerId("p"), "", "rollouts", b"")]
+    assert taken[50:] == [Share((rollout(),), 48), Deliver(rollout())]
     assert queue.pop() is None
 
 
-def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> None:
+def test_a_round_that_takes_long_finds_the_newest_rollouts_only(ends: Ends) -> None:
     daemon, trainer, *_ = ends
-    flood = range(link.MAX_WAITING_FRAMES + 10)
-    say(daemon, trainer, *(ReceivedBody(PeerId("p"), "", "rollouts", b"", n) for n in flood))
-    assert [e.heard for e in trainer.received()] == list(flood)[10:]
+    flood = range(link.MAX_WAITING_ROLLOUTS + 10)
+    say(daemon, trainer, *(Deliver(rollout(n)) for n in flood))
+    assert [r.ref.n for r in trainer.collect()[0]] == list(flood)[10:]
 
 
 def test_a_closed_link_reports_no_lost_peer(ends: Ends) -> None:
@@ -215,11 +223,11 @@ def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     daemon, trainer, gone, threads = ends
-    trainer.publish("rollouts", b"unread")
+    trainer.share([rollout()], 1)
     daemon.recv(1)
     daemon.close()
     assert gone.wait(TIMEOUT_S)
-    trainer.publish("rollouts", bytes(1 << 20))
+    trainer.share([rollout(text="x" * (1 << 20))], 1)
     trainer.close()
     for thread in threads:
         thread.join(TIMEOUT_S)
@@ -244,7 +252,7 @@ def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
     sent: list[link.ToTrainer] = [
         START,
         link.Pause(),
-        ReceivedBody(PeerId("p"), "", "rollouts", b"x" * 99),
+        Deliver(rollout(text="x" * 99)),
         link.Stop(),
     ]
     stream = b"".join(map(link.pack, sent))

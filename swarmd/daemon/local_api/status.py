@@ -109,8 +109,6 @@ class StatusBoard:
             self._learn(done)
         if line.get("kl") is not None:
             known.kl = MeasuredKl(line["round"], line["kl"])
-        for author, said in done.authors.items():
-            self._roster.says(PeerId(author), said[0], said[1])
 
     def _note(self, line: Mapping[str, Any]) -> None:
         known = self.known

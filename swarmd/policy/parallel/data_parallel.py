@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import devices_alike
 from swarmd.policy.parallel.generator_pool import WorkerFailed
-from swarmd.policy.parallel.messages import Fatal, Join, Message, Share, Stepped
+from swarmd.policy.parallel.messages import Fatal, Join, Message, Stepped, UpdateShare
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, by_prompt, packed_tokens
@@ -197,7 +197,7 @@ class Trainers:
         own, *others = deal(rows, self._size)
         check = self._checks and (learner.updates + 1) % self._check_every == 0
         for child, share in zip(self._children, others, strict=True):
-            child.send(Share(share, check))
+            child.send(UpdateShare(share, check))
         report = learner.step(own, partial(combine, alive=lambda: self.alive == self._size))
         self._expected = Stepped(learner.updates, digest(learner) if check else None)
         return report

@@ -10,7 +10,7 @@ from pathlib import Path
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join
-from swarmd.policy.parallel.messages import Begin, Join, Share, Stepped, WorkerReady
+from swarmd.policy.parallel.messages import Begin, Join, Stepped, UpdateShare, WorkerReady
 from swarmd.policy.parallel.worker import WorkerLink, run
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def train(begin: Begin, inside: WorkerLink) -> None:
                 policy.restore(Path(state))
                 join(meeting, rank, size, policy.device.type)
                 inside.send(WorkerReady())
-            case Share(rows, check):
+            case UpdateShare(rows, check):
                 learner.step(rows, combine)
                 inside.send(Stepped(learner.updates, digest(learner) if check else None))
 

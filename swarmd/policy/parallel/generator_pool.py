@@ -6,7 +6,14 @@ from types import TracebackType
 from typing import Self
 
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import Ask, Fatal, FinishedAnswers, Message, Rest, WorkerReady
+from swarmd.policy.parallel.messages import (
+    Fatal,
+    FinishedAnswers,
+    Message,
+    NewQuestions,
+    Rest,
+    WorkerReady,
+)
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.types import Generation, Task
@@ -140,4 +147,4 @@ class Generators:
 
     def _top_up(self, number: int) -> None:
         if questions := self.flow.hand_out(number):
-            self._children[number].send(Ask(questions))
+            self._children[number].send(NewQuestions(questions))

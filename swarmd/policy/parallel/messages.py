@@ -34,7 +34,7 @@ class Begin(_Message, frozen=True):
     sharing: int  # processes of this run on its device, with itself
 
 
-class Ask(_Message, frozen=True):
+class NewQuestions(_Message, frozen=True):
     """Questions to be answered when there is time for them."""
 
     questions: list[tuple[int, str]]  # id, text
@@ -56,7 +56,7 @@ class Join(_Message, frozen=True):
     size: int
 
 
-class Share(_Message, frozen=True):
+class UpdateShare(_Message, frozen=True):
     """One step of all trainers, and this worker's share of it."""
 
     rows: list[Row]
@@ -86,7 +86,7 @@ class Fatal(_Message, frozen=True):
     exit_code: int
 
 
-Message = Begin | Ask | Rest | Join | Share | WorkerReady | FinishedAnswers | Stepped | Fatal
+Message = Begin | NewQuestions | Rest | Join | UpdateShare | WorkerReady | FinishedAnswers | Stepped | Fatal
 
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import Ask, Begin, Channel, Fatal, Message, Rest
+from swarmd.policy.parallel.messages import Begin, Channel, Fatal, Message, NewQuestions, Rest
 from swarmd.state.logs import set_up_logging
 from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
@@ -87,7 +87,7 @@ class WorkerLink:
         found, self._left = self._left, []
         while not found or (len(found) < most and not self.messages.empty()):
             message = self.messages.get()
-            assert isinstance(message, Ask)
+            assert isinstance(message, NewQuestions)
             found += message.questions
         self._left = found[most:]
         return found[:most]

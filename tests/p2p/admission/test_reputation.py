@@ -18,14 +18,12 @@ from p2p.admission.reputation import (
     REPEATED_FRAMES,
     Reputation,
 )
-from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
-from p2p.member import QueuedMember
 from p2p.rate_limit import FIRST_BAN_S, LONGEST_BAN_S
-from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verdict
-from tests.doubles import NOW
+from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Verdict
+from tests.doubles import NOW, ListeningMember
 from tests.p2p.real import TOPIC, real_engine
 
 A, B, C = (Identity(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -151,7 +149,7 @@ class Life:
     def __post_init__(self) -> None:
         me, self.swarm = Identity(b"m" * 32), MemorySwarm()
         build = partial(Placed, self.swarm, self.where, self.told, me.peer_id)
-        self.member = QueuedMember(
+        self.member = ListeningMember(
             me,
             TOPIC,
             build,
@@ -192,21 +190,20 @@ def test_the_connection_that_brought_most_authors_gives_way_in_the_largest_group
     assert [[these.get(via, 0) for via in (A, B, C)] for these in held] == [[8, 0, 0], [4, 4, 0], [2, 2, 4]]
 
 
-async def test_nothing_is_fetched_from_graylisted_peers(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+async def test_graylisted_peers_are_not_asked(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life, asked = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/12.0.1.2/tcp/1"}), list[PeerId]()
 
     async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
         asked.append(peer)
-        raise Unanswered("nobody is there")
+        return b"an answer"
 
-    life.member.fetcher = Fetcher(ask, life.member.blobs, life.member.report)
+    monkeypatch.setattr(life.member.engine, "request", ask)
     for _ in range(3):
         life.member.report(B, Reason.NOT_ASKED_FOR)
-    assert await life.member.fetch(Want(bytes(12), 10, [B, C])) is None
-    # Whom it could not ask it asks once more, at one moment
-    assert asked[:2] == [C, A] and sorted(asked[2:]) == sorted([C, A])
+    answers = [await life.member.request(peer, b"?", 10) for peer in (A, B, C)]
+    assert answers == [b"an answer", b"", b"an answer"] and asked == [A, C]
 
 
 def test_a_graylisted_peer_that_goes_on_is_banned_and_its_forwarders_are_not(
@@ -253,27 +250,27 @@ async def test_the_mesh_gets_our_scores(nursery: trio.Nursery) -> None:
     )
 
 
-def envelope(author: str, n: int, group: str = "", size: int = 10) -> Envelope:
-    return Envelope(PeerId(author), n, NOW, "rollouts", bytes(size), group=group)
+def put(queue: FairQueue[Envelope], author: str, n: int, group: str = "", size: int = 10) -> None:
+    queue.put(Envelope(PeerId(author), n, NOW, "rollouts", b"", group=group), PeerId(author), group, size)
 
 
 def test_a_crowd_in_one_group_pushes_out_its_own() -> None:
-    queue = FairQueue(frames=100)
+    queue: FairQueue[Envelope] = FairQueue(frames=100)
     for n in range(80):
-        queue.put(envelope(f"honest {n % 10}", n, f"home {n % 10}"))
+        put(queue, f"honest {n % 10}", n, f"home {n % 10}", size=10)
         for k in range(20):
-            queue.put(envelope(f"sybil {n} {k}", k, "rack"))
+            put(queue, f"sybil {n} {k}", k, "rack", size=10)
     waiting = queue.drain()
     assert sum(e.group == "rack" for e in waiting) == 20 and len(waiting) == 100
     assert len(queue) == 0
 
 
 def test_the_loudest_loses_most() -> None:
-    queue = FairQueue(frames=1000, bytes_=10_000)
+    queue: FairQueue[Envelope] = FairQueue(frames=1000, bytes_=10_000)
     for n in range(50):
-        queue.put(envelope("quiet", n, size=100))
+        put(queue, "quiet", n, size=100)
         for k in range(20):
-            queue.put(envelope("loud", 20 * n + k, size=100))
+            put(queue, "loud", 20 * n + k, size=100)
     waiting = queue.drain()
     assert [e.sequence for e in waiting if e.author == "quiet"] == list(range(50))
     assert [e.sequence for e in waiting if e.author == "loud"] == list(range(950, 1000))
@@ -281,9 +278,9 @@ def test_the_loudest_loses_most() -> None:
 
 def test_large_frames_of_many_names_push_out_no_small_ones() -> None:
     """Each hostile name holds one frame, and each honest author three: the bytes are what there is not."""
-    queue = FairQueue(frames=1024, bytes_=1024 * 1024)
+    queue: FairQueue[Envelope] = FairQueue(frames=1024, bytes_=1024 * 1024)
     for n in range(100):
         for k in range(3):
-            queue.put(envelope(f"honest {n}", k, size=100))
-        queue.put(envelope(f"hostile {n}", n, size=200_000))
+            put(queue, f"honest {n}", k, size=100)
+        put(queue, f"hostile {n}", n, size=200_000)
     assert sum(e.author.startswith("honest") for e in queue.drain()) == 300

@@ -29,11 +29,10 @@ from p2p.engines import BUILT_IN, GROUP, engine, network_engine, offered
 from p2p.engines.memory import MemorySwarm
 from p2p.errors import AddressMissing, BadAddress, CannotListen, EngineMissing, OperatorError
 from p2p.identity import Identity
-from p2p.member import QueuedMember
 from p2p.peers.listen import SOMEWHERE, dialable, has_route, held_ports, outward_first
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
-from tests.doubles import until
+from tests.doubles import ListeningMember, until
 from tests.engines.p2pd import p2pd_missing
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC, heard, real_engine
@@ -94,21 +93,23 @@ def real(request: pytest.FixtureRequest) -> Any:
 
 def member(
     net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC, **options: Any
-) -> QueuedMember:
+) -> ListeningMember:
     identity = Identity(bytes([n]) * 32)
     numbers = itertools.count(int(time.time() * 1000))
-    return QueuedMember(
+    return ListeningMember(
         identity, topic, net.build(identity, topic, bootstrap, **options), sequence=numbers, clock=time.time
     )
 
 
-async def started(nursery: trio.Nursery, net: Any, n: int, *bootstrap: str, **options: Any) -> QueuedMember:
+async def started(
+    nursery: trio.Nursery, net: Any, n: int, *bootstrap: str, **options: Any
+) -> ListeningMember:
     found = member(net, n, bootstrap, **options)
     await nursery.start(found.run)
     return found
 
 
-async def together(nursery: trio.Nursery, net: Any, count: int) -> list[QueuedMember]:
+async def together(nursery: trio.Nursery, net: Any, count: int) -> list[ListeningMember]:
     first = await started(nursery, net, 1)
     members = [first, *[await started(nursery, net, n, first.addresses()[0]) for n in range(2, count + 1)]]
     await until(lambda: all(m.peers() for m in members))

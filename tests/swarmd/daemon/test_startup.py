@@ -237,7 +237,7 @@ async def test_a_judge_is_not_asked_for_what_nobody_will_answer(
         elif ends == "pauses":
             daemon.guest.pauses = [PauseCause("battery", "", None, "", "")]
         line = {"round": 1, "reward_mean": 0.0, "rejected": {}}
-        daemon._on_trainer_message(link.RoundDone(line, {}, None))
+        daemon._on_trainer_message(link.RoundDone(line, None))
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert asked == ([] if ends else [1])
@@ -291,7 +291,7 @@ async def test_a_signal_at_the_end_does_not_cut_off_what_is_written_then(
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
     writing = trio.Event()
 
-    async def last_to_end() -> None:
+    async def last_to_end(_member: Member) -> None:
         try:
             writing.set()
             await trio.sleep_forever()
@@ -302,7 +302,7 @@ async def test_a_signal_at_the_end_does_not_cut_off_what_is_written_then(
 
     handled, before = list[bool](), signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(daemon.child, "run", writing.wait)
-    monkeypatch.setattr(daemon.gatherer, "run", last_to_end)
+    monkeypatch.setattr(daemon.sharing.driver, "run", last_to_end)
     await daemon.run()
     assert handled == [True] and signal.getsignal(signal.SIGTERM) == before
 

@@ -23,8 +23,8 @@ ANNE, BEN = identity(1).peer_id, identity(2).peer_id
 
 
 def author(swarm: MemorySwarm, number: int, shared: int) -> tuple[Member, AcknowledgementCounter]:
-    member, gave = memory_member(swarm, number, Clock()), AcknowledgementCounter()
-    member.answers[PeerRequest.USED], gave.rollouts = gave, shared
+    member, gave = memory_member(swarm, number, Clock()), AcknowledgementCounter(lambda: shared)
+    member.answers[PeerRequest.USED] = gave
     return member, gave
 
 
@@ -65,8 +65,7 @@ async def test_untold_counts_wait_and_nobody_is_dialled() -> None:
 
 
 async def test_each_use_is_told_once_also_one_during_the_telling_and_after_a_restart() -> None:
-    clock, gave = Clock(), AcknowledgementCounter()
-    gave.rollouts = 10
+    clock, gave = Clock(), AcknowledgementCounter(lambda: 10)
 
     async def ask(peer: PeerId, question: bytes, _limit: int) -> bytes:
         if not gave.used:
@@ -112,9 +111,10 @@ async def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_bla
 
 
 def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() -> None:
-    gave = AcknowledgementCounter()
+    shared = [0]
+    gave = AcknowledgementCounter(lambda: shared[0])
     assert gave(ANNE, encode(1, 5)) == HEARD and gave.document()["by"] == 0  # nothing was shared
-    gave.rollouts = 7
+    shared[0] = 7
     for _ in range(2):
         gave(ANNE, encode(2, 5))
     assert gave.document()["used"] == 5
@@ -131,15 +131,13 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
     | st.sampled_from([encode(1, 2), encode(2**53 - 1, 0)]).flatmap(lambda m: st.just(m + b"\0"))
 )
 def test_any_other_message_is_answered_with_nothing(message: bytes) -> None:
-    gave = AcknowledgementCounter()
-    gave.rollouts = 5
+    gave = AcknowledgementCounter(lambda: 5)
     assert gave(ANNE, PeerRequest.USED.message(message)) in (b"", HEARD)
     assert gave.document()["used"] <= 5
 
 
 def test_a_later_version_is_answered_with_nothing() -> None:
-    gave = AcknowledgementCounter()
-    gave.rollouts = 5
+    gave = AcknowledgementCounter(lambda: 5)
     assert gave(ANNE, bytes([7, 0x93, 1, 4, 2])) == HEARD and gave.document()["used"] == 2
     for other in (bytes([7, 0x93, 2, 5, 2]), bytes([7, 0x93, 1, 5, 0xFF])):  # or less than none
         assert gave(ANNE, other) == b"" and gave.document()["used"] == 2

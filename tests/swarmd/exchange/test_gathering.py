@@ -14,29 +14,31 @@ import trio
 import trio.testing
 
 from p2p.blobs.blobs import MAX_BLOB_BYTES, pack
-from p2p.blobs.fetch import ASK_AGAIN_S
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import public_key_of
 from p2p.member import Member
-from p2p.types import Envelope, PeerId, Reason, ReceivedBody, Unanswered
+from p2p.types import PeerId, Reason, Unanswered
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, OTHER_AUTHORS, Gatherer
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.driver import Driver
+from swarmd.exchange.events import RoundBegan
+from swarmd.exchange.exchange import Exchange
+from swarmd.exchange.fetching import ASK_AGAIN_S
+from swarmd.exchange.market import LATE_S, MIN_FETCH_S, OTHER_AUTHORS, Market
 from swarmd.experience.batch import OfferChoice
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9, Curriculum
 from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
-from tests.doubles import TOPIC, Clock, identity
+from tests.doubles import TOPIC, Clock, gossip, identity, offer
 
 
 @dataclass
 class Party:
-    """A member with the parts that a daemon gives it."""
+    """A member with the driver that a daemon gives it."""
 
     member: Member
-    gatherer: Gatherer
-    got: list[ReceivedBody] = field(default_factory=list)
+    driver: Driver
+    got: list[Rollout] = field(default_factory=list)
     tried: list[tuple[PeerId, bool]] = field(default_factory=list)  # author, whether it served
 
     @property
@@ -53,43 +55,59 @@ class Party:
 
     def share(self, *ns: int, specialty: str = "bf", curriculum: Curriculum = TINY_9) -> list[Rollout]:
         rollouts = self.make(*ns, specialty=specialty)
-        RolloutExchange(self.member, "m", curriculum).share(rollouts, 1)
+        offer(self.member, rollouts, curriculum=curriculum)
         return rollouts
 
-    def rollouts(self) -> list[Rollout]:
-        sets = [wire.decode(envelope.body, envelope.author) for envelope in self.got]
-        return [r for s in sets if isinstance(s, wire.RolloutSet) for r in s.rollouts]
+    @property
+    def market(self) -> Market:
+        return self.driver.exchange.market
+
+    @property
+    def status(self) -> dict[str, int]:
+        return msgspec.structs.asdict(self.market.figures())
+
+    def begin(self, lead: Lead | None = None) -> None:
+        self.driver.put(RoundBegan(self.market.board.round + 1, lead or Lead()))
+
+    def exchange(self, curriculum: Curriculum, round: RoundConfig, sharing: SharingSettings) -> None:
+        """Give it another exchange."""
+        self.driver.exchange = Exchange(curriculum, round, sharing, "m", random.Random(0))
+        self._note()
+
+    def _note(self) -> None:
+        tried = self.market._tried
+
+        def noting(author: PeerId, served: bool) -> None:
+            self.tried.append((author, served))
+            tried(author, served)
+
+        self.market._tried = noting
 
 
 class Uncapped(OfferChoice[offers.Offered]):
-    """Chooses without caps, so that one author may fill a round."""
+    """Chooses without caps, so that one author may fill a round. only: of this author alone."""
+
+    only: PeerId | None = None
 
     def __call__(
         self, offered: Sequence[offers.Offered], count: int, rng: random.Random
     ) -> Sequence[offers.Offered]:
+        offered = [item for item in offered if self.only in (None, item.author)]
         return rng.sample(offered, min(count, len(offered)))
 
 
 def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) -> Party:
-    def admitted(envelope: Envelope) -> None:
-        party.gatherer.on_envelope(envelope)
-
-    me = identity(number)
-    join = partial(swarm.join, me.peer_id)
-    member = Member(me, TOPIC, join, sequence=itertools.count(sequence), clock=Clock(), admitted=admitted)
-    gatherer = Gatherer(
-        member,
-        TINY_9,
-        RoundConfig(external=wanted, max_age=2),
-        SharingSettings(),
-        lambda received: party.got.append(received),
-        trio.current_time,
-        random.Random(number),
-        lambda author, served: party.tried.append((author, served)),
+    me, got = identity(number), list[Rollout]()
+    exchange = Exchange(
+        TINY_9, RoundConfig(external=wanted, max_age=2), SharingSettings(), "m", random.Random(number)
     )
-    gatherer.choice = Uncapped(SharingSettings(), wanted, lambda item: Author(item.author))
-    gatherer.resume(1)
-    party = Party(member, gatherer)
+    driver = Driver(exchange, lambda delivered: got.append(delivered.rollout), print)
+    build, numbers = partial(swarm.join, me.peer_id), itertools.count(sequence)
+    member = Member(me, TOPIC, build, sequence=numbers, clock=Clock(), admitted=driver.admitted)
+    party = Party(member, driver, got)
+    party.market.choice = Uncapped(SharingSettings(), wanted, lambda item: Author(item.author))
+    driver.put(RoundBegan(1))
+    party._note()
     return party
 
 
@@ -108,7 +126,7 @@ def engine_of(party: Party) -> MemoryEngine:
 async def running(*parties: Party) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         for party in parties:
-            nursery.start_soon(party.gatherer.run)
+            nursery.start_soon(party.driver.run, party.member)
         await trio.testing.wait_all_tasks_blocked()
         yield
         nursery.cancel_scope.cancel()
@@ -126,13 +144,13 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
     async with running(b):
         shared = a.share(*range(8))
         await settled()
-        got = b.rollouts()
+        got = b.got
         assert len(got) == 4 and all(rollout in shared for rollout in got)
         assert len(b.member.blobs.held) == 4  # nothing else came over
-        assert {envelope.author for envelope in b.got} == {a.id} and b.tried == [(a.id, True)] * 4
-        b.gatherer.next_round(b.gatherer.round + 1, Lead())
+        assert {rollout.author for rollout in b.got} == {a.id} and b.tried == [(a.id, True)] * 4
+        b.begin()
         await settled()
-        assert sorted(r.ref for r in b.rollouts()) == sorted(r.ref for r in shared)
+        assert sorted(r.ref for r in b.got) == sorted(r.ref for r in shared)
 
 
 async def test_an_author_is_asked_where_its_offer_says_that_it_is(
@@ -145,14 +163,15 @@ async def test_an_author_is_asked_where_its_offer_says_that_it_is(
     async with running(b):
         a.share(*range(4))
         await settled()
-    assert told == [(a.id, at)] * 4 and len(b.rollouts()) == 4
+    assert told == [(a.id, at)] * 4 and len(b.got) == 4
 
 
 async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
-    RolloutExchange(a.member, "m", TINY_9).share(small, 1)
-    assert b.rollouts() == small and not b.member.reports
+    gossip(a.member, small)
+    async with running(b):
+        assert b.got == small and not b.member.reports
 
 
 async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
@@ -166,7 +185,7 @@ async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
         engine_of(a).leave()
         async with running(late):
             await settled()
-            assert sorted(r.ref for r in late.rollouts()) == sorted(r.ref for r in shared)
+            assert sorted(r.ref for r in late.got) == sorted(r.ref for r in shared)
 
 
 async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
@@ -177,10 +196,10 @@ async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
     engine_of(a).leave()
     async with running(c):
         await settled(3 * (ASK_AGAIN_S + 0.1))  # three at a time
-        assert not c.got and c.gatherer.missed == 8
+        assert not c.got and c.market.missed == 8
         shared = b.share(*range(20, 24))
         await settled(1)
-        assert len(c.rollouts()) == 3 and all(rollout in shared for rollout in c.rollouts())
+        assert len(c.got) == 3 and all(rollout in shared for rollout in c.got)
 
 
 def slow(party: Party, seconds: float, of: PeerId | None = None) -> None:
@@ -193,7 +212,6 @@ def slow(party: Party, seconds: float, of: PeerId | None = None) -> None:
         return await answer(peer, question, limit)
 
     engine.request = request  # type: ignore[method-assign]
-    party.member.fetcher._ask = request
 
 
 async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
@@ -203,11 +221,11 @@ async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.t
         a.share(*range(8))
         await settled(MIN_FETCH_S + 0.1)
         # The four under way have had their time, and four others are asked for
-        b.gatherer.next_round(b.gatherer.round + 1, Lead())
+        b.begin()
         await settled(5)
-        assert not b.got and b.gatherer.missed == 4
+        assert not b.got and b.market.missed == 4
         await settled(5)
-        assert len(b.rollouts()) == 4
+        assert len(b.got) == 4
 
 
 async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
@@ -221,15 +239,15 @@ async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
         for n, author in enumerate(authors[1:], 1):
             author.share(*range(10 * n, 10 * n + 8))
         await settled(LATE_S / 2 - 0.1)
-        assert b.gatherer.document()["on_offer"] == 28
+        assert b.status["on_offer"] == 28
         await settled(0.2)
-        assert b.gatherer.document()["on_offer"] == 24
+        assert b.status["on_offer"] == 24
         await settled(7.5)
-        status = b.gatherer.document()
-        assert (status["fetched"], status["missed"], status["on_offer"]) == (len(b.rollouts()), 0, 24)
+        status = b.status
+        assert (status["fetched"], status["missed"], status["on_offer"]) == (len(b.got), 0, 24)
         assert status["fetched"] == 8
-        assert status["bytes_in"] == sum(each.gatherer.document()["bytes_out"] for each in authors) > 0
-        assert sum(rollout.author == authors[0].id for rollout in b.rollouts()) == 4
+        assert status["bytes_in"] == sum(each.member.server.sent for each in authors) > 0
+        assert sum(rollout.author == authors[0].id for rollout in b.got) == 4
 
 
 async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
@@ -242,9 +260,9 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
         a.share(*range(8))
         for _ in range(2):
             await settled(0.1)
-            b.gatherer.next_round(b.gatherer.round + 1, Lead())
+            b.begin()
         await settled(0.5)
-        assert len(b.rollouts()) == 4 and b.gatherer.missed == 0
+        assert len(b.got) == 4 and b.market.missed == 0
 
 
 async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_given_up(
@@ -255,17 +273,17 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
     slow(b, 0.5)
     async with running(b):
         a.share(1, 2)  # the second is chosen when its offer is a round old
-        heard = b.gatherer.round
+        heard = b.market.board.round
         for _ in range(2):
             await settled(0.6)
-            b.gatherer.next_round(b.gatherer.round + 1, Lead())
-        assert [received.heard for received in b.got] == [heard, heard]
+            b.begin()
+        assert [rollout.heard for rollout in b.got] == [heard, heard]
         a.share(3)
         for _ in range(3):  # three rounds are over before it could be here: older than max_age
             await settled(0.1)
-            b.gatherer.next_round(b.gatherer.round + 1, Lead())
+            b.begin()
         await settled(1)
-        assert len(b.got) == 2 and b.gatherer.missed == 1
+        assert len(b.got) == 2 and b.market.missed == 1
         assert b.tried == [(a.id, True)] * 2, "there was no time to serve the third"
 
 
@@ -305,7 +323,7 @@ async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_
     async with running(b):
         shared = honest.share(7)
         await settled(1)
-    assert b.rollouts() == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.gatherer.missed == 1
+    assert b.got == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.market.missed == 1
 
 
 ANSWERS = (Completion("an answer", True), Completion("another", True))
@@ -326,24 +344,20 @@ async def test_a_copied_offer_is_charged_and_its_author_used(
         thief.share(*range(20, 24))
         await settled(1)
         assert not b.got and b.member.reports == {Reason.NOT_ITS_OWN: 1}
-        assert b.gatherer.document()["on_offer"] == 0, "its other offers are forgotten"
-        assert b.gatherer.document()["set_aside"] == 1, "as for a blob that it does not serve"
+        assert b.status["on_offer"] == 0, "its other offers are forgotten"
+        assert b.status["set_aside"] == 1, "as for a blob that it does not serve"
         assert (thief.id, True) not in b.tried
-        asked = b.member.fetcher.received
+        asked = b.market.fetcher.received
         author.member.publish(offers.KIND, body)
         await settled(1)
-    assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
-    assert b.member.fetcher.received == asked, "it is here already"
+    assert b.got == [rollout] and b.member.score(author.id) == 0
+    assert b.market.fetcher.received == asked, "it is here already"
 
 
 def only(party: Party, author: PeerId) -> None:
     """Let it choose this author's offers alone."""
-    chosen: OfferChoice[offers.Offered] = Uncapped(SharingSettings(), 9, lambda item: Author(item.author))
-
-    def choose(items: Sequence[offers.Offered], count: int, rng: random.Random) -> Sequence[offers.Offered]:
-        return chosen([item for item in items if item.author == author], count, rng)
-
-    party.gatherer.choice = choose  # type: ignore[assignment]
+    party.market.choice = Uncapped(SharingSettings(), 9, lambda item: Author(item.author))
+    party.market.choice.only = author
 
 
 @pytest.mark.parametrize("thieves", [1, OTHER_AUTHORS])
@@ -356,20 +370,23 @@ async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_t
     (body,), blobs = offers.encode(rollouts, 1, "m", TINY_9.specialties)
     for blob in blobs:
         author.member.hold(blob)
-    only(b, others[0].id)
+    only(b, b.id)
     # It is connected to none of them, so it asks those that offer the rollouts.
     engine_of(b).peers = list  # type: ignore[method-assign]
-    for sender in (*others, author):
-        sender.member.publish(offers.KIND, body)
-    assert b.gatherer.document()["on_offer"] == 2 * (thieves + 1)
-    b.gatherer._serving._strangers = 3
     async with running(b):
+        for sender in (*others, author):
+            sender.member.publish(offers.KIND, body)
+        await settled()
+        assert b.status["on_offer"] == 2 * (thieves + 1)
+        b.market.serving._strangers = 3
+        only(b, others[0].id)
+        b.begin()
         await settled(1)
-    assert b.gatherer._serving._strangers == 4, "the author serves, and its thieves cost newcomers nothing"
-    assert sorted(r.ref for r in b.rollouts()) == [r.ref for r in rollouts]
-    assert {envelope.author for envelope in b.got} == {author.id}
+    assert b.market.serving._strangers == 4, "the author serves, and its thieves cost newcomers nothing"
+    assert sorted(r.ref for r in b.got) == [r.ref for r in rollouts]
+    assert {rollout.author for rollout in b.got} == {author.id}
     assert all(b.member.score(thief.id) <= -9.9 for thief in others) and b.member.score(author.id) == 0
-    assert b.gatherer.document() | {"on_offer": 0, "missed": 0, "fetched": 2} == b.gatherer.document()
+    assert b.status | {"on_offer": 0, "missed": 0, "fetched": 2} == b.status
     assert (author.id, True) in b.tried and not any(served for who, served in b.tried if who != author.id)
 
 
@@ -383,32 +400,26 @@ async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
     author.member.hold(blob)
     said = msgspec.msgpack.decode(body)
     said[3 if what == "task" else 4] = [5]
-    only(b, thief.id)
-    thief.member.publish(offers.KIND, msgspec.msgpack.encode(said))
-    author.member.publish(offers.KIND, body)
+    only(b, b.id)
     async with running(b):
+        thief.member.publish(offers.KIND, msgspec.msgpack.encode(said))
+        author.member.publish(offers.KIND, body)
+        await settled()
+        only(b, thief.id)
+        b.driver.put(RoundBegan(1, Lead()))
         await settled(1)
         # Another task was not chosen, so the rollout takes no place; the author's own offer stays.
         assert b.member.reports[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
-        b.gatherer.choice = Uncapped(SharingSettings(), 1, lambda item: Author(item.author))
-        b.gatherer.next_round(2, Lead())
+        b.market.choice = Uncapped(SharingSettings(), 1, lambda item: Author(item.author))
+        b.begin()
         await settled(1)
-    assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
+    assert b.got == [rollout] and b.member.score(author.id) == 0
 
 
 async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
-    gatherer = Gatherer(
-        b.member,
-        TINY_9,
-        RoundConfig(),
-        SharingSettings(take="ahead"),
-        b.got.append,
-        trio.current_time,
-        random.Random(0),
-    )
-    b.gatherer = gatherer
-    gatherer.next_round(1, Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
+    b.exchange(TINY_9, RoundConfig(), SharingSettings(take="ahead"))
+    b.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
     for number, author in enumerate((a, c, d)):
         author.share(*range(10 * number, 10 * number + 4), specialty="arc_1d")
     async with running(b):
@@ -417,11 +428,11 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
         for number, author in enumerate((a, c, d)):
             author.share(*range(100 + 10 * number, 102 + 10 * number))
         await settled(1)
-        assert [r.ref.specialty for r in b.rollouts()] == ["bf"] * 4
-        gatherer.next_round(2, Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
+        assert [r.ref.specialty for r in b.got] == ["bf"] * 4
+        b.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
         await settled(1)
-        assert [r.ref.specialty for r in b.rollouts()[4:]] == ["arc_1d"] * 4
-        assert max(Counter(r.author for r in b.rollouts()[4:]).values()) <= 2  # the caps hold
+        assert [r.ref.specialty for r in b.got[4:]] == ["arc_1d"] * 4
+        assert max(Counter(r.author for r in b.got[4:]).values()) <= 2  # the caps hold
 
 
 async def test_where_there_is_one_specialty_whoever_serves_nothing_leaves_an_author_all_places(
@@ -429,15 +440,15 @@ async def test_where_there_is_one_specialty_whoever_serves_nothing_leaves_an_aut
 ) -> None:
     *hostile, honest, b = joined(1, 2, 3, 4, 5)
     one = replace(TINY_9, configs={"bf": TINY_9.configs["bf"]})
-    round, rng = RoundConfig(), random.Random(0)
-    b.gatherer = Gatherer(b.member, one, round, SharingSettings(), b.got.append, trio.current_time, rng)
+    round = RoundConfig()
+    b.exchange(one, round, SharingSettings())
     async with running(b):
         for party in hostile:
             for body in offers.encode(party.make(1), 1, "m", one.specialties)[0]:
                 party.member.publish(offers.KIND, body)
         honest.share(*range(8), curriculum=one)
         await settled(2 * MIN_FETCH_S)
-    assert Counter(r.author for r in b.rollouts()) == {honest.id: round.wanted}
+    assert Counter(r.author for r in b.got) == {honest.id: round.wanted}
 
 
 @pytest.mark.parametrize(
@@ -450,6 +461,8 @@ async def test_where_there_is_one_specialty_whoever_serves_nothing_leaves_an_aut
 async def test_a_malformed_offer_is_reported(body: bytes, reason: Reason) -> None:
     a, b = joined(1, 2)
     a.member.publish(offers.KIND, body)
+    async with running(b):
+        pass
     assert b.member.reports == {reason: 1} and not len(b.member.blobs.held)
 
 

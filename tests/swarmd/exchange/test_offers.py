@@ -47,7 +47,7 @@ def test_offers_match_their_blobs() -> None:
         author, body = msgpack.unpackb(unpack(blob))
         assert author == public_key_of(ME) and msgpack.unpackb(body) == [1, 5, *content]
         item = Offered(ME, r.ref, content_id(blob), len(blob), ME)
-        assert offers.decode_blob(blob, item) == (body, r)
+        assert offers.decode_blob(blob, item) == wire.RolloutSet(5, "tiny", (r,))
         assert offers.decode_blob(blob, replace(item, author=OTHER)) is Reason.NOT_ITS_OWN
         assert offers.author_of(blob) == ME
         assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
@@ -113,7 +113,7 @@ def test_eight_completions_of_the_greatest_length_fit_a_blob() -> None:
     (offer,), (blob,) = offers.encode([thought], 1, "m", SPECIALTIES)
     (item,) = offers.decode(envelope(offer), SPECIALTIES)
     found = offers.decode_blob(blob, item)
-    assert not isinstance(found, Reason) and found[1] == thought
+    assert not isinstance(found, Reason) and found.rollouts == (thought,)
 
 
 ITEMS = st.tuples(

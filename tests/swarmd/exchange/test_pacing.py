@@ -51,7 +51,7 @@ class Swarm:
         for _ in range(seconds):
             self.now += 1
             for n, pacing in enumerate(self.pacing):
-                if self.ready[n] <= self.now and pacing.may_send(self.now):
+                if self.ready[n] <= self.now and pacing.next_at(self.now) <= self.now:
                     pacing.sent(self.now)
                     self.ready[n] = self.now + self.seconds
                     self.sent[n] += 1
@@ -129,7 +129,7 @@ def test_a_node_that_has_little_to_send_does_not_speed_up_without_end() -> None:
     for now in range(0, HOUR, 4):
         heard.offer(PeerId(str(now)), "", now)
         if now % 1200 == 0:
-            pacing.may_send(now)
+            pacing.next_at(now)
     assert pacing.pace < TARGET_PER_S / 4
 
 

@@ -10,14 +10,14 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.fetch import HolderReply
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
-from swarmd.exchange.gathering import MIN_FETCH_S
+from swarmd.exchange.fetching import HolderReply
+from swarmd.exchange.market import MIN_FETCH_S
 from swarmd.exchange.offers import Offered
 from swarmd.exchange.serving import FIRST_ASIDE_S, HARD, SOFT, STRANGERS_CREDIT, Serving
-from swarmd.types import Lead, TaskRef
+from swarmd.types import TaskRef
 from tests.swarmd.exchange.test_gathering import Party, engine_of, join, joined, running, settled, slow
 from tests.swarmd.exchange.test_offers import uniform
 
@@ -146,9 +146,9 @@ async def serve(a: Party, b: Party) -> None:
     """Have b fetch a round's rollouts of a."""
     a.share(*range(900, 904))
     await settled(1)
-    assert len(b.rollouts()) == 4
+    assert len(b.got) == 4
     b.got.clear()
-    b.gatherer.next_round(b.gatherer.round + 1, Lead())
+    b.begin()
 
 
 async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.MockClock) -> None:
@@ -159,10 +159,10 @@ async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.Mock
         a.share(*range(12))
         again = join(swarm, 1, sequence=100)  # the same key, and none of what it held
         await settled(5)
-        assert b.gatherer.missed == 4 and not b.rollouts() and b.gatherer.document()["on_offer"] == 0
+        assert b.market.missed == 4 and not b.got and b.status["on_offer"] == 0
         shared = again.share(*range(20, 28))
         await settled(1)
-        assert len(b.rollouts()) == 4 and all(rollout in shared for rollout in b.rollouts())
+        assert len(b.got) == 4 and all(rollout in shared for rollout in b.got)
     assert b.member.score(a.id) == 0 and not b.member.reports
 
 
@@ -173,7 +173,7 @@ async def test_an_author_that_left_is_not_blamed(autojump_clock: trio.testing.Mo
         a.share(*range(60))
         engine_of(a).leave()
         await settled(100)
-    assert b.gatherer.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
+    assert b.market.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
 
 
 async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
@@ -202,9 +202,9 @@ async def test_an_author_that_keeps_silent_is_blamed_where_another_serves(
             a.share(10 * n, 10 * n + 1)
             other.share(10 * n + 2, 10 * n + 3)
             await settled(MIN_FETCH_S + 1)
-            b.gatherer.next_round(b.gatherer.round + 1, Lead())
+            b.begin()
         await settled(MIN_FETCH_S + 1)
-    assert b.member.reports == {Reason.UNSERVED: 1} and {r.author for r in b.rollouts()} == {other.id}
+    assert b.member.reports == {Reason.UNSERVED: 1} and {r.author for r in b.got} == {other.id}
 
 
 async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: trio.testing.MockClock) -> None:
@@ -223,9 +223,9 @@ async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: tri
                 offers._body(1, [(0, 2000 + 10 * n + i, 1, name) for i, name in enumerate(names)]),
             )
             await settled(6)
-            b.gatherer.next_round(b.gatherer.round + 1, Lead())
+            b.begin()
             await settled(6)
     assert b.member.score(a.id) == 0
-    assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(
-        rollout in shared for rollout in b.rollouts()
+    assert sum(rollout.author == a.id for rollout in b.got) >= 16 and all(
+        rollout in shared for rollout in b.got
     )

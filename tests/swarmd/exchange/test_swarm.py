@@ -6,21 +6,21 @@ What is shared is collected by all others; what is no rollout is refused, and it
 from typing import Any
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import QueuedMember
-from p2p.types import Reason, ReceivedBody
+from p2p.member import Member
+from p2p.types import Reason
+from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.types import Author, Completion, Rollout, TaskRef
-from tests.doubles import Clock, memory_member
+from tests.doubles import Clock, gossip, memory_node
 
 
-def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[QueuedMember, RolloutExchange]:
-    member = memory_member(swarm, number, Clock())
-    return member, RolloutExchange(member, f"model-{number}", TINY_9, **options)
+def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[Member, VirtualNode]:
+    node = memory_node(swarm, number, Clock(), **{"model": f"model-{number}", **options})
+    return node.member, node
 
 
-def rollouts(member: QueuedMember, *ns: int, specialty: str = "bf") -> list[Rollout]:
+def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
     return [
         Rollout(
             TaskRef(specialty, n), (Completion("a", True), Completion("b", False)), member.identity.peer_id
@@ -36,21 +36,22 @@ def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
     from_a.share([], round_number=6)
     for exchange in (from_b, from_c):
         assert exchange.collect() == (rollouts(a, 1, 2), {}) and exchange.collect() == ([], {})
-        assert exchange.authors[a.identity.peer_id] == (5, "model-1")
+        assert exchange.exchange.market.authors[a.identity.peer_id] == (5, "model-1")
     assert from_a.collect() == ([], {})
 
 
 def test_the_path_of_a_models_folder_is_not_shared() -> None:
     swarm = MemorySwarm()
-    a, (_, from_b) = memory_member(swarm, 1, Clock()), join(swarm, 2)
+    _, from_b = join(swarm, 2)
     for model, said in (
         ("/home/alice/my model/", "my model"),
         (r"C:\\models\mine", "mine"),
         ("Qwen/x", "Qwen/x"),
     ):
-        RolloutExchange(a, model, TINY_9).share(rollouts(a, 1), round_number=5)
+        _, other = join(swarm, len(model), model=model)
+        other.share(rollouts(other.member, 1), round_number=5)
         from_b.collect()
-        assert from_b.authors[a.identity.peer_id] == (5, said)
+        assert from_b.exchange.market.authors[other.member.identity.peer_id] == (5, said)
 
 
 def test_the_author_is_who_signed_never_what_the_body_says() -> None:
@@ -64,10 +65,11 @@ def test_the_author_is_who_signed_never_what_the_body_says() -> None:
 def test_an_author_is_known_by_the_group_that_its_rollouts_came_from() -> None:
     swarm = MemorySwarm()
     (a, _), (b, from_b) = (join(swarm, i) for i in (1, 2))
-    me, author = b.identity.peer_id, a.identity.peer_id
-    b.queue.put(ReceivedBody(author, "11.0", wire.KIND, wire.encode(rollouts(a, 1), 1, "m"), 1))
-    assert from_b.collect() == (rollouts(a, 1), {})
-    assert from_b.author(author) == Author(author, "11.0") and from_b.author(me) == Author(me)
+    author = a.identity.peer_id
+    b.reputation.met(author, "11.0")
+    gossip(a, rollouts(a, 1))
+    ((got,), _) = from_b.collect()
+    assert got.origin == Author(author, "11.0") and rollouts(b, 1)[0].origin == Author(b.identity.peer_id)
 
 
 def test_garbage_is_refused_counted_and_reported() -> None:
@@ -75,7 +77,7 @@ def test_garbage_is_refused_counted_and_reported() -> None:
     (a, _), (b, from_b) = (join(swarm, i) for i in (1, 2))
     a.publish(wire.KIND, b"no rollouts")
     a.publish("later", b"whatever")
-    assert from_b.collect() == ([], {Reason.UNDECODABLE.value: 1})
+    assert from_b.collect() == ([], {Reason.UNDECODABLE.value: 1, Reason.UNKNOWN_KIND.value: 1})
     assert b.reports == {Reason.UNDECODABLE: 1}
 
 
@@ -86,7 +88,7 @@ def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> N
         [*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")],
         round_number=1,
     )
-    assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 2})
+    assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 1})
     assert b.reports == {Reason.UNKNOWN_TASK: 1}
 
 
@@ -101,5 +103,6 @@ def test_more_rollouts_than_a_body_may_hold_are_offered_however_small_they_are()
     swarm = MemorySwarm()
     (a, from_a), (b, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share(rollouts(a, *range(wire.MAX_ROLLOUTS + 1)), round_number=1)
-    assert from_b.collect() == ([], {}) and not b.reports
+    found, refused = from_b.collect()
+    assert len(found) == NodeConfig().round.wanted and not refused and not b.reports
     assert len(a.blobs.held) == wire.MAX_ROLLOUTS + 1

@@ -225,13 +225,13 @@ def test_ten_thousand_candidates_are_no_work(n: int) -> None:
 
 def scored(author: str, n: int, *, useful: bool = True, text: str | None = None) -> Scored:
     completions = tuple(Completion(f"{text or f'{author} {n}'} {k}", ended=True) for k in range(2))
+    group = {"sybil": "rack", "friend": f"home {author}"}.get(author.split()[0], "")
     return Scored(
-        Rollout(TaskRef("bf", n), completions, PeerId(author)), "question", (0.0, 1.0 if useful else 0.0), 1
+        Rollout(TaskRef("bf", n), completions, PeerId(author), group=group),
+        "question",
+        (0.0, 1.0 if useful else 0.0),
+        1,
     )
-
-
-def placed(peer: PeerId) -> Author:
-    return Author(peer, "rack" if peer.startswith("sybil") else "home " + peer)
 
 
 def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
@@ -242,7 +242,7 @@ def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
         + [scored("bore", 1, useful=False)]
     )
     for _ in range(300):
-        batch = SharingSampler(n_external=4, author_of=placed)([], pool, rng)
+        batch = SharingSampler(n_external=4)([], pool, rng)
         assert (
             len(batch) == 4
             and all(s.informative for s in batch)
@@ -291,7 +291,7 @@ def test_a_loud_author_counts_as_one_whatever_the_weights(odd: dict[PeerId, floa
 
 
 def test_over_its_capacity_the_pool_loses_what_a_crowd_has_most_of() -> None:
-    pool = Pool(1, 100, author_of=placed)
+    pool = Pool(1, 100)
     pool.add(scored(f"friend {n}", n) for n in range(50))
     pool.add(scored(f"sybil {n}", n) for n in range(200))
     assert sum(s.author.startswith("friend") for s in pool) == 50 and len(pool) == 100

@@ -18,7 +18,6 @@ from p2p.types import PeerId
 from swarmd.config.config import NodeConfig, SwarmConfig, TasksConfig
 from swarmd.config.curriculum_name import GROUP
 from swarmd.errors import ConfigError
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.pool import Pool
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
@@ -33,7 +32,7 @@ from swarmd.trainer.parts import ReceivingParts
 from swarmd.trainer.round import score_others
 from swarmd.types import Rollout
 from tests import ROOT
-from tests.doubles import TIMEOUT_S, memory_member
+from tests.doubles import TIMEOUT_S, memory_node
 from tests.swarmd.tasks.unruly import FATAL, MADE, WRONG
 from tests.swarmd.tasks.watched import descendants
 
@@ -128,12 +127,12 @@ def test_text_behind_an_answer_is_kept_only_if_it_is_scored(tmp_path: Path, whol
     text = "<answer>1</answer> yes"
     sent = Rollout(TaskRef("a", 1), (Completion(text, True), Completion("no", True)), PeerId("other"))
     with Verifier(found) as verifier:
-        member, me = memory_member(MemorySwarm(), 1, lambda: 1.7e9), PeerId("me")
+        me = PeerId("me")
         parts = ReceivingParts(
             me=me,
             tasks=open_tasks(found, verifier),
             reward=verifier,
-            swarm=RolloutExchange(member, "m", found),
+            swarm=memory_node(MemorySwarm(), 1, lambda: 1.7e9, curriculum=found),
             pool=Pool(2),
             batch_rng=random.Random(0),
         )

@@ -12,13 +12,10 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import QueuedMember
+from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.exchange import wire
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
@@ -26,22 +23,20 @@ from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import Trainer, open_trainer
 from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
-from tests.doubles import TIMEOUT_S, memory_member
+from tests.doubles import TIMEOUT_S, gossip, memory_node
 
 
 def join(
     swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig, **sent: int
-) -> tuple[RoundParts, LanguagePolicy, QueuedMember]:
+) -> tuple[RoundParts, LanguagePolicy, Member]:
     """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
-    member = memory_member(swarm, number, map(float, itertools.count(1_700_000_000)).__next__)
-    policy = LanguagePolicy.open(settings, seed=number)
-    exchange = RolloutExchange(member, settings.model.name, TINY_9, **sent)
-    return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
+    clock = map(float, itertools.count(1_700_000_000)).__next__
+    node = memory_node(swarm, number, clock, config=settings, model=settings.model.name, **sent)
+    policy, me = LanguagePolicy.open(settings, seed=number), node.member.identity.peer_id
+    return build(settings, number, me, node, policy, verifier), policy, node.member
 
 
-def swarm_of(
-    verifier: Verifier, *settings: NodeConfig
-) -> list[tuple[RoundParts, LanguagePolicy, QueuedMember]]:
+def swarm_of(verifier: Verifier, *settings: NodeConfig) -> list[tuple[RoundParts, LanguagePolicy, Member]]:
     """Return the members of a swarm of their own."""
     swarm = MemorySwarm()
     return [join(swarm, number, verifier, one) for number, one in enumerate(settings, 1)]
@@ -101,9 +96,7 @@ def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def share(
-    member: QueuedMember, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = ""
-) -> None:
+def share(member: Member, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
     """Share right sums, and as many wrong ones, to other questions each round."""
     tasks = [
         task
@@ -117,11 +110,11 @@ def share(
         Rollout(task.ref, both, member.identity.peer_id)
         for task, both in zip(tasks, completions, strict=True)
     ]
-    member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
+    gossip(member, rollouts, t)
 
 
 def play(
-    node: RoundParts, other: QueuedMember, rounds: Sequence[int], prefix: str = "evil ", suffix: str = ""
+    node: RoundParts, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = ""
 ) -> list[RoundReport]:
     reports = []
     for t in rounds:

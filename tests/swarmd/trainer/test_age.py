@@ -13,15 +13,17 @@ from typing import Any
 import trio
 import trio.testing
 
+from p2p.blobs.blobs import content_id
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.types import ReceivedBody, Verdict
+from p2p.types import PeerId, Verdict
 from swarmd import link
 from swarmd.cli.views.plain import JsonView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.supervision.restarts import Death
 from swarmd.exchange import offers, wire
+from swarmd.exchange.events import Deliver
 from swarmd.state.status import ModelDescription
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
@@ -37,37 +39,39 @@ class Played:
         self.daemon = Daemon(
             NodeConfig.model_validate({"swarm": {"engine": "none"}, **sections}), folder, view
         )
-        self.received: list[ReceivedBody] = []
+        self.received: list[Rollout] = []
         self.daemon.child.tell = self._told  # type: ignore[method-assign]
         self._numbers = itertools.count(1)
+        self.blobs: dict[bytes, bytes] = {}
+        self.daemon.member.engine.request = self._answer  # type: ignore[method-assign]
+
+    async def _answer(self, _peer: PeerId, question: bytes, _limit: int) -> bytes:
+        return self.blobs[question[1:]]
 
     def _told(self, message: link.ToTrainer) -> None:
-        if isinstance(message, ReceivedBody):
-            self.received.append(message)
+        if isinstance(message, Deliver):
+            self.received.append(message.rollout)
 
     @property
     def heard(self) -> list[int]:
         """The round in which each was heard."""
-        return [message.heard for message in self.received]
+        return [rollout.heard for rollout in self.received]
 
     @property
     def refs(self) -> list[TaskRef]:
-        sets = [wire.decode(message.body, message.author) for message in self.received]
-        return [
-            rollout.ref for each in sets if isinstance(each, wire.RolloutSet) for rollout in each.rollouts
-        ]
+        return [rollout.ref for rollout in self.received]
 
     def gossip(self, kind: str, body: bytes) -> None:
         frame = seal(OTHER, self.daemon.sharing.topic.swarm_id, next(self._numbers), time.time(), kind, body)
         assert self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
     def offer(self, n: int, specialty: str = "bf") -> None:
-        """Offer a rollout whose blob is at hand: it is handed on as soon as it is chosen."""
+        """Offer a rollout that is served when it is asked for."""
         rollout = Rollout(
             TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id
         )
         (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
-        self.daemon.member.hold(blob)
+        self.blobs[content_id(blob)] = blob
         self.gossip(offers.KIND, body)
 
     def trainer_says(self, message: link.ToDaemon) -> None:
@@ -75,14 +79,14 @@ class Played:
 
     def round_done(self, number: int, lead: Lead | None = None) -> None:
         line = {"round": number, "rejected": {}, "reward_mean": 0.0}
-        self.trainer_says(link.RoundDone(line, {}, None, lead=lead or Lead()))
+        self.trainer_says(link.RoundDone(line, None, lead=lead or Lead()))
 
     def gather(self) -> None:
         """Fetch what is chosen."""
 
         async def gather() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.daemon.gatherer.run)
+                nursery.start_soon(self.daemon.sharing.driver.run, self.daemon.member)
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
 
@@ -90,16 +94,22 @@ class Played:
 
 
 def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
-    played = Played(tmp_path)
-    played.gossip(wire.KIND, b"before the trainer has said where it is")
+    played, numbers = Played(tmp_path), itertools.count()
+
+    def hear() -> None:
+        sent = [Rollout(TaskRef("bf", next(numbers)), (Completion("a", True),), OTHER.peer_id)]
+        played.gossip(wire.KIND, wire.encode(sent, 1, "m"))
+
+    hear()  # before the trainer has said where it is
     played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
-    played.gossip(wire.KIND, b"in its round 8")
+    hear()  # in its round 8
     played.round_done(8)
-    played.gossip(wire.KIND, b"in its round 9")
+    hear()  # in its round 9
     played.daemon.child.on_death(Death("killed", 1, 0.0))
-    played.gossip(wire.KIND, b"while there is none")
+    hear()  # while there is none
     played.trainer_says(link.TrainerReady(ModelDescription(), 3, []))
-    played.gossip(wire.KIND, b"in round 4 again")
+    hear()  # in round 4 again
+    played.gather()
     assert played.heard == [0, 8, 9, 9, 4]
 
 
@@ -116,15 +126,17 @@ def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: 
 def test_what_is_fetched_goes_by_what_the_trainer_found_of_others(tmp_path: Path) -> None:
     played = Played(tmp_path, sharing={"take": "ahead"})
     played.trainer_says(link.TrainerReady(ModelDescription(), 0, []))
+    played.round_done(1, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
     for n in range(3):
         played.offer(n, "bf")
         played.offer(n, "arc_1d")
-    played.round_done(1, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
     played.gather()
     assert not played.refs
+    for number in range(2, 5):  # until they are too old
+        played.round_done(number, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
     for n in range(3):
         played.offer(10 + n, "bf")
         played.offer(10 + n, "arc_1d")
-    played.round_done(2, Lead({"bf": 0.1, "arc_1d": -0.2}, 0.05))
+    played.round_done(5, Lead({"bf": 0.1, "arc_1d": -0.2}, 0.05))
     played.gather()
     assert sorted(played.refs) == [TaskRef("bf", 10 + n) for n in range(3)]

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import QueuedMember
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.tasks.curriculum import LADDER_9, level_of
 from swarmd.trainer.checkpoint import Checkpoints
@@ -20,7 +18,7 @@ from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Generation, Rollout, Task, TaskRef
-from tests.doubles import memory_member
+from tests.doubles import ListeningMember, memory_member, memory_node
 from tests.played import PlayedPolicy
 
 RIGHT, WRONG, MIXED = ["right"] * 4, ["wrong"] * 4, ["right", "wrong"] * 2
@@ -44,16 +42,16 @@ def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Seq
     return [tuple(float(completion.text == "right") for completion in given) for _, given in items]
 
 
-def node(*script: list[str], **rounds: Any) -> tuple[RoundParts, Scripted, QueuedMember]:
+def node(*script: list[str], **rounds: Any) -> tuple[RoundParts, Scripted, ListeningMember]:
     """Return a node that asks sums and matrices, its policy, and another member of its swarm."""
     sections = {"round": {"local": 8, "external": 8, "completions": 4, **rounds}, "gate": {"mode": "off"}}
     tasks = {"specialties": ("basic_arithmetic", "binary_matrix.2")}
     config = NodeConfig.model_validate({**sections, "tasks": tasks, "swarm": {"curriculum": "ladder-9"}})
     swarm = MemorySwarm()
-    members = [memory_member(swarm, number, lambda: 1_700_000_000.0) for number in (1, 2)]
-    me, policy = members[0].identity.peer_id, Scripted(iter(script))
-    exchange = RolloutExchange(members[0], "tiny", LADDER_9)
-    return build(config, 1, me, exchange, policy, right_or_wrong), policy, members[1]
+    ours = memory_node(swarm, 1, lambda: 1_700_000_000.0, curriculum=LADDER_9, config=config)
+    other = memory_member(swarm, 2, lambda: 1_700_000_000.0)
+    me, policy = ours.member.identity.peer_id, Scripted(iter(script))
+    return build(config, 1, me, ours, policy, right_or_wrong), policy, other
 
 
 def asked(parts: RoundParts) -> int:

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
@@ -24,7 +23,7 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task
-from tests.doubles import identity, memory_member
+from tests.doubles import gossip, identity, memory_member
 from tests.swarmd.policy.conftest import ALL_FAMILIES, CHAT, SPECIALS, make_model
 from tests.swarmd.trainer.conftest import join
 
@@ -115,10 +114,10 @@ def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Comp
     """Play the round in which the node hears these rollouts of a peer."""
     peer = memory_member(swarm, 8, map(float, itertools.count(1_700_000_000)).__next__)
     sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]
-    RolloutExchange(peer, "another", TINY_9, whole=2**18).share(sent, 1)
+    gossip(peer, sent)
     report = run_round(1, node)
-    assert peer.identity.peer_id not in node.swarm.transport.reports  # type: ignore[attr-defined]
-    assert node.swarm.transport.reputation.score(peer.identity.peer_id, 0.0) == 0  # type: ignore[attr-defined]  # nobody is blamed
+    assert peer.identity.peer_id not in node.swarm.member.reports  # type: ignore[attr-defined]
+    assert node.swarm.member.reputation.score(peer.identity.peer_id, 0.0) == 0  # type: ignore[attr-defined]  # nobody is blamed
     return report
 
 

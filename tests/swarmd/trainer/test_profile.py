@@ -16,7 +16,6 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.profiles import PROFILES
 from swarmd.config.sources import load, resolve
 from swarmd.errors import ConfigError
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.advantages import unweighed, within_group
 from swarmd.experience.strategies import SharingSettings
@@ -29,7 +28,7 @@ from swarmd.tasks.curriculum import SAPO_9
 from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, Scored, TaskRef, UpdateReport, Weigh
-from tests.doubles import Clock, memory_member
+from tests.doubles import Clock, memory_node
 from tests.played import PlayedPolicy
 
 I, J, L = 4, 4, 8
@@ -166,16 +165,16 @@ def test_the_papers_profile_plays_algorithm_1() -> None:
     nodes = []
     reward: Reward = right_or_wrong
     for number, policy in enumerate(policies):
-        member = memory_member(swarm, number, clock)
         # Whichever others send
         share = PAPER.sharing.model_copy(update={"share": "all" if number % 2 else "informative"})
         config = PAPER.model_copy(update={"sharing": share})
+        joined = memory_node(swarm, number, clock, curriculum=SAPO_9, config=config, whole=2**18)
         nodes.append(
             build(
                 config,
                 number,
-                member.identity.peer_id,
-                RolloutExchange(member, "tiny", SAPO_9, whole=2**18),
+                joined.member.identity.peer_id,
+                joined,
                 policy,
                 reward,
             )

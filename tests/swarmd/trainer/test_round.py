@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import QueuedMember
-from p2p.types import PeerId, Reason, ReceivedBody
+from p2p.member import Member
+from p2p.types import PeerId, Reason
 from swarmd.config.config import GenerateConfig, NodeConfig
-from swarmd.exchange import wire
-from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.exchange.virtual import VirtualNode
 from swarmd.experience.advantages import within_group
 from swarmd.experience.replay_schedule import GuardState
 from swarmd.experience.strategies import MIN_WEIGHT
@@ -39,6 +38,7 @@ from swarmd.types import (
     UpdateReport,
     Weigh,
 )
+from tests.doubles import gossip
 from tests.p2p.lossy import LossySwarm
 from tests.swarmd.trainer.conftest import join, play, swarm_of, watched, weights, without_seconds
 
@@ -48,7 +48,7 @@ def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on"
     return NodeConfig.model_validate({**sections, "gate": {"mode": gate}, "model": {"device": "cpu"}})
 
 
-def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, QueuedMember, QueuedMember]:
+def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, Member, Member]:
     """Return a node, its member, and another member of its swarm."""
     (node, _, member), (_, _, other) = swarm_of(verifier, settings, config())
     return node, member, other
@@ -64,11 +64,11 @@ WRONG = Completion("no", True)
 
 
 def round_with(
-    node: RoundParts, other: QueuedMember, answers: Mapping[TaskRef, Sequence[Completion]], t: int = 1
+    node: RoundParts, other: Member, answers: Mapping[TaskRef, Sequence[Completion]], t: int = 1
 ) -> RoundReport:
     """Run the round in which the node hears the other's answers to these tasks."""
     rollouts = [Rollout(ref, tuple(given), other.identity.peer_id) for ref, given in answers.items()]
-    RolloutExchange(other, "m", TINY_9).share(rollouts, t)
+    gossip(other, rollouts, t)
     return run_round(t, node)
 
 
@@ -209,7 +209,7 @@ def test_only_the_newest_of_a_flood_are_scored_and_as_many_as_a_batch_takes(
     flood = [Rollout(ref, (WRONG,), other.identity.peer_id) for ref in refs]
     node, calls = counted(node)
     for start in range(0, len(flood), 50):
-        RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
+        gossip(other, flood[start : start + 50])
     run_round(1, node)
     own, theirs = calls
     assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[-max(external, SCORED_PER_ROUND) :]]
@@ -255,13 +255,13 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
 
     The trainer may have been in a long round, or the rollout have been fetched for long.
     """
-    node, member, other = pair(verifier, config(local=0, external=1, gate="off"))
+    node, _, other = pair(verifier, config(local=0, external=1, gate="off"))
     node, calls = counted(node)
     ages = []
     for task, heard, t in zip(node.tasks.draw(3, random.Random(0)), (2, 2, 900), (4, 5, 6), strict=True):
         rollout = Rollout(task.ref, (right_answer(task), WRONG), other.identity.peer_id)
-        body = wire.encode([rollout], 1, "m")
-        member.queue.put(ReceivedBody(other.identity.peer_id, "", wire.KIND, body, heard))
+        assert isinstance(node.swarm, VirtualNode)
+        node.swarm.arrived.put(replace(rollout, heard=heard), rollout.author, "", rollout.size)
         report = run_round(t, node)
         ages.append((report.external, report.staleness_max, report.off_policy_max))
     assert ages == [
@@ -316,7 +316,7 @@ def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
     ):
         sent = [Rollout(ref, given, peer.identity.peer_id) for ref, given in answers]
         for half in (sent[:32], sent[32:]):
-            RolloutExchange(peer, "m", TINY_9).share(half, 1)
+            gossip(peer, half)
     run_round(1, node)
     assert member.reports == {Reason.USELESS: 1}
     assert member.score(useless.identity.peer_id) == 0, "it costs quota, not repute"
@@ -471,7 +471,7 @@ def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifi
             Rollout(task.ref, (said("P ∨ Q"), said(whole_of(task))), other.identity.peer_id) for task in tasks
         ]
         for rollout in rollouts:
-            RolloutExchange(other, "m", TINY_9).share([rollout], 1)
+            gossip(other, [rollout])
         for name, (node, _, _) in nodes.items():
             run_round(1, node)
             scores[name] = [

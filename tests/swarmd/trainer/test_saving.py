@@ -18,10 +18,12 @@ import pytest
 from swarmd import link
 from swarmd.config.config import CheckpointConfig
 from swarmd.errors import CannotRecord
+from swarmd.exchange.events import Share
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, RunState, Timetable
+from swarmd.types import Rollout
 from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 from tests.swarmd.trainer.conftest import TrainerIn
@@ -85,8 +87,9 @@ def assert_same_end(folder: Path, name: str) -> None:
         assert ends[0] == ends[1], file
 
 
-def published(daemon: socket.socket, *, of: str = "rollouts") -> list[bytes]:
-    return [m.body for m in heard(daemon) if isinstance(m, link.Publish) and m.kind == of]
+def shared(daemon: socket.socket) -> list[Rollout]:
+    """Return the rollouts that the trainer shared, to its last word."""
+    return [rollout for m in heard(daemon) if isinstance(m, Share) for rollout in m.rollouts]
 
 
 def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved(
@@ -128,7 +131,7 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: Traine
     """
     with trainer_in(tmp_path / "whole", 4) as (trainer, daemon):
         trainer.run()
-        sent = published(daemon)
+        sent = shared(daemon)
     with trainer_in(tmp_path / "cut", 2) as (trainer, _):
         trainer.run()
     # Lost: three rounds, the first two of which are finished again
@@ -139,7 +142,7 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: Traine
     with trainer_in(tmp_path / "cut", 4) as (trainer, daemon):
         assert trainer.round == 2 and figures(tmp_path / "cut") == figures(tmp_path / "whole")[:2]
         trainer.run()
-        again = published(daemon)
+        again = shared(daemon)
     assert again == sent[-len(again) :] and again
     assert_same_end(tmp_path, "round-00000004")
 

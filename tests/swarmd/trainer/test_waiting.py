@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from p2p.identity import Identity
-from p2p.types import PeerId, ReceivedBody
+from p2p.types import PeerId
 from swarmd import link
+from swarmd.exchange.events import Deliver
 from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.experience.replay_schedule import GuardState, ReplaySchedule
 from swarmd.state.metrics import read_metrics
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 from tests.swarmd.trainer.conftest import TrainerIn
-from tests.swarmd.trainer.test_saving import published
+from tests.swarmd.trainer.test_saving import shared
 
 OTHER = Identity(b"\1" * 32).peer_id
 
@@ -38,7 +39,7 @@ def test_a_node_without_own_questions_waits_for_others_rollouts(
 ) -> None:
     with trainer_in(tmp_path / "other", 3) as (trainer, daemon):
         trainer.run()
-        bodies = published(daemon)
+        first, *_ = shared(daemon)
     with trainer_in(tmp_path / "node", 0, local=0, external=4) as (trainer, daemon):
         unpacker, thread = (
             link.Unpacker[link.ToDaemon](link.ToDaemon),
@@ -51,7 +52,7 @@ def test_a_node_without_own_questions_waits_for_others_rollouts(
             if isinstance(m, link.TrainerState) and m.state == "waiting"
         )
         assert "round.local is 0" in waiting.cause and "swarmd peers" in waiting.remedy
-        daemon.sendall(link.pack(ReceivedBody(PeerId(OTHER), "", "rollouts", bodies[0])))
+        daemon.sendall(link.pack(Deliver(replace(first, author=OTHER))))
         heard = until(daemon, unpacker, link.TrainerState)
         (done,) = [m.line for m in heard if isinstance(m, link.RoundDone)]
         assert done["round"] == 1 and done["external"] > 0

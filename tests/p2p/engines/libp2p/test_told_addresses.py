@@ -7,12 +7,12 @@ import pytest
 import trio
 
 from p2p.blobs.blobs import pack
-from p2p.blobs.fetch import Want
 from p2p.engines import discovery
 from p2p.engines.libp2p import circuits
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import addressbook
+from p2p.types import PeerRequest, Unanswered
 from tests.doubles import until
 from tests.p2p.engines.libp2p.test_libp2p import started
 from tests.p2p.real import SECONDS
@@ -36,7 +36,11 @@ async def fetch(reader: Member, author: Member, at: str) -> bytes | None:
     author.hold(BLOB)
     with trio.fail_after(SECONDS):
         name = next(iter(author.blobs.held))
-        return await reader.fetch(Want(name, len(BLOB), [author.identity.peer_id], at))
+        try:
+            question = PeerRequest.BLOBS.message(name)
+            return await reader.request(author.identity.peer_id, question, len(BLOB), at)
+        except Unanswered:
+            return None
 
 
 @pytest.mark.parametrize("home", [False, True], ids=["that can be dialled", "behind a relay"])

@@ -63,7 +63,7 @@ def status(
 
 def test_refusals_come_with_reason_and_remedy(tmp_path: Path) -> None:
     config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
-    of = Participant(config, tmp_path, print, str, print)
+    of = Participant(config, tmp_path, "m", print, str, print)
     for reason in [Reason.WRONG_VERSION] * 3 + [Reason.BAD_SIGNATURE] * 2:
         of.member.ignore(reason)
     shown = replace(board().known, **asdict(of.status()))
@@ -78,7 +78,7 @@ def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> 
     of = board()
     for _ in range(4):
         of._roster.heard(OTHER, 100.0)
-    of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
+    of._roster.says(OTHER, 7, "qwen2.5-0.5b")
     of._roster.useful(OTHER, "gcd")
     relayed = peers_of(of._roster, [], 110.0).peers
     assert relayed[0].learnt == {"gcd": 1}
@@ -95,7 +95,7 @@ def test_the_status_has_the_present_and_the_history() -> None:
     assert board().known.rounds is None and of.known.rounds == 7
     of.say(NodeState.RESTARTING, "it was lost", "wait")
     for number in range(1, KEPT_REWARDS + 3):
-        of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
+        of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, 42))
     told = {"peers": 2, "connected": 1, "addresses": ["/ip4/192.0.2.1/tcp/1"], "offers": {"every": 40.0}}
     shown = status(of, trainer=TrainerFigures(9, 3), **told)
     last = {"round": KEPT_REWARDS + 2, "reward_mean": (KEPT_REWARDS + 2) / 1000}
@@ -188,7 +188,7 @@ def test_two_rounds_that_teach_nothing_are_a_trouble_until_one_teaches_something
     of = board()
     for number in (1, 2, 3):
         shown = ShownRollout(number, "sums", "2 + 2?", ((f"text {number}", 0.0, True),))
-        of.round_done(link.RoundDone(lines_of(number, 0, in_form=0.0), {}, 42, shown=shown))
+        of.round_done(link.RoundDone(lines_of(number, 0, in_form=0.0), 42, shown=shown))
         assert (of.known.learning is not None) is (number > 1)
     trouble = of.known.learning
     assert trouble and "0 of 16 answers are in the asked form" in trouble.cause
@@ -197,7 +197,7 @@ def test_two_rounds_that_teach_nothing_are_a_trouble_until_one_teaches_something
         (number, f"text {number}") for number in (1, 2, 3)
     ]
     for number in (4, 5):
-        of.round_done(link.RoundDone(lines_of(number, 9), {}, 42))
+        of.round_done(link.RoundDone(lines_of(number, 9), 42))
     assert of.known.learning is None
 
 
@@ -206,7 +206,7 @@ def test_a_frozen_model_is_no_trouble_and_progress_ends_with_its_round() -> None
     of.config = NodeConfig.model_validate({"round": {"train": "off"}})
     for number in (1, 2, 3):
         of.known.progress = StageProgress("generate", 1, 8, None)
-        of.round_done(link.RoundDone(lines_of(number, 0), {}, 42))
+        of.round_done(link.RoundDone(lines_of(number, 0), 42))
     assert (of.known.learning, of.known.progress) == (None, None)
     of.known.progress = StageProgress("generate", 1, 8, None)
     of.say(NodeState.PAUSED, "you paused it", "swarmd resume")

@@ -27,7 +27,7 @@ from tests.doubles import TIMEOUT_S
 TRAINING, ALIVE, ROUND = (
     link.TrainerState(NodeState.TRAINING),
     link.Alive(),
-    link.RoundDone({"round": 1}, {}, None),
+    link.RoundDone({"round": 1}, None),
 )
 
 

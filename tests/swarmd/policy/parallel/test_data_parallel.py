@@ -17,7 +17,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import environment
 from swarmd.policy.parallel import data_parallel
 from swarmd.policy.parallel.data_parallel import RankLost, Trainers, combine, deal
-from swarmd.policy.parallel.messages import Begin, Share, WorkerReady
+from swarmd.policy.parallel.messages import Begin, UpdateShare, WorkerReady
 from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
@@ -84,7 +84,7 @@ def test_no_gradient_waits_for_another_ones_sum(monkeypatch: pytest.MonkeyPatch)
 def test_weights_are_compared_on_gpus_of_one_kind(
     other: str, alike: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[Share] = []
+    said: list[UpdateShare] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", ["RTX 3060", other].__getitem__)
     learner: Any = SimpleNamespace(updates=0, weights={}, step=lambda *_: UpdateReport())

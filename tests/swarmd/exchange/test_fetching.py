@@ -1,6 +1,7 @@
 """Fetching blobs from holders that are slow, empty, gone or lying, and serving them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import pytest
 import trio
@@ -8,18 +9,17 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
-from p2p.blobs.fetch import (
+from p2p.blobs.blobs import ID_BYTES, MISSING, BlobServer, BlobStore, content_id
+from p2p.types import PeerId, Reason, Unanswered
+from swarmd.exchange.events import Ask, Cancel, Output, Report
+from swarmd.exchange.fetching import (
     ASK_AGAIN_S,
     HOLDER_TIMEOUT_S,
     MAX_HOLDERS,
-    MISSING,
-    BlobServer,
+    Fetch,
     Fetcher,
     HolderReply,
-    Want,
 )
-from p2p.types import PeerId, Reason, Unanswered
 
 BLOB = b"blob" * 100
 NAME = content_id(BLOB)
@@ -42,24 +42,63 @@ def test_a_blob_is_given_and_counted() -> None:
 
 
 class Peers:
-    """What each peer does when it is asked, and who was."""
+    """What each peer does when it is asked, and who was. Drives a Fetcher for one blob at a time."""
 
     def __init__(self, **does: Callable[[], object]) -> None:
-        self.does, self.asked, self.blamed = does, [], []  # type: ignore[var-annotated]
-        self.store = BlobStore()
-        self.fetcher = Fetcher(self.ask, self.store, lambda peer, reason: self.blamed.append((peer, reason)))
+        self.does, self.asked, self.blamed = does, list[PeerId](), list[tuple[PeerId, Reason]]()
+        self._outputs: list[Output] = []
+        self.fetcher = Fetcher(self._outputs.append)
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self.limits: list[int] = []
 
-    async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        assert question == ASKED and limit == len(BLOB)
-        self.asked.append(peer)
+    async def ask(self, peer: PeerId, question: bytes) -> bytes:
         found = self.does[peer]()
         if hasattr(found, "__await__"):
-            found = await found  # type: ignore[misc]
+            found = await found
         assert isinstance(found, bytes)
         return found
 
-    async def fetch(self, holders: Sequence[PeerId]) -> bytes | None:
-        return await self.fetcher.fetch(Want(NAME, len(BLOB), holders))
+    async def fetch(
+        self, holders: Sequence[PeerId], replies: dict[PeerId, HolderReply] | None = None, blob: bytes = BLOB
+    ) -> bytes | None:
+        fetch = Fetch(content_id(blob), len(blob), holders, trio.current_time())
+        fetch.replies = {} if replies is None else replies
+        self.fetcher.begin(fetch)
+        answers, answered = trio.open_memory_channel[tuple[int, bytes | None]](100)
+
+        async def ask(question: Ask) -> None:
+            reply = None
+            with self._scopes[question.number]:
+                with suppress(Unanswered):
+                    reply = await self.ask(question.peer, question.question)
+                answers.send_nowait((question.number, reply))
+
+        def perform() -> None:
+            for output in self._outputs:
+                match output:
+                    case Ask(number, peer, question, limit):
+                        assert (question, limit) == (b"\1" + fetch.id, fetch.size)
+                        self.asked.append(peer)
+                        self._scopes[number] = trio.CancelScope()
+                        nursery.start_soon(ask, output)
+                    case Cancel(number):
+                        self._scopes[number].cancel()
+                    case Report(peer, reason):
+                        self.blamed.append((peer, reason))
+            self._outputs.clear()
+
+        async with trio.open_nursery() as nursery:
+            while True:
+                over = self.fetcher.advance(trio.current_time())
+                perform()
+                if over:
+                    return None
+                assert self.fetcher.due > trio.current_time()
+                with trio.move_on_at(self.fetcher.due):
+                    found = self.fetcher.answered(*await answered.receive(), trio.current_time())
+                    if found is not None:
+                        perform()
+                        return found[1]
 
 
 def gone() -> bytes:
@@ -79,8 +118,7 @@ async def test_no_holder_is_asked_after_one_has_the_blob(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     peers = Peers(a=has, b=has)
-    assert await peers.fetch([A, B]) == BLOB and peers.asked == [A] and peers.store.get(NAME) == BLOB
-    assert await peers.fetch([B]) == BLOB and peers.asked == [A]  # it is at hand now
+    assert await peers.fetch([A, B]) == BLOB and peers.asked == [A]
 
 
 async def test_holders_without_the_blob_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
@@ -95,7 +133,7 @@ async def test_the_reply_of_each_holder_is_reported(autojump_clock: trio.testing
         dict[PeerId, HolderReply](),
     )
     holders = [A, B, C, PeerId("d"), PeerId("e"), PeerId("f")]
-    assert await peers.fetcher.fetch(Want(NAME, len(BLOB), holders), replies) == BLOB
+    assert await peers.fetch(holders, replies) == BLOB
     expected = [HolderReply.NOTHING, HolderReply.FAILED, HolderReply.NO, HolderReply.NOTHING, HolderReply.YES]
     assert replies == dict(zip(holders, expected, strict=False))
 
@@ -139,27 +177,10 @@ async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_of
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Therefore a blob that is larger than its offer says costs nothing else."""
-    large, small = b"large" * 20_000, b"small"
-    held = {content_id(blob): blob for blob in (large, small)}
-    limits: list[int] = []
-
-    async def ask(_peer: PeerId, question: bytes, limit: int) -> bytes:
-        limits.append(limit)
-        await trio.sleep(0.1)
-        reply = held[question[1:]]
-        if len(reply) > limit:
-            raise Unanswered("replies too much")
-        return reply
-
-    fetcher, found = Fetcher(ask, BlobStore(), lambda *_: None), dict[bytes, bytes | None]()
-
-    async def fetch(blob: bytes, size: int) -> None:
-        found[blob] = await fetcher.fetch(Want(content_id(blob), size, [A]))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetch, large, 10)
-        nursery.start_soon(fetch, small, len(small))
-    assert found == {large: None, small: small} and sorted(limits) == [5, 10, 10]
+    large = Peers(a=gone)  # the engine cuts the answer off
+    assert await large.fetch([A]) is None and large.asked == [A, A] and not large.fetcher.received
+    small = Peers(a=has)
+    assert await small.fetch([A]) == BLOB and small.fetcher.received == len(BLOB)
 
 
 async def test_a_refusal_of_the_likeliest_shortens_the_wait_for_others(

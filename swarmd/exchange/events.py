@@ -1,0 +1,140 @@
+"""The events and outputs of the exchange: frozen values, checked when they are made (ValueError).
+
+A driver makes events, and performs the outputs in their order. All are structs with tags, so that a run can
+be written to a file and replayed.
+"""
+
+import msgspec
+
+from p2p.types import MAX_QUESTION_BYTES, Envelope, PeerId, Reason
+from swarmd.types import Lead, Rollout
+
+
+class _Value(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Admitted(_Value, frozen=True):
+    """A frame of another member passed admission (`p2p.admission.inbox`)."""
+
+    envelope: Envelope
+
+
+class Answered(_Value, frozen=True):
+    """The end of an `Ask`: one for each that was not cancelled. reply: None if the peer was not reached."""
+
+    number: int
+    reply: bytes | None
+
+
+class Connected(_Value, frozen=True):
+    """The members that we are connected to now; none while our member is away."""
+
+    peers: tuple[PeerId, ...]
+
+
+class RoundBegan(_Value, frozen=True):
+    """The trainer begins a round.
+
+    lead: as the trainer found it in the round before; None if the trainer has just started.
+    """
+
+    number: int
+    lead: Lead | None = None
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ValueError(f"round {self.number}: rounds are counted from 1")
+
+
+class Share(_Value, frozen=True):
+    """The trainer shares its own rollouts of a round."""
+
+    rollouts: tuple[Rollout, ...]
+    round: int
+
+
+class Useless(_Value, frozen=True):
+    """The trainer has learnt nothing from rollouts of these authors for long."""
+
+    authors: tuple[PeerId, ...]
+
+
+class Leave(_Value, frozen=True):
+    """The node leaves soon: it sends what waits without waiting for its turn."""
+
+
+class SendFailed(_Value, frozen=True):
+    """A `Send` was not performed."""
+
+    cause: str
+
+
+class Tick(_Value, frozen=True):
+    """The time of the last `WakeAt` has come."""
+
+
+class Send(_Value, frozen=True):
+    """Sign a body and gossip it."""
+
+    kind: str
+    body: bytes
+
+
+class Hold(_Value, frozen=True):
+    """Keep a blob for peers that ask for it (`p2p.blobs.BlobStore`)."""
+
+    blob: bytes
+
+
+class Ask(_Value, frozen=True):
+    """Ask a peer; dial it if need be.
+
+    number: never used twice, so a late answer is never taken for another one. limit: bytes of the answer.
+    at: a multiaddress at which the peer says that it can be reached; "" if it does not say.
+    """
+
+    number: int
+    peer: PeerId
+    question: bytes
+    limit: int
+    at: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.question) <= MAX_QUESTION_BYTES or self.limit < 1:
+            raise ValueError(f"a question of {len(self.question)} bytes, an answer of {self.limit}")
+
+
+class Cancel(_Value, frozen=True):
+    """End a question. Its answer, should it still come, is ignored."""
+
+    number: int
+
+
+class Deliver(_Value, frozen=True):
+    """Hand another node's rollout to the trainer."""
+
+    rollout: Rollout
+
+
+class Report(_Value, frozen=True):
+    """Charge a peer: an author for its content, a holder for its answer."""
+
+    peer: PeerId
+    reason: Reason
+
+
+class Talk(_Value, frozen=True):
+    """Tell the operator."""
+
+    text: str
+
+
+class WakeAt(_Value, frozen=True):
+    """Send a `Tick` at this time. It replaces the last one; infinity: never."""
+
+    time: float
+
+
+Event = Admitted | Answered | Connected | RoundBegan | Share | Useless | Leave | SendFailed | Tick
+Output = Send | Hold | Ask | Cancel | Deliver | Report | Talk | WakeAt

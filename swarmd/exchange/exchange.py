@@ -1,0 +1,179 @@
+"""The exchange of rollouts as one state machine without I/O.
+
+`Exchange.handle` takes an event and returns the outputs that a driver performs, in their order. The laws:
+
+1. `handle` alone changes the state. Clock and randomness are arguments, so the same events give the same
+   outputs.
+2. Whatever a peer sends is an event. Nothing raises but a bug of ours.
+3. Each question and each fetch ends by itself, even if the driver never answers.
+4. All that is kept is bounded.
+5. `WakeAt` replaces the last one and is later than now; each `Tick` is followed by one.
+"""
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
+from p2p.types import Envelope, Reason
+from swarmd.config.config import RoundConfig
+from swarmd.exchange import offers, wire
+from swarmd.exchange.events import (
+    Admitted,
+    Answered,
+    Connected,
+    Event,
+    Hold,
+    Leave,
+    Output,
+    Report,
+    RoundBegan,
+    Send,
+    SendFailed,
+    Share,
+    Talk,
+    Tick,
+    Useless,
+    WakeAt,
+)
+from swarmd.exchange.market import Market
+from swarmd.exchange.pacing import Heard, Outgoing, Pacing
+from swarmd.experience.strategies import SharingSettings
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.types import Rollout
+
+# The kinds of frames that this version can use.
+KINDS = frozenset((wire.KIND, offers.KIND))
+# The least time between two turns: receivers drop frames over an author's quota.
+MIN_GAP_S = 0.5
+# Own rollouts that wait to be encoded; the oldest go.
+MAX_UNSENT = 1024
+TOO_LARGE = (
+    f"rollouts over {MAX_CONTENT_BYTES} bytes, or {MAX_BLOB_BYTES} compressed, are not shared: lower"
+    " generate.max_new_tokens or round.completions"
+)
+
+
+class Exchange:
+    """One node's part in the exchange.
+
+    Args:
+        sharing: its `take` and `caps` choose what is fetched.
+        model: other nodes are told this name.
+        whole: bytes up to which a set of rollouts is gossiped; the rollouts of a larger one are offered.
+    """
+
+    def __init__(
+        self,
+        curriculum: Curriculum,
+        round: RoundConfig,
+        sharing: SharingSettings,
+        model: str,
+        rng: random.Random,
+        whole: int = offers.WHOLE_BYTES,
+    ) -> None:
+        self._curriculum, self._model, self._whole = curriculum, wire.model_for_others(model), whole
+        self._out: list[Output] = []
+        heard = self._heard = Heard()
+        self.pacing = Pacing(heard, rng, curriculum.offers_a_second)
+        self.market = Market(
+            curriculum, round, sharing, rng, lambda output: self._out.append(output), heard.tried
+        )
+        self._outgoing = Outgoing(self.pacing, round.max_age)
+        self.unsent: deque[Rollout] = deque(maxlen=MAX_UNSENT)  # own rollouts that wait to be encoded
+        self._round = 0  # that the unsent rollouts are of
+        self._turn_at = -math.inf  # when the next turn may be
+        self._said = ""  # the last words to the operator
+        self._wake_at = math.nan  # so that the next one differs
+        self.shared = 0  # own rollouts that were sent or offered
+
+    def handle(self, event: Event, now: float) -> Sequence[Output]:
+        """Take an event and return what to do, in this order. now: seconds of a monotonic clock."""
+        self._out = []
+        match event:
+            case Admitted(envelope):
+                self._admitted(envelope, now)
+            case Answered(number, reply):
+                self.market.answered(number, reply, now)
+            case Connected(peers):
+                self.market.connected = peers
+            case RoundBegan(number, lead):
+                self.market.begin(number, lead, now)
+                if lead is not None:
+                    self._encode()
+                    self._outgoing.next_round()
+            case Share(rollouts, number):
+                self.unsent.extend(rollouts)
+                self._round = number
+            case Useless(authors):
+                self._out += [Report(author, Reason.USELESS) for author in authors]
+            case Leave():
+                self.pacing.pace = self.pacing.target = math.inf
+                self._turn_at = now
+            case SendFailed(cause):
+                self._talk(f"sharing is off for now: {cause}")
+        due = min(self.market.advance(now), self._send(now))
+        if isinstance(event, Tick) or due != self._wake_at:
+            self._wake_at = due
+            self._out.append(WakeAt(due))
+        return self._out
+
+    def _admitted(self, envelope: Envelope, now: float) -> None:
+        self._heard.offer(envelope.author, envelope.group, now)
+        reason = (self._whole_set if envelope.kind == wire.KIND else self._offered)(envelope, now)
+        if reason is not None:
+            self._out.append(Report(envelope.author, reason))
+
+    def _whole_set(self, envelope: Envelope, _now: float) -> Reason | None:
+        found = wire.decode(envelope.body, envelope.author)
+        if isinstance(found, Reason):
+            return found
+        self.market.deliver(found, envelope.group, self.market.board.round)
+        known = all(self._curriculum.trains_on(rollout.ref) for rollout in found.rollouts)
+        return None if known else Reason.UNKNOWN_TASK
+
+    def _offered(self, envelope: Envelope, now: float) -> Reason | None:
+        found = offers.decode(envelope, self._curriculum.specialties)
+        if isinstance(found, Reason):
+            return found
+        return None if self.market.add(found, now) == len(found) else Reason.UNKNOWN_TASK
+
+    def _encode(self) -> None:
+        """Make messages of the unsent rollouts: one whole set, or offers of each."""
+        rollouts = list(self.unsent)
+        self.unsent.clear()
+        if not rollouts:
+            return
+        body = wire.encode(rollouts, self._round, self._model)
+        if len(body) <= self._whole and len(rollouts) <= wire.MAX_ROLLOUTS:
+            self._outgoing.put(wire.KIND, body)
+            self.shared += len(rollouts)
+            return
+        bodies, blobs = offers.encode(rollouts, self._round, self._model, self._curriculum.specialties)
+        if len(blobs) < len(rollouts):
+            self._talk(TOO_LARGE)
+        for blob in blobs:
+            self.market.note_own(blob, rollouts[0].author)
+            self._out.append(Hold(blob))
+        for offer in bodies:
+            self._outgoing.put(offers.KIND, offer)
+        self.shared += len(blobs)
+
+    def _send(self, now: float) -> float:
+        """Send what waits if it is our turn and somebody is there; return when the next turn is."""
+        if not self.market.connected or not (self.unsent or self._outgoing.waits):
+            return math.inf
+        if (turn := max(self._turn_at, self.pacing.next_at(now))) > now:
+            return turn
+        self._encode()
+        while (message := self._outgoing.pop(now)) is not None:
+            self._out.append(Send(*message))
+        self._turn_at = now + MIN_GAP_S
+        return self._send(now)
+
+    def _talk(self, text: str) -> None:
+        """Tell the operator, once."""
+        if text != self._said:
+            self._said = text
+            self._out.append(Talk(text))

@@ -1,0 +1,176 @@
+"""Fetches blobs: asks the peers that may hold one, until one of them has it. Pure.
+
+Theory of operation. A fetch asks one holder after another. The next one is asked after HEDGE_S, or at once if
+the last one asked has answered without the blob. The first answer with the blob's id wins, and the other
+questions are cancelled. A holder that was not reached is asked once more. Each question ends after
+HOLDER_TIMEOUT_S, even if no answer ever comes, and so does each fetch. `p2p.blobs` has the question.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from p2p.blobs.blobs import MISSING, content_id
+from p2p.types import PeerId, PeerRequest, Reason
+from swarmd.exchange.events import Ask, Cancel, Output, Report
+
+# Peers that are asked for one blob, at most; some may be gone.
+MAX_HOLDERS = 32
+# Questions under way. Those to peers that are gone take long, and must not delay the rest.
+QUESTIONS_AT_ONCE = 64
+# When the next holder is asked too.
+HEDGE_S = 0.5
+# The same if the likeliest holder does not have the blob: then few other peers do.
+HEDGE_MISSING_S = 0.05
+# The time for one holder to answer.
+HOLDER_TIMEOUT_S = 10.0
+# When a holder that was not reached is asked once more: it may be the only one.
+ASK_AGAIN_S = 1.0
+
+
+class HolderReply(Enum):
+    """A holder's reply to our question for one blob."""
+
+    NOTHING = "nothing yet"  # the question was sent
+    YES = "here it is"
+    NO = "I have it not"
+    FAILED = "could not be asked, or hung up"
+
+
+@dataclass(slots=True)
+class Asked:
+    holder: PeerId
+    ends: float
+    again: bool  # whether it is the second one to this holder
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """One blob on its way.
+
+    size: bytes as it travels. holders: peers that may have it, the likeliest first. at: where the first of
+    them says that it can be reached. Times are seconds of the caller's clock.
+    """
+
+    id: bytes
+    size: int
+    holders: Sequence[PeerId]
+    since: float
+    at: str = ""
+    ends: float = math.inf
+    next_at: float = -math.inf  # when the next holder is asked
+    asked: int = 0  # holders asked so far
+    open: dict[int, Asked] = field(default_factory=dict)  # by number
+    again: dict[PeerId, float] = field(default_factory=dict)  # when a holder is asked once more
+    replies: dict[PeerId, HolderReply] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is left to ask, and no answer is still to come."""
+        return self.asked == len(self.holders) and not self.open and not self.again
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the likeliest holder does not have the blob."""
+        return self.replies.get(self.holders[0]) is HolderReply.NO
+
+    def due(self, *, room: bool) -> float:
+        """Return when something is to be done, unless an answer comes before. room: for a question."""
+        asks = [*self.again.values(), *([self.next_at] if self.asked < len(self.holders) else [])]
+        ends = (question.ends for question in self.open.values())
+        return min(self.ends, *ends, *(asks if room else ()))
+
+    def settle(self, holder: PeerId, now: float) -> None:
+        """Let the next holder be asked at once if this is the last one asked."""
+        if holder == self.holders[self.asked - 1]:
+            self.next_at = min(self.next_at, now)
+
+
+class Fetcher:
+    """Holds the fetches under way. emit: takes the outputs, in their order."""
+
+    def __init__(self, emit: Callable[[Output], None]) -> None:
+        self._emit, self._numbers = emit, itertools.count(1)
+        self.under_way: list[Fetch] = []
+        self.open: dict[int, Fetch] = {}  # by the number of an open question
+        self.received = 0  # bytes of answers
+
+    def begin(self, fetch: Fetch) -> None:
+        fetch.holders = list(dict.fromkeys(fetch.holders))[:MAX_HOLDERS]
+        self.under_way.append(fetch)
+
+    def end(self, fetch: Fetch) -> None:
+        """End a fetch and its questions."""
+        for number in list(fetch.open):
+            self._cancel(fetch, number)
+        self.under_way.remove(fetch)
+
+    def answered(self, number: int, reply: bytes | None, now: float) -> tuple[Fetch, bytes] | None:
+        """Take a holder's answer; return the fetch that it ends, and its blob.
+
+        An answer whose question is over is ignored.
+        """
+        if (fetch := self.open.pop(number, None)) is None:
+            return None
+        question = fetch.open.pop(number)
+        holder = question.holder
+        self.received += len(reply or b"")
+        if reply is None:
+            fetch.replies[holder] = HolderReply.FAILED
+            if not question.again:
+                fetch.again[holder] = now + ASK_AGAIN_S
+        elif content_id(reply) == fetch.id:
+            fetch.replies[holder] = HolderReply.YES
+            self.end(fetch)
+            return fetch, reply
+        elif reply == MISSING:
+            fetch.replies[holder] = HolderReply.NO
+            if fetch.hopeless and holder == fetch.holders[0]:
+                # One deadline for all other holders together.
+                fetch.ends = min(fetch.ends, now + ASK_AGAIN_S)
+        elif reply:
+            self._emit(Report(holder, Reason.NOT_ASKED_FOR))
+        fetch.settle(holder, now)
+        return None
+
+    def advance(self, now: float) -> Sequence[Fetch]:
+        """Ask the holders whose time has come; return the fetches that ended without the blob."""
+        ended = []
+        for fetch in list(self.under_way):
+            for number in [number for number, question in fetch.open.items() if question.ends <= now]:
+                fetch.settle(fetch.open[number].holder, now)
+                self._cancel(fetch, number)
+            if now < fetch.ends:
+                self._ask_next(fetch, now)
+            if now >= fetch.ends or fetch.over:
+                self.end(fetch)
+                ended.append(fetch)
+        return ended
+
+    @property
+    def due(self) -> float:
+        """When `advance` has something to do."""
+        room = len(self.open) < QUESTIONS_AT_ONCE
+        return min((fetch.due(room=room) for fetch in self.under_way), default=math.inf)
+
+    def _ask_next(self, fetch: Fetch, now: float) -> None:
+        for holder in [holder for holder, at in fetch.again.items() if at <= now]:
+            if len(self.open) < QUESTIONS_AT_ONCE:
+                del fetch.again[holder]
+                self._ask(fetch, holder, now, again=True)
+        if fetch.asked < len(fetch.holders) and fetch.next_at <= now and len(self.open) < QUESTIONS_AT_ONCE:
+            fetch.asked += 1
+            self._ask(fetch, fetch.holders[fetch.asked - 1], now)
+            fetch.next_at = now + (HEDGE_MISSING_S if fetch.hopeless else HEDGE_S)
+
+    def _ask(self, fetch: Fetch, holder: PeerId, now: float, *, again: bool = False) -> None:
+        number, at = next(self._numbers), fetch.at if holder == fetch.holders[0] else ""
+        fetch.open[number], self.open[number] = Asked(holder, now + HOLDER_TIMEOUT_S, again), fetch
+        fetch.replies[holder] = HolderReply.NOTHING
+        self._emit(Ask(number, holder, PeerRequest.BLOBS.message(fetch.id), fetch.size, at))
+
+    def _cancel(self, fetch: Fetch, number: int) -> None:
+        del fetch.open[number], self.open[number]
+        self._emit(Cancel(number))

@@ -1,0 +1,330 @@
+"""Chooses the rollouts that a round will train on, of those on offer, and fetches only those. Pure.
+
+Theory of operation. Offers wait on the board. A round has J places. Each free place goes to an offer, by
+`[sharing] take` (`experience.batch.OfferChoice`) and the authors' credit (`Serving`): when the round begins,
+and, if there are too few offers then, while it lasts. If a rollout cannot be fetched, is late, or is not of
+the task that was offered, another one takes its place. Fetching goes on while our own rollouts are generated;
+no round waits for it.
+
+A fetch is in one State, and NEXT says which follows. Whether an author is on trial is a fact about the
+author, so it is not in the state of a fetch.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from p2p.blobs.blobs import content_id
+from p2p.latest import Latest
+from p2p.types import PeerId, Reason
+from swarmd.config.config import RoundConfig
+from swarmd.exchange import offers
+from swarmd.exchange.events import Deliver, Hold, Output, Report
+from swarmd.exchange.fetching import HEDGE_S, Fetch, Fetcher, HolderReply
+from swarmd.exchange.offers import Board, Offered
+from swarmd.exchange.serving import HARD, Serving
+from swarmd.exchange.wire import RolloutSet
+from swarmd.experience.batch import OfferChoice
+from swarmd.experience.pool import too_old
+from swarmd.experience.strategies import SharingSettings
+from swarmd.state.status import ExchangeFigures
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.types import Author, Lead, TaskRef
+
+# The time of a fetch even if its round is over: rounds of a tiny model are shorter than a round trip.
+MIN_FETCH_S = 5.0
+# The time of a fetch from a doubtful author (`Serving.doubtful`).
+DOUBTFUL_FETCH_S = 2.0
+# A fetch that takes longer goes on, but frees its place for another author.
+LATE_S = 2.0
+# Other authors that are asked for a stranger's blob, if they offer the same one.
+OTHER_AUTHORS = 4
+# Authors that are remembered.
+MAX_AUTHORS = 4096
+# Blobs that were fetched through a copied offer, and wait for the offer of their author.
+KEPT_COPIES = 16
+
+
+class State(Enum):
+    """The state of a fetch. The last four are ends."""
+
+    ON_TIME = "holds a place of the round, unless its author is on trial"
+    LATE = "goes on, and its place is free for another author"
+    DELIVERED = "the rollout was delivered"
+    REFUSED = "the blob is not what was offered"
+    MISSING = "no holder has it, or the time is over"
+    DROPPED = "its round is over, or it would be too old"
+
+
+Step = Enum("Step", "SLOW GOOD_BLOB BAD_BLOB NO_BLOB ROUND_OVER")
+"""What happens to a fetch."""
+_ENDS = {
+    Step.GOOD_BLOB: State.DELIVERED,
+    Step.BAD_BLOB: State.REFUSED,
+    Step.NO_BLOB: State.MISSING,
+    Step.ROUND_OVER: State.DROPPED,
+}
+# Any other step is a bug of ours: KeyError.
+NEXT = {(state, step): end for state in (State.ON_TIME, State.LATE) for step, end in _ENDS.items()} | {
+    (State.ON_TIME, Step.SLOW): State.LATE
+}
+
+
+@dataclass(slots=True, eq=False)
+class Chosen:
+    """A chosen offer whose blob is fetched."""
+
+    item: Offered
+    fetch: Fetch
+    state: State = State.ON_TIME
+
+    def step(self, step: Step) -> None:
+        self.state = NEXT[self.state, step]
+
+
+class Market:
+    """Holds the offers, the authors' credit and the fetches of one trainer.
+
+    Args:
+        sharing: its `take` and `caps` choose.
+        emit: takes the outputs, in their order.
+        tried: told of each author that was asked for an offered rollout, and whether it served that.
+    """
+
+    def __init__(
+        self,
+        curriculum: Curriculum,
+        round: RoundConfig,
+        sharing: SharingSettings,
+        rng: random.Random,
+        emit: Callable[[Output], None],
+        tried: Callable[[PeerId, bool], None],
+    ) -> None:
+        self.board = Board(curriculum.trains_on, kept_rounds=round.max_age)
+        self.serving, self.fetcher = Serving(round.wanted), Fetcher(emit)
+        varied = len(curriculum.specialties) > 1
+        self.choice = OfferChoice[Offered](
+            sharing, round.wanted, lambda item: Author(item.author, item.group), varied=varied
+        )
+        self._rng, self._emit, self._tried = rng, emit, tried
+        self._wanted, self._max_age = round.wanted, round.max_age  # rollouts of a round; rounds
+        self._wanting = round.wanted  # rollouts that this round still lacks
+        self.connected: tuple[PeerId, ...] = ()
+        self.under_way: dict[offers.Key, Chosen] = {}
+        # The round in which each author's rollout of a task was delivered.
+        self._had: Latest[tuple[PeerId, TaskRef], int] = Latest(offers.MAX_TAKEN)
+        self._author_of: Latest[bytes, PeerId] = Latest(offers.MAX_TAKEN)  # by the ids of blobs that we saw
+        self._copies: Latest[bytes, bytes] = Latest(KEPT_COPIES)  # by id
+        # Author -> (its last round, its model), as it says itself.
+        self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)
+        self._changed = False  # whether another choice may find something
+        self.gathered, self.missed, self._now = 0, 0, 0.0
+
+    def add(self, offered: Sequence[Offered], now: float) -> int:
+        """Put an author's offers on the board; return how many of them are for training.
+
+        If one of them is known as another author's, none is put up.
+        """
+        author = offered[0].author
+        if any(self._author_of.get(item.id, author) != author for item in offered):
+            self._expose(author, Reason.NOT_ITS_OWN, now, now, copied=True)
+            return len(offered)
+        good = self.board.add(offered)
+        self._changed |= self.places > 0
+        return good
+
+    def note_own(self, blob: bytes, author: PeerId) -> None:
+        """Note a blob of ours, so that nobody offers it as its own."""
+        self._author_of[content_id(blob)] = author
+
+    def deliver(self, found: RolloutSet, group: str, heard: int) -> int:
+        """Hand on the rollouts of a set that are for training; return how many of them were new.
+
+        Of an author and task there is one, as in the pool, while that one may be trained on.
+
+        group: the author's network group. heard: our round in which the set or its offer came.
+        """
+        new = 0
+        for rollout in found.rollouts:
+            key = rollout.author, rollout.ref
+            self.authors[rollout.author] = found.round, found.model
+            if self.board.trainable(rollout.ref) and not self._delivered(*key):
+                self._had[key] = self.board.round or 1
+                self._emit(Deliver(replace(rollout, heard=heard, group=group)))
+                new += 1
+        return new
+
+    def begin(self, number: int, lead: Lead | None, now: float) -> None:
+        """Begin a round of the trainer. lead: None if it has just started.
+
+        The last round's fetches are dropped, except those begun less than MIN_FETCH_S ago. Rollouts that
+        would be too old to train on are dropped in any case.
+        """
+        self.board.begin(number)
+        if lead is None:
+            return
+        self.choice.begin(lead)
+        self.serving.next_round()
+        dropped = [
+            chosen
+            for chosen in self.under_way.values()
+            if now - chosen.fetch.since >= MIN_FETCH_S or self.board.too_old(chosen.item)
+        ]
+        for chosen in dropped:
+            self.fetcher.end(chosen.fetch)
+            self._end(chosen, Step.ROUND_OVER)
+        self._wanting, self._changed = self._wanted, True
+        self._fill(now)
+        # They are of the last round, so the first choice of this one does not know it.
+        for chosen in dropped:
+            self._miss(chosen, now)
+
+    @property
+    def holding(self) -> int:
+        """How many places of the round are held."""
+        on_time = [chosen for chosen in self.under_way.values() if chosen.state is State.ON_TIME]
+        return sum(not self.serving.on_trial(chosen.item.author) for chosen in on_time)
+
+    @property
+    def places(self) -> int:
+        """How many places of the round are free. At most twice the wanted rollouts are fetched at a time."""
+        room = self._wanted + self._wanting - len(self.under_way)
+        return max(0, min(self._wanting - self.holding, room))
+
+    def answered(self, number: int, reply: bytes | None, now: float) -> None:
+        """Take a holder's answer."""
+        if (found := self.fetcher.answered(number, reply, now)) is not None:
+            fetch, blob = found
+            self._found(next(c for c in self.under_way.values() if c.fetch is fetch), blob, now)
+
+    def advance(self, now: float) -> float:
+        """Fill the free places and do what is due; return when something is due next, later than now."""
+        self._now = now
+        while True:
+            self._fill(now)
+            over = self.fetcher.advance(now)
+            for chosen in list(self.under_way.values()):
+                if chosen.fetch in over:
+                    self._end(chosen, Step.NO_BLOB)
+                    self._miss(chosen, now)
+                elif chosen.state is State.ON_TIME and now >= chosen.fetch.since + LATE_S:
+                    chosen.step(Step.SLOW)
+                    self._changed = True
+            if not self._changed:
+                break
+        on_time = [chosen for chosen in self.under_way.values() if chosen.state is State.ON_TIME]
+        return min(self.fetcher.due, *(chosen.fetch.since + LATE_S for chosen in on_time), math.inf)
+
+    def figures(self) -> ExchangeFigures:
+        """Return the figures for the status; bytes that we serve are counted elsewhere."""
+        return ExchangeFigures(
+            on_offer=len(self.board.offered),
+            fetched=self.gathered,
+            missed=self.missed,
+            set_aside=self.serving.aside(self._now),
+            bytes_in=self.fetcher.received,
+        )
+
+    def _delivered(self, author: PeerId, ref: TaskRef) -> bool:
+        had = self._had.get((author, ref))
+        return had is not None and not too_old(had, self.board.round, self._max_age)
+
+    def _fill(self, now: float) -> None:
+        """Begin fetches for the round's free places, and trial fetches beside them (`Serving.on_trial`)."""
+        if not self._changed:
+            return
+        self._changed, under_way = False, self.under_way.values()
+        late = {chosen.item.author for chosen in under_way if chosen.state is State.LATE}
+        tried = sum(self.serving.on_trial(chosen.item.author) for chosen in under_way)
+
+        def choose(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
+            prompt = [o for o in offered if o.author not in late and not self._delivered(o.author, o.ref)]
+            return self.serving.choose(prompt, count, rng, self.choice, now, tried)
+
+        for item in self.board.choose(self.places, self._rng, choose):
+            self._begin(item, now)
+
+    def _begin(self, item: Offered, now: float) -> None:
+        # A stranger's offer may be a copy, so other authors of the same blob are asked too.
+        same = [] if self.serving.serves(item.author) else self.board.same(item)[:OTHER_AUTHORS]
+        size = max(offer.size for offer in (item, *same))
+        holders = [item.author, item.via, *(offer.author for offer in same), *self.connected]
+        ends = now + DOUBTFUL_FETCH_S if self.serving.doubtful(item.author) else math.inf
+        fetch = Fetch(item.id, size, holders, now, item.at, ends)
+        chosen = self.under_way[item.key] = Chosen(item, fetch)
+        if (blob := self._copies.get(item.id)) is not None:
+            self._found(chosen, blob, now)
+        else:
+            self.fetcher.begin(fetch)
+
+    def _found(self, chosen: Chosen, blob: bytes, now: float) -> None:
+        """Deliver the rollout of a blob, if an offer says what it is; charge an author that copied it."""
+        item, replies = chosen.item, chosen.fetch.replies
+        found = offers.decode_blob(blob, item)
+        # A copied offer takes nothing from the real author: its rollout is used if it offers the same.
+        real = self._real(item, blob) if found is Reason.NOT_ITS_OWN else None
+        self._end(chosen, Step.BAD_BLOB if real is None and isinstance(found, Reason) else Step.GOOD_BLOB)
+        if replies.get(item.author) is HolderReply.NO and real is None:
+            # Other peers have the blob: an offer without a blob behind it is a failure.
+            self._charge(chosen, now)
+        if isinstance(found, Reason):
+            self._expose(item.author, found, chosen.fetch.since, now, copied=real is not None)
+        if found is Reason.NOT_ITS_OWN:
+            self._author_of[item.id] = offers.author_of(blob)
+            self._copies[item.id] = blob
+        if real is not None:
+            self.board.take(real)
+            item, found = real, offers.decode_blob(blob, real)
+        if isinstance(found, Reason):
+            self.missed += 1
+            return
+        for copy in self.board.same(item):
+            self._emit(Report(copy.author, Reason.NOT_ITS_OWN))
+            self.board.take_down(copy.author)
+        # Otherwise other nodes had it, and the author may not have been asked.
+        if replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
+            self.serving.served(item.author, now)
+            self._tried(item.author, True)
+        self.gathered += 1
+        self._author_of[item.id] = item.author
+        self._emit(Hold(blob))
+        self._wanting -= self.deliver(found, item.group, item.round)
+
+    def _expose(self, author: PeerId, reason: Reason, since: float, now: float, *, copied: bool) -> None:
+        """Charge an author whose offer leads to something else. copied: as of `Serving.failed`."""
+        self._emit(Report(author, reason))
+        self.board.take_down(author)
+        self._tried(author, False)
+        self.serving.failed(author, HARD, since, now, copied=copied)
+
+    def _real(self, item: Offered, blob: bytes) -> Offered | None:
+        """Return the real author's offer of a blob, if the item's author copied it."""
+        real = self.board.offered.get((offers.author_of(blob), item.id))
+        return real if real is not None and real.ref == item.ref else None
+
+    def _miss(self, chosen: Chosen, now: float) -> None:
+        self.missed += 1
+        self._charge(chosen, now)
+
+    def _end(self, chosen: Chosen, step: Step) -> None:
+        chosen.step(step)
+        del self.under_way[chosen.item.key]
+        self._changed = True
+
+    def _charge(self, chosen: Chosen, now: float) -> None:
+        """Charge the author for a blob that nobody had, or that it has not itself."""
+        author, since = chosen.item.author, chosen.fetch.since
+        said, given = chosen.fetch.replies.get(author), now - since  # seconds
+        if said is None or (said is not HolderReply.NO and given < HEDGE_S):
+            # The author had no time to answer.
+            return
+        self._tried(author, False)
+        patient = given >= MIN_FETCH_S or chosen.state is not State.DROPPED
+        cost = self.serving.cost(said, patient and author in self.connected, now)
+        if cost == HARD:
+            # The author's later offers count again.
+            self.board.take_down(author)
+        if self.serving.failed(author, cost, since, now) and cost == HARD:
+            self._emit(Report(author, Reason.UNSERVED))
