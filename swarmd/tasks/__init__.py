@@ -1,1 +1,1 @@
-"""Questions and rewards: curricula, task references, the contained verifier. Imports no torch."""
+"""Questions and rewards: curricula, task references, the contained verifier. Does not import torch."""

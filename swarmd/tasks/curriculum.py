@@ -1,8 +1,8 @@
 """Curricula: named sets of ReasoningGYM configurations, each with two digests.
 
-Peers that ask the same questions (`questions`) meet and share, however each of them scores: rewards are a
-node's own (SAPO's rho^n; `own_reward`). The judge and its receipts go by `digest`, which is of the
-curriculum's scoring too; `scoring` is of the node's.
+Peers with equal `questions` digests share rollouts even if they score differently: each node computes its own
+rewards (SAPO's rho^n; `own_reward`). The judge and its receipts use `digest`, which also covers the
+curriculum's scoring. `scoring` covers the node's own reward as well.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from swarmd.errors import ConfigError
 from swarmd.tasks import answers
 from swarmd.types import Scored, Task, TaskRef
 
-# n below this is for training, from HELD_OUT on for evaluation.
+# Tasks with n below TRAINING_TASKS are for training, from HELD_OUT on for evaluation.
 TRAINING_TASKS = 900_000_000
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
-# So many of 256 texts are held out.
+# A text is held out if the first byte of its SHA-256 (256 values) is below this.
 HELD_TEXTS = 16
-# The version of which tasks exist (source.py).
+# Version of the set of tasks (source.py).
 TASKS_VERSION = 1
-# The version of which answers are right (grading.py, strict.py, and reasoning-gym's scorers).
+# Version of the scoring: grading.py, strict.py and reasoning-gym's scorers decide which answers are right.
 SCORING_VERSION = 1
-# Questions with right answers in the asked form. None is held out: no generator words its questions so.
+# Questions with right answers in the required form. None is held out: no generator words questions like this.
 EXAMPLES = (
     ("Calculate 2.5 + 5.5.", "<answer>8</answer>"),
     (
@@ -36,12 +36,12 @@ EXAMPLES = (
         "<answer>Wednesday</answer>",
     ),
 )
-# CPU time of an own reward for an answer.
+# CPU seconds that an own reward may take for one answer.
 OWN_REWARD_S = 1.0
 
 
 class OwnReward(NamedTuple):
-    """A node's own scoring, in place of its curriculum's (docs/own-tasks.md)."""
+    """A node's own scoring, which replaces its curriculum's (docs/own-tasks.md)."""
 
     file: str
     digest: str  # of the file's bytes
@@ -50,31 +50,31 @@ class OwnReward(NamedTuple):
 @dataclass(frozen=True)
 class Curriculum:
     name: str
-    # Specialty -> ReasoningGYM configuration. `arc_1d.2` is the data set arc_1d at level 2; the wire and all
-    # else know specialties by their names alone.
+    # Specialty -> ReasoningGYM configuration. `arc_1d.2` is the data set arc_1d at level 2; only this module
+    # splits the name of a specialty into its parts.
     configs: Mapping[str, Mapping[str, Any]]
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
-    # Specialties with enough texts to hold some of them out. They are in no digest.
+    # Specialties with enough texts to hold out some of them. No digest covers this field.
     held_by_text: frozenset[str] = frozenset()
-    # Offers a second of all nodes together, for rounds of seconds or more. Not in the digest.
+    # Offers per second of all nodes together, if rounds take seconds or more. No digest covers this field.
     offers_a_second: float = 0.2
     own_reward: OwnReward | None = None
-    # Digest of a sample of the questions that `configs` make (tests/swarmd/tasks/test_source.py).
+    # Digest of a sample of the questions that `configs` generate (tests/swarmd/tasks/test_source.py).
     sample: str = ""
-    # What `model.examples = "on"` shows a model before each question. In no digest.
+    # Shown to a model before each question if `model.examples = "on"`. No digest covers this field.
     examples: tuple[tuple[str, str], ...] = EXAMPLES
 
-    # What runs the process that scores, behind `python -m`.
+    # The scoring process is `python -m` with this module.
     module: ClassVar[str] = "swarmd.tasks.sandbox.verifier"
 
     @property
     def command(self) -> Sequence[str]:
-        """The module of the process that scores, and its arguments."""
+        """The module of the scoring process, and its arguments."""
         return (self.module, self.name, *(self.own_reward or ()))
 
     @property
     def patience(self) -> float:
-        """Seconds that each answer may take there beyond what any does."""
+        """Seconds by which the client's timeout grows with each answer."""
         return OWN_REWARD_S if self.own_reward else 0.0
 
     @property
@@ -82,7 +82,7 @@ class Curriculum:
         return tuple(sorted(self.configs))
 
     def names(self, specialty: str, n: int) -> bool:
-        """Return whether (specialty, n) is in range: the first check on a received reference."""
+        """Return whether (specialty, n) is in range. This is the first check of a received reference."""
         return specialty in self.configs and type(n) is int and 0 <= n < HELD_OUT_END
 
     def trains_on(self, ref: TaskRef) -> bool:
@@ -90,9 +90,9 @@ class Curriculum:
         return ref.specialty in self.configs and 0 <= ref.n < TRAINING_TASKS
 
     def holds_out(self, task: Task) -> bool:
-        """Return whether no node trains on this text, whatever its number.
+        """Return whether no node trains on this text, whatever its number is.
 
-        Held out is one text of sixteen, by its SHA-256, in specialties that have enough texts.
+        One of sixteen texts is held out, by its SHA-256, in specialties that have enough texts.
         """
         return (
             task.ref.specialty in self.held_by_text
@@ -100,9 +100,9 @@ class Curriculum:
         )
 
     def asked(self, wanted: Sequence[str]) -> Sequence[str]:
-        """Return the specialties that a node asks itself: those wanted, or all if none are named.
+        """Return the specialties that a node asks: the wanted ones, or all if `wanted` is empty.
 
-        A subject stands for all its levels. Raises ConfigError for a name that the curriculum lacks.
+        A subject's name selects all its levels. Raises ConfigError for a name that the curriculum lacks.
         """
         subjects = {subject_of(specialty): None for specialty in self.specialties}
         if unknown := sorted(set(wanted) - {*subjects, *self.specialties}):
@@ -113,18 +113,18 @@ class Curriculum:
         return tuple(s for s in self.specialties if not wanted or {s, subject_of(s)} & set(wanted))
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:
-        """Return the answer of a completion, checked, or why it cannot be scored."""
+        """Return the checked answer of a completion, or the reason why it cannot be scored."""
         return answers.read(subject_of(specialty), text)
 
     def tagged(self, specialty: str, text: str) -> str:
-        """Return the text with <answer> tags around it, if they are due and missing."""
+        """Return the text, with <answer> tags around it if they are required and missing."""
         missing = self.read(specialty, text) is answers.GradeReason.NO_ANSWER
         return f"<answer>{text}</answer>" if missing else text
 
     def answer_end(self, text: str) -> int | None:
-        """Return the end of the part of a completion that its reward is for.
+        """Return the end of the part of a completion that decides its reward.
 
-        None: the reward is for the whole text, or there is no answer.
+        Returns None if the whole text decides it, or if there is no answer.
         """
         return answers.answer_end(text)
 
@@ -132,24 +132,24 @@ class Curriculum:
     def questions(self) -> str:
         """16 hex digits of (configurations, TASKS_VERSION, the sample of the questions).
 
-        They are part of the swarm's topic: swarms with other digits never meet. Versions of reasoning-gym
-        that make the same questions do.
+        This digest is part of the swarm's topic, so swarms with different digests never meet. Swarms with
+        different versions of reasoning-gym meet if both versions generate the same questions.
         """
         configs = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True)
         return _sixteen(f"{configs} {TASKS_VERSION} {self.sample}")
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits of (questions, SCORING_VERSION, whether strict): what is asked, and what is right."""
+        """16 hex digits of (questions, SCORING_VERSION, strict). Covers the questions and the scoring."""
         return _sixteen(f"{self.questions} {SCORING_VERSION}{' strict' * self.strict}")
 
     @property
     def scoring(self) -> str:
-        """The digest of what this node asks and of how it scores, its own reward included."""
+        """The digest of this node's questions and scoring, its own reward included."""
         return _sixteen(f"{self.digest} {self.own_reward.digest}") if self.own_reward else self.digest
 
     def asks_as(self, digest: str) -> bool:
-        """Return whether a curriculum of this digest asks the same questions, however it scores."""
+        """Return whether a curriculum with this digest asks the same questions; its scoring may differ."""
         return digest == self.digest or any(
             digest == of.digest and of.questions == self.questions for of in CURRICULA.values()
         )
@@ -160,17 +160,17 @@ def _sixteen(document: str) -> str:
 
 
 def subject_of(specialty: str) -> str:
-    """Return the subject of a specialty: the name of its ReasoningGYM data set."""
+    """Return the subject of a specialty, which is the name of its ReasoningGYM data set."""
     return specialty.partition(".")[0]
 
 
 def level_of(specialty: str) -> int:
-    """Return the level of a specialty, from 1; 0 if its subject has no levels."""
+    """Return the level of a specialty, counted from 1; 0 if its subject has no levels."""
     return int(specialty.partition(".")[2] or 0)
 
 
-# SAPO section 4: nine specialties at ReasoningGYM's defaults. base_conversion's default minimum of 0 has the
-# empty answer.
+# SAPO section 4: nine specialties with ReasoningGYM's defaults. The one exception is the minimum of
+# base_conversion: at its default of 0, the right answer can be empty.
 _SAPO: Mapping[str, Mapping[str, Any]] = {
     "base_conversion": {"min_value": 1},
     "basic_arithmetic": {},
@@ -183,7 +183,7 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
     "binary_matrix": {},
 }
 
-# The same nine, easy enough for a model of 860 thousand parameters to learn in minutes.
+# The same nine subjects, so easy that a model of 860,000 parameters learns them in minutes.
 _TINY: Mapping[str, Mapping[str, Any]] = {
     "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 1, "max_value": 15},
     "basic_arithmetic": {
@@ -223,11 +223,11 @@ _TINY: Mapping[str, Mapping[str, Any]] = {
     "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
 }
 
-# ladder-9: each subject's levels. Level 1 is tiny-9's, or easier where a pretrained model of 135 million
-# parameters gets nothing of tiny-9 right (docs/experiments.md); level 4 is sapo-9's.
+# ladder-9: the levels of each subject. Level 1 is tiny-9's, or easier if a pretrained model of 135 million
+# parameters answers nothing of tiny-9 right (docs/experiments.md). Level 4 is sapo-9's.
 _LADDER: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "base_conversion": (
-        # Most of these numbers are one digit, the same in both bases.
+        # Most of these numbers have one digit, which is the same in both bases.
         {"min_base": 6, "max_base": 10, "min_value": 1, "max_value": 9},
         _TINY["base_conversion"],
         {"min_base": 2, "max_base": 10, "min_value": 1, "max_value": 127},
@@ -255,10 +255,10 @@ _LADDER: Mapping[str, Sequence[Mapping[str, Any]]] = {
         _SAPO["arc_1d"],
         {"min_size": 20, "max_size": 40, "num_train": 2},
     ),
-    # Difficulty 1 is the default. A question of 2 or 3 has 1,200 characters, and takes up to 0.6 s to make.
+    # The default difficulty is 1. Questions of difficulty 2 or 3 have 1,200 characters and take up to 0.6 s.
     "bf": (_TINY["bf"],),
     "propositional_logic": (
-        # Each premise has an operator, and so follows.
+        # Each premise has an operator, so a premise that is no tautology is itself a right answer.
         {
             "min_vars": 2,
             "max_vars": 2,
@@ -307,9 +307,9 @@ TINY_9 = Curriculum(
     "tiny-9",
     _TINY,
     sample="49d7931d4d3ffd7e",
-    # Other specialties have a few hundred texts at most.
+    # The other specialties have a few hundred texts at most.
     held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),
-    offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or network
+    offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or one local network
 )
 _LADDER_CONFIGS = {
     f"{subject}.{level}": config
@@ -320,7 +320,7 @@ LADDER_9 = Curriculum(
     "ladder-9",
     _LADDER_CONFIGS,
     sample="d8e1a4769c40e683",
-    # These have fewer than 2,000 texts.
+    # The specialties subtracted here have fewer than 2,000 texts.
     held_by_text=frozenset(_LADDER_CONFIGS)
     - {
         *(f"{subject}.1" for subject in _TINY if subject not in ("arc_1d", "bf", "calendar_arithmetic")),
@@ -336,17 +336,17 @@ CURRICULA: Mapping[str, Curriculum] = {
 
 
 class Staircase:
-    """Chooses one level for each subject, by the node's own success. Pure.
+    """Chooses the level of each subject by the node's own success. Pure.
 
-    A group of answers that are all right moves its subject one level up, a group without a right answer one
-    level down, and a mixed group, which is the one that teaches something, leaves the level as it is. So the
-    level stays where most groups are mixed, with no constant to tune (docs/experiments.md has the measured
-    effect). A group of another level than the present one moves nothing: several groups of one round are one
-    step, and so are late ones of generators beside the rounds.
+    A group whose answers are all right moves its subject up one level, and a group without a right answer
+    moves it down one. A mixed group, the only kind that teaches something, leaves the level unchanged. So the
+    level stays where most groups are mixed, without a constant to tune (docs/experiments.md has the measured
+    effect). A group of a level other than the present one is ignored. So several groups of one round move a
+    subject one level at most, and late groups from parallel generators do not move it.
     """
 
     def __init__(self, specialties: Iterable[str]) -> None:
-        """Begin each subject at the lowest of its levels among `specialties`."""
+        """Start each subject at the lowest of its levels in `specialties`."""
         self._steps: dict[str, list[str]] = {}
         for specialty in sorted(specialties, key=lambda name: (subject_of(name), level_of(name))):
             self._steps.setdefault(subject_of(specialty), []).append(specialty)
@@ -354,7 +354,7 @@ class Staircase:
 
     @property
     def asked(self) -> Sequence[str]:
-        """The specialty of each subject that is asked now, sorted by subject."""
+        """The specialty at the present level of each subject, sorted by subject."""
         return list(self._now.values())
 
     @property
@@ -363,7 +363,7 @@ class Staircase:
         return {subject: level for subject, now in self._now.items() if (level := level_of(now))}
 
     def saw(self, local: Iterable[Scored]) -> None:
-        """Move by our own groups, in their order."""
+        """Move the levels by this node's own groups, in their order."""
         for scored in local:
             specialty, rewards = scored.ref.specialty, set(scored.rewards)
             if len(rewards) == 1 and specialty == self._now.get(subject := subject_of(specialty)):
@@ -372,19 +372,19 @@ class Staircase:
                 self._now[subject] = steps[min(max(at, 0), len(steps) - 1)]
 
     def restore(self, levels: Mapping[str, int]) -> None:
-        """Go on from the levels of a checkpoint; leave out those that this node does not ask."""
+        """Continue from a checkpoint's levels. Ignores levels that this node does not ask."""
         for subject, level in levels.items():
             if (specialty := f"{subject}.{level}") in self._steps.get(subject, ()):
                 self._now[subject] = specialty
 
 
 class DrawnTasks(ABC):
-    """Draws tasks of a curriculum, and makes those that a reference names."""
+    """Draws tasks of a curriculum, and regenerates the task that a reference names."""
 
     def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
         """Open a curriculum.
 
-        asked: the specialties that `draw` asks of; none for all. A reference may name any task of the
+        asked: the specialties that `draw` chooses from; empty for all. A reference may name any task of the
             curriculum.
 
         Raises ConfigError for a specialty that the curriculum lacks.
@@ -393,15 +393,15 @@ class DrawnTasks(ABC):
         self.staircase = Staircase(self._asked)
 
     def draw(self, count: int, rng: random.Random, *, all_levels: bool = False) -> Sequence[Task]:
-        """Draw `count` training tasks, subject uniform with replacement (SAPO section 5).
+        """Draw `count` training tasks, with subjects uniform and with replacement (SAPO section 5).
 
-        Each is of its subject's present level, or with `all_levels` of any.
+        Each task is of its subject's present level, or of any level if `all_levels` is set.
         """
         asked = self._asked if all_levels else self.staircase.asked
         return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, asked)) for _ in range(count)]
 
     def trains_on(self, task: Task) -> bool:
-        """Return whether a node may train on it: neither its number nor its text is held out."""
+        """Return whether a node may train on this task: neither its number nor its text is held out."""
         return self.curriculum.trains_on(task.ref) and not self.curriculum.holds_out(task)
 
     def _unless_held_out(self, task: Task) -> Task:
@@ -414,12 +414,12 @@ class DrawnTasks(ABC):
 
     @abstractmethod
     def task(self, ref: TaskRef) -> Task | None:
-        """Return the task that this reference names."""
+        """Return the task that this reference names, or None."""
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Draw tasks of numbers that no node trains on; their texts may recur in training.
+        """Draw tasks with numbers that no node trains on; their texts may recur in training.
 
-        The judge's are drawn by held_out.py.
+        The judge draws its questions by held_out.py instead.
         """
         return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
 

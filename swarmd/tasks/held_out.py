@@ -1,9 +1,9 @@
-"""What a judge is held to: commitments, the question at each place of a window's set, signed receipts. Pure.
+"""The rules that bind a judge: seed commitments, the questions of a window, signed receipts. Pure.
 
-They are the same for everyone. A judge makes a random seed for each window of time and publishes the seed's
-SHA-256 before the window opens. HMAC-SHA256 (RFC 2104) of the seed gives every question, and the place in the
-set at which a peer begins. When the window has closed, the judge publishes the seed: from then on anyone can
-make the same questions. docs/judge-protocol.md has the same in words.
+All questions follow from one seed. The judge makes a random seed for each window of time and publishes the
+seed's SHA-256 before the window opens. HMAC-SHA256 (RFC 2104) of the seed gives every question, and the
+place in the set where each peer starts. After the window has closed, the judge publishes the seed, and anyone
+can then regenerate the same questions. docs/judge-protocol.md describes the protocol.
 """
 
 import hmac
@@ -20,11 +20,12 @@ from swarmd.tasks.own_tasks import NoQuestion
 from swarmd.types import Task, TaskRef
 
 SEED_BYTES = 32
-# The domain of receipts' signatures.
+# Domain separator of a receipt's signature.
 RECEIPT = b"swarmd judge receipt v1"
-# Numbers that name no task, one after another, before a specialty is given up.
+# A specialty is given up if this many numbers in a row name no task.
 MAX_FAILURES = 16
-# Numbers tried for a text that is held out. One of sixteen is, so more are needed once in 10^14 questions.
+# Numbers tried to find a held-out text. One text of sixteen is held out, so 512 tries fail once in 10^14
+# questions.
 MAX_TRIES = 512
 
 
@@ -36,7 +37,7 @@ class Regenerating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The public terms of a window: all but its seed."""
+    """The public terms of a window: everything except its seed."""
 
     curriculum: str  # the curriculum's digest
     number: int  # 1, 2, 3 …
@@ -46,9 +47,9 @@ class Terms:
 
 
 def commitment(terms: Terms, seed: bytes) -> str:
-    """Commit to the terms and the seed by their SHA-256.
+    """Return the SHA-256 of the terms and the seed.
 
-    It binds the judge to both, and reveals nothing of the seed, which has 256 random bits.
+    It commits the judge to both and reveals nothing about the seed, which has 256 random bits.
     """
     if len(seed) != SEED_BYTES:
         raise ValueError(f"a window's seed has {SEED_BYTES} bytes, not {len(seed)}")
@@ -57,9 +58,9 @@ def commitment(terms: Terms, seed: bytes) -> str:
 
 
 def place_in_set(seed: bytes, peer: str, place: int, questions: int) -> int:
-    """Return which question of the set is this peer's question number `place`, counted from 0.
+    """Return the index in the set of this peer's question number `place`, counted from 0.
 
-    Each peer goes round the set from its own start.
+    Each peer goes through the set cyclically from its own start.
     """
     return (_number(seed, f"peer {peer}") + place) % questions
 
@@ -67,7 +68,7 @@ def place_in_set(seed: bytes, peer: str, place: int, questions: int) -> int:
 def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
     """Return the question at place `index` of the held-out set.
 
-    Raises NoQuestion.
+    Raises NoQuestion if its specialty generates none.
     """
     curriculum = tasks.curriculum
     specialties = curriculum.specialties
@@ -98,16 +99,16 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
 def _number(seed: bytes, purpose: str) -> int:
     """Derive 64 bits for a purpose.
 
-    Remainders taken of them favour none by more than one in 10^9.
+    The bias of a remainder of these bits is below one in 10^9.
     """
     return int.from_bytes(hmac.digest(seed, purpose.encode(), "sha256")[:8], "big")
 
 
 def checked_receipt(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the fields of a receipt if the judge that it names has signed it, else None."""
+    """Return a receipt's fields if the judge that it names has signed it, else None."""
     try:
         fields: Mapping[str, Any] = json.loads(receipt["receipt"])
-        # Only one spelling of a signature is valid.
+        # Only one spelling of the signature is accepted.
         signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""
         genuine = verify(fields["judge"], RECEIPT, receipt["receipt"].encode(), bytes.fromhex(signature))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -1,11 +1,11 @@
-"""Propositional logic with truth tables, in time linear in the text. Pure.
+"""Decide propositional logic by truth tables, in time linear in the text. Pure.
 
-ReasoningGYM tries every assignment.
+A formula over k variables is an integer of 2**k bits: bit i is the formula's value under assignment i.
+Operators bind as in ReasoningGYM's parser: ¬, then ∧, ∨, →, ↔; the last four are left-associative.
 
-A formula over k variables is an integer of 2**k bits, bit i its value under assignment i. Operators bind as
-in ReasoningGYM's parser: ¬, then ∧, ∨, →, ↔, each of the four grouping to the left. Unlike it we refuse what
-is no formula: it takes any unknown text for one more variable, so that `premise ∨ junk` is entailed and
-twenty junk names cost 10 s; and 255 characters of plain `P∧P∧P…` cost it 0.2 s.
+Malformed formulas are rejected. ReasoningGYM's parser takes any unknown text for another variable, so
+`premise ∨ junk` is entailed. It also tries every assignment, so twenty junk names cost it 10 s, and a plain
+`P∧P∧P…` of 255 characters 0.2 s.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-# How tightly each operator of two operands binds, and what it does; `table` cuts off excess bits.
+# Precedence and function of each binary operator; `table` cuts off excess bits.
 _BINARY: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
     "↔": (1, lambda a, b: ~(a ^ b)),
     "→": (2, lambda a, b: ~a | b),
@@ -25,7 +25,7 @@ _BINARY: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
 def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
     """Return whether the conclusion follows from the premises and is not trivial.
 
-    A lone variable and a tautology are trivial.
+    A single variable and a tautology are trivial.
     """
     said = table(conclusion, variables)
     if said is None or not set(conclusion) & {"¬", *_BINARY} or said == always_true(variables):
@@ -39,7 +39,7 @@ def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -
 
 
 def table(formula: str, variables: Sequence[str]) -> int | None:
-    """Return the truth table of a formula; None if it is no formula over these single-letter variables.
+    """Return a formula's truth table; None if it is malformed or uses other than these one-letter variables.
 
     Bit a of the table is the value under assignment a.
     """
@@ -55,20 +55,20 @@ def evaluated(
     binary: Mapping[str, tuple[int, Callable[[T, T], T]]],
     unary: Mapping[str, Callable[[T], T]],
 ) -> T | None:
-    """Return the value of an expression; None if it is none.
+    """Return the value of an expression; None if it is malformed.
 
     Args:
         signs: operands, operators and parentheses.
         operand: returns the value of an operand; None for any other sign.
-        binary: how tightly each operator binds, from 1 on, and what it does. It groups to the left.
-        unary: what each operator in front of an operand does. It binds tighter than all of `binary`.
+        binary: precedence (from 1 on) and function of each binary operator. All are left-associative.
+        unary: function of each prefix operator. These bind tighter than all of `binary`.
     """
     values: list[T] = []
-    # Operators and opening parentheses whose right side is not complete: how tightly, of how many operands.
+    # Operators and opening parentheses without a complete right side: precedence, operand count, function.
     waiting: list[tuple[float, int, Callable[..., Any]]] = []
 
     def apply(at_least: float) -> None:
-        """Apply waiting operators that bind so tightly, back to the last opening parenthesis."""
+        """Apply pending operators of at least this precedence, back to the last opening parenthesis."""
         while waiting and waiting[-1][0] >= at_least:
             _, count, function = waiting.pop()
             values[-count:] = [function(*values[-count:])]

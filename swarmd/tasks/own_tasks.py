@@ -1,7 +1,7 @@
-"""Own tasks: curricula of task plug-ins, which a node names in its configuration (docs/own-tasks.md).
+"""Own tasks: curricula of task plug-ins that a node's configuration names (docs/own-tasks.md).
 
-No code of a plug-in runs here: a contained process loads it, makes its questions and scores answers
-(sandbox/plugin_process.py).
+No code of a plug-in runs in this process: a contained process loads the plug-in, generates its questions and
+scores answers (sandbox/plugin_process.py).
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from swarmd.terminal import printable
 from swarmd.types import Task, TaskRef
 
 PLUGIN_PROCESS = "swarmd.tasks.sandbox.plugin_process"
-# References drawn for one question, before the plug-in is given up.
+# Failed draws of one question before the plug-in is given up.
 MAX_TRIES = 16
 
 log = logging.getLogger(__name__)
@@ -37,13 +37,13 @@ class NoQuestion(SwarmdError):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCurriculum(Curriculum):
-    """What a plug-in says of itself, as a curriculum.
+    """A plug-in's description of itself, as a curriculum.
 
-    One source makes questions and scores answers: nodes with different sources never meet, whatever their
-    own rewards.
+    A source both generates the questions and scores the answers, so nodes with different sources never meet,
+    even if their own rewards are equal.
     """
 
-    # A file, in the hub's cache too, or the name that an installed package offers.
+    # A path (possibly in the hub's cache), or the name of an entry point of an installed package.
     source: str
     plugin: PluginDescription
     examples: tuple[tuple[str, str], ...] = ()
@@ -73,12 +73,16 @@ class OwnCurriculum(Curriculum):
 def find_curriculum(text: str, reward: str = "") -> Curriculum:
     """Return the curriculum that a configuration names.
 
-    reward: the file with the node's own reward; "": the curriculum's.
+    The name is a curriculum of swarmd, a file, a data set of the hub, or an entry point of an installed
+    package. For a plug-in, a contained process is started once, and its description is cached for the life
+    of this process.
 
-    It is one of swarmd's, a file, a data set of the hub, or what an installed package offers. For a plug-in a
-    contained process is started once; its answer holds for the life of this process.
+    Args:
+        text: the configured name.
+        reward: the file with the node's own reward; "" for the curriculum's.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: if there is no such curriculum, or it cannot be used.
     """
     try:
         name = curriculum_name(text)
@@ -124,13 +128,13 @@ def _own(source: str) -> OwnCurriculum:
 class OwnTasks(DrawnTasks):
     """Draws from an own curriculum, and regenerates any item of it.
 
-    Drawing raises NoQuestion where its plug-in makes none.
+    Drawing raises NoQuestion if the plug-in generates no question.
     """
 
     def __init__(self, curriculum: OwnCurriculum, maker: Verifier, asked: Sequence[str] = ()) -> None:
         """Open an own curriculum.
 
-        maker: makes the questions, in a contained process.
+        maker: generates the questions in a contained process.
         """
         super().__init__(curriculum, asked)
         self._source, self._maker = curriculum.source, maker
@@ -138,7 +142,7 @@ class OwnTasks(DrawnTasks):
     def task(self, ref: TaskRef) -> Task | None:
         """Return the task, or None if there is none.
 
-        The facts that score its answers stay in the contained process.
+        The facts that score an answer stay in the contained process.
         """
         if not self.curriculum.names(ref.specialty, ref.n):
             return None
@@ -146,7 +150,7 @@ class OwnTasks(DrawnTasks):
         return None if question is None else Task(ref, question, {})
 
     def solution(self, ref: TaskRef) -> str | None:
-        """Return a right answer; None if the plug-in does not tell one."""
+        """Return a right answer; None if the plug-in gives none."""
         return self._maker.make(ref).answer
 
     def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:

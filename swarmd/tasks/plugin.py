@@ -1,8 +1,8 @@
-"""Task plug-ins: the interface, and loading one. docs/own-tasks.md is for authors.
+"""The interface of task plug-ins, and their loader. Authors of plug-ins read docs/own-tasks.md.
 
-Used in the contained process alone (sandbox/plugin_process.py). A plug-in is a Python file, an object that an
-installed package offers under the entry point group `swarmd.tasks`, or a file of questions and answers
-(question_file.py).
+This module is used only in the contained process (sandbox/plugin_process.py). A plug-in is a Python file, an
+object that an installed package offers under the entry point group `swarmd.tasks`, a taskset (taskset.py), or
+a file of questions and answers (question_file.py).
 """
 
 import hashlib
@@ -32,30 +32,35 @@ from swarmd.tasks.taskset import PREFIX, open_harness_task, open_taskset
 from swarmd.terminal import printable
 
 MAX_SPECIALTIES = 256
-# Answers that are scored at the start: rewards below 0 for wrong ones are common elsewhere.
+# Answers that are scored at the start, since many rewards elsewhere are negative for wrong answers.
 SAMPLES = ("", "0")
-# How a data set's folder begins in the hub's cache.
+# Prefix of a data set's folder in the hub's cache.
 _HUB = "datasets--"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class LoadedPlugin:
-    """A plug-in with its description, and its calls guarded: whatever it does wrong is a TaskFault.
+    """A plug-in with its description. Every error in a call to the plug-in becomes a TaskFault.
 
-    A plug-in is a module or an object with these names; `name`, `version` and `limits` may be missing:
+    A plug-in is a module or an object with these attributes; `name`, `version` and `limits` are optional:
 
-        specialties, name, version, limits      texts, and a dict of `pipe.TaskLimits`
-        generate(specialty, seed)               a question, and the facts that `score` needs
-        score(facts, answer)                    a reward from 0 to 1; from 0.999 on the answer is right
-        solution(facts)                         optional: a right answer, which `swarmd task show` prints
+        specialties, name, version, limits      strings, and a dict of `pipe.TaskLimits`
+        generate(specialty, seed)               return a question, and the facts that `score` needs
+        score(facts, answer)                    return a reward from 0 to 1; 0.999 or more means right
+        solution(facts)                         optional: return a right answer, shown by `swarmd task show`
     """
 
     def __init__(self, plugin: Any, name: str, digest: str, notes: Sequence[str] = ()) -> None:
         """Check a plug-in's attributes.
 
-        name: used if the plug-in gives itself none. notes: sentences about input that was left out.
+        Args:
+            plugin: the module or object.
+            name: the curriculum's name if the plug-in does not give one.
+            digest: of the plug-in's source.
+            notes: sentences about input that was left out.
 
-        Raises PluginRefused if something is missing or of the wrong kind.
+        Raises:
+            PluginRefused: if an attribute is missing or of the wrong type.
         """
         if missing := [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]:
             raise PluginRefused(f"it has no {', no '.join(missing)}")
@@ -77,10 +82,10 @@ class LoadedPlugin:
         self.description = PluginDescription(name, version, specialties, limits, digest, tuple(notes))
 
     def prepare(self, curriculum: str, specialty: str, n: int) -> Prepared | None:  # noqa: ARG002
-        """Prepare a question as `sandbox.worker.Work` asks."""
+        """Generate a question, as `sandbox.worker.Work.prepare` requires."""
         if specialty not in self.description.specialties:
             return None
-        # Some plug-ins forget to make a generator of their own.
+        # Seed the global generator, which some plug-ins use by mistake.
         random.seed(n)
         made = called(self._plugin, "generate", specialty, n)
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
@@ -105,23 +110,23 @@ class LoadedPlugin:
 
 
 def called(plugin: Any, function: str, *arguments: object) -> Any:
-    """Call a function of a plug-in. Whatever it raises is a TaskFault."""
+    """Call a function of a plug-in. Everything that it raises becomes a TaskFault."""
     try:
         return getattr(plugin, function)(*arguments)
     except BaseException as error:
-        # SystemExit and MemoryError too: the fault is the plug-in's, and the worker goes on.
+        # This includes SystemExit and MemoryError: the fault is the plug-in's, and the worker reports it.
         raise TaskFault(f"{function}: {_describe(error)}", fatal=isinstance(error, MemoryError)) from None
 
 
 def reward(plugin: Any, function: str, *arguments: object) -> float:
-    """Call a function of a plug-in that gives a reward. Raises TaskFault."""
+    """Call a function of a plug-in that returns a reward. Raises TaskFault."""
     given = called(plugin, function, *arguments)
-    # Numbers of numpy and torch are no `float`, and arrays of them are no number.
+    # Scalars of numpy and torch are not `float`; arrays and tensors with dimensions are no numbers.
     found = float(given) if isinstance(given, SupportsFloat) and not getattr(given, "ndim", 0) else -1.0
-    # Parts of a reward that make 1 add up to a hair more: 0.4 + 0.2 + 0.3 + 0.1.
+    # Rounding: parts of a reward that should sum to 1 can exceed it slightly, as in 0.4 + 0.2 + 0.3 + 0.1.
     number = round(found, 9)
     if not 0 <= number <= 1:
-        # This refuses NaN, too.
+        # This comparison rejects NaN, too.
         raise TaskFault(
             f"{function} gave {_shown(given)}, not a number from 0 to 1: give (r - least) / (most - least)"
         )
@@ -129,7 +134,7 @@ def reward(plugin: Any, function: str, *arguments: object) -> float:
 
 
 def load(source: str) -> LoadedPlugin:
-    """Load a file with tasks, a taskset of verifiers, or what an installed package offers under this name.
+    """Load a plug-in: a file, a taskset of verifiers, or an entry point of an installed package.
 
     Runs the plug-in's code. Raises PluginRefused.
     """
@@ -145,14 +150,15 @@ def load(source: str) -> LoadedPlugin:
             raise PluginRefused(_describe(error)) from None
         asked = QuestionFile(opened.lines, opened.score)
         asked.limits = asked.limits | {"longest_answer": MAX_WHOLE_CHARACTERS, "whole": True}
-        # An answer of the file is a place in the taskset, not a text.
+        # The file's answers are indices into the taskset, so there is no right answer to show.
         asked.solution = None  # type: ignore[assignment,method-assign]
         files = _files(opened.file, inside=opened.file.name == "__init__.py")
         return LoadedPlugin(asked, _slug(path), _digest("foreign", *opened.identity, *files), opened.notes)
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
         found, note = lines(content) if path.suffix == ".parquet" else (content, "")
-        # Who compares otherwise has another digest: a copy outside of the hub's cache is another's tasks.
+        # The digest covers the kind, as the kinds compare answers differently. So a .jsonl file copied out of
+        # the hub's cache has another digest, and its nodes form another swarm.
         data_set = path.suffix == ".parquet" or bool(_of_hub(path))
         same, kind = (mathematics(same_answer), "data set") if data_set else (same_answer, "questions")
         asked = QuestionFile(found, same)
@@ -174,8 +180,15 @@ def rewarded(
 ) -> Work:
     """Return the work with a node's own reward in place of the curriculum's scoring.
 
-    file: has `reward(facts, answer, score)`; "": the work as it is. digest: what the file must have. Raises
-    PluginRefused, as the check at the start does where it gives no reward for "" or "0".
+    Args:
+        work: returned unchanged if `file` is "".
+        curriculum: the name that `check` passes to the worker.
+        specialties: checked at the start, with the answers "" and "0" to question 1 of each.
+        file: a Python file with `reward(facts, answer, score)`.
+        digest: the SHA-256 that the file must have.
+
+    Raises:
+        PluginRefused: if the file cannot be used. `check` raises it if a reward fails.
     """
     if not file:
         return work
@@ -207,7 +220,7 @@ def rewarded(
 class _FileLoader(importlib.abc.SourceLoader):
     """Loads a module from bytes that are already read, never from a cache.
 
-    So its digest is of the code that runs.
+    So the digest covers exactly the code that runs.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -223,7 +236,7 @@ class _FileLoader(importlib.abc.SourceLoader):
 def _run_file(path: Path, content: bytes) -> Any:
     module = ModuleType("swarmd_own_tasks")
     module.__file__ = str(path)
-    # Dataclasses look up their module.
+    # Dataclasses look their module up in sys.modules.
     sys.modules[module.__name__] = module
     try:
         _FileLoader(path, content).exec_module(module)
@@ -235,8 +248,8 @@ def _run_file(path: Path, content: bytes) -> Any:
 def _load_installed(point: EntryPoint) -> LoadedPlugin:
     """Load a plug-in of an installed package.
 
-    Its digest covers the package's name and version, and all files beside the module that the entry point
-    names.
+    Its digest covers the package's name and version, and all files in the folder of the entry point's module
+    (only the module's file if it is a top-level module).
     """
     try:
         plugin = point.load()
@@ -251,7 +264,7 @@ def _load_installed(point: EntryPoint) -> LoadedPlugin:
 
 
 def _files(module: Path, *, inside: bool) -> Sequence[bytes]:
-    """Return names and contents of a module's file, or of all `inside` its folder."""
+    """Return the name and content of the module's file, or with `inside` of all files in its folder."""
     found = (f for f in module.parent.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
     files = sorted(found) if inside else [module]
     return [
@@ -260,7 +273,7 @@ def _files(module: Path, *, inside: bool) -> Sequence[bytes]:
 
 
 def _source(path: Path, content: bytes) -> bytes:
-    """Return a program's text as Python reads it, so that a copy with other line ends is the same program."""
+    """Normalize a source file's line ends and byte order mark, so that its copies have equal digests."""
     if path.suffix not in (".py", ".yaml"):
         return content
     return content.removeprefix(BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -281,7 +294,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def _of_hub(path: Path) -> str:
-    """Return the data set's name where the file lies in the hub's cache."""
+    """Return the data set's name if the file is in the hub's cache, else ""."""
     return next((part[len(_HUB) :] for part in path.parts if part.startswith(_HUB)), "")
 
 
@@ -303,7 +316,7 @@ def _specialties(named: Any) -> tuple[str, ...]:
 
 
 def _describe(error: BaseException) -> str:
-    """Describe an exception on one line: kind, text, and the last line of code that is not Python's own."""
+    """Describe an exception on one line: type, text, and the last line outside of Python and swarmd."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         return text
@@ -317,7 +330,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _shown(value: object) -> str:
-    """Describe a value that a plug-in returned: its type, and the value where that is short."""
+    """Describe a value that a plug-in returned: its type, and the value if it is short."""
     if value is None:
         return "None"
     text = repr(value) if isinstance(value, str | int | float) else ""

@@ -1,9 +1,9 @@
 """A file of questions and answers as a task plug-in.
 
-It is JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md). A line that repeats
-another one is left out and counted. A tenth of the questions, by a hash of their text, is held out. An answer
-of a mathematical kind is compared exactly, as a fraction, the rest as text: nothing is rounded, evaluated or
-parsed beyond that. The comparison is linear in the text.
+The format is JSONL with one {"question": …, "answer": …, "specialty": …} per line (docs/own-tasks.md).
+Repeated lines are left out and counted. A tenth of the questions, by a hash of their text, is held out.
+Numeric answers are compared exactly, as fractions; all other answers are compared as text. Nothing is
+rounded, evaluated or parsed beyond that, and the comparison is linear in the text.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from swarmd.tasks.sandbox.worker import PluginRefused
 
 HELD_OUT_SHARE = 0.1
 SPECIALTY = "questions"  # the specialty of lines that name none
-# Mistakes that are listed.
+# The most mistakes that an error message lists.
 _MAX_MISTAKES = 5
 
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
@@ -30,26 +30,30 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CH
 
 
 class _Line(msgspec.Struct):
-    """One line of the file. Other keys are ignored: data sets have columns of their own."""
+    """One line of the file. Unknown keys are ignored, since data sets have other columns."""
 
     question: _Text = ""
-    problem: _Text = ""  # the same, as MATH-500 has it
-    prompt: _Text = ""  # the same
+    problem: _Text = ""  # MATH-500's name for `question`
+    prompt: _Text = ""  # another name for `question`
     answer: str | int | float | None = None
-    final_answer: str | int | float | None = None  # the same
+    final_answer: str | int | float | None = None  # another name for `answer`
     specialty: _Name = SPECIALTY
 
 
 class QuestionFile:
-    """A plug-in, as `plugin.LoadedPlugin` has it."""
+    """A plug-in with the interface that `plugin.LoadedPlugin` describes."""
 
     limits = {"longest_question": MAX_OWN_QUESTION_CHARACTERS, "longest_answer": MAX_OWN_ANSWER_CHARACTERS}  # noqa: RUF012
 
     def __init__(self, content: bytes, same: Callable[[str, str], float] | None = None) -> None:
         """Parse a file of questions.
 
-        same: whether, or how far, a given answer is a right one; by default `same_answer`. Raises
-        PluginRefused with the lines that are wrong.
+        Args:
+            content: the file's bytes.
+            same: scores a given answer against a right one, from 0 to 1; `same_answer` by default.
+
+        Raises:
+            PluginRefused: with the wrong lines.
         """
         self._same = same or same_answer
         lines: dict[str, list[tuple[float, str, str]]] = {}
@@ -57,7 +61,7 @@ class QuestionFile:
         self.notes = (note,) if note else ()
         for (specialty, question), answer in parsed.items():
             lines.setdefault(specialty, []).append((_place(question), question, answer))
-        # The same questions have the same digest, however their lines are written and ordered.
+        # The form and order of the lines do not change the digest, only the questions and answers do.
         self.canonical = msgspec.json.encode(sorted((*key, answer) for key, answer in parsed.items()))
         self.specialties = tuple(sorted(lines))
         self._training: dict[str, Sequence[tuple[str, str]]] = {}
@@ -87,7 +91,7 @@ class QuestionFile:
 def left_out(reasons: Mapping[str, int], total: int, of: str) -> str:
     """Return a sentence that counts the dropped items of a file by reason; "" if none was dropped.
 
-    of: the word for the items, such as "lines".
+    of: the plural noun for the items, such as "lines".
     """
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
     return why and f"{sum(reasons.values()):,} of {total:,} {of} left out: {why}"
@@ -130,7 +134,7 @@ def _parsed(content: bytes) -> tuple[Mapping[tuple[str, str], str], str]:
 
 
 def _utf8(content: bytes) -> bytes:
-    """Return the text without a byte order mark; UTF-16, which some editors on Windows write, as UTF-8."""
+    """Return the content as UTF-8 without byte order mark. Some Windows editors write UTF-16."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
             return content.decode("utf-16").encode()
@@ -148,7 +152,7 @@ def _answer(line: _Line) -> str:
 
 
 def right_answer(given: object) -> str:
-    """Return the answer behind the last ####, as in GSM8K, without a LaTeX box around the whole of it."""
+    """Return the text after the last #### (as in GSM8K), without a LaTeX box that encloses all of it."""
     text = str(given).rpartition("####")[2].strip()
     inner = text.strip("$. ")
     if not inner.startswith(r"\boxed{") or not inner.endswith("}"):
@@ -157,15 +161,15 @@ def right_answer(given: object) -> str:
     for character in body:
         depth += (character == "{") - (character == "}")
         if depth < 0:
-            # The box ends before the text does.
+            # The box ends before the text does, so it does not enclose all of it.
             return text
     return body.strip()
 
 
 def _place(question: str) -> float:
-    """Map a question to a place from 0 to 1 by its text.
+    """Map a question to a number from 0 to 1 by its text.
 
-    So it stays on its side of the held-out split when others are added to the file.
+    So a question stays on its side of the held-out split when the file grows.
     """
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64
 
@@ -179,7 +183,7 @@ _MIXED = re.compile(r"([-+]?)([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
 
 
 def same_answer(expected: str, given: str) -> bool:
-    """Return whether both are the same number or text, but for case, spacing and a full stop at the end."""
+    """Return whether both are the same number, or the same text up to case, spacing and a final full stop."""
     if (wanted := number(expected)) is not None:
         return number(given) == wanted
     return _plain(given) == _plain(expected)

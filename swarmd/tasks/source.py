@@ -25,9 +25,9 @@ LARGEST_DIVISION = 10**10
 class CurriculumTasks(DrawnTasks):
     """Draws from a curriculum, and regenerates any item of it.
 
-    ReasoningGYM's item i of seed s depends on s + i alone. Item n of a specialty is
-    `create_dataset(subject, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
-    or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see
+    ReasoningGYM's item i under seed s depends only on s + i. Item n of a specialty is
+    `create_dataset(subject, seed=0, size=1, **config)[n]`, independent of the process, its hash seed, its
+    locale and its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see
     `_neutral_ground`.
     """
 
@@ -38,7 +38,7 @@ class CurriculumTasks(DrawnTasks):
     def task(self, ref: TaskRef) -> Task | None:
         """Return the task that `ref` names, or None.
 
-        None for an unknown specialty, a number outside [0, 2**31), or a task too costly to make.
+        Returns None for an unknown specialty, a number outside [0, 2**31), or a task that is too costly.
         """
         if not self.curriculum.names(ref.specialty, ref.n):
             return None
@@ -47,13 +47,12 @@ class CurriculumTasks(DrawnTasks):
             with _neutral_ground():
                 entry = dataset[ref.n]
         except ArithmeticError:
-            # The failure depends on the generator and n alone: every node finds the same, and nobody is to
-            # blame.
+            # The failure depends only on the generator and n, so every node fails here and no peer is blamed.
             return None
         return Task(ref, entry["question"], entry)
 
     def dataset(self, specialty: str) -> Any:
-        """Return ReasoningGYM's data set object for this specialty, with its scorer."""
+        """Return ReasoningGYM's data set object for this specialty. It includes the scorer."""
         if specialty not in self._datasets:
             self._datasets[specialty] = reasoning_gym.create_dataset(
                 subject_of(specialty), seed=0, size=1, **self.curriculum.configs[specialty]
@@ -72,8 +71,8 @@ def open_tasks(
 ) -> CurriculumTasks | OwnTasks:
     """Open the tasks of a curriculum.
 
-    maker: makes the questions of own tasks; for those a `Verifier`. asked: specialties to draw from; all
-        if empty.
+    maker: generates the questions of own tasks; must be a `Verifier` for them. asked: specialties to draw
+        from; all if empty.
     """
     if not isinstance(curriculum, OwnCurriculum):
         return CurriculumTasks(curriculum, asked)
@@ -88,7 +87,7 @@ def tasks_of(curriculum_name: str) -> CurriculumTasks:
 
 
 _GENERATING = threading.Lock()
-# A child that is forked while another thread generates would wait for ever.
+# Without this, a child forked while another thread generates would wait for the lock for ever.
 os.register_at_fork(
     before=_GENERATING.acquire, after_in_parent=_GENERATING.release, after_in_child=_GENERATING.release
 )
@@ -96,9 +95,9 @@ _divisors = basic_arithmetic.find_common_divisors
 
 
 def _bounded_divisors(a: int, b: int) -> list[int]:
-    """Replace ReasoningGYM's `find_common_divisors` by one limited to some 10 ms.
+    """Find common divisors as ReasoningGYM does, but raise ArithmeticError if that takes over about 10 ms.
 
-    Unlimited, it let a peer name a task number that costs 78 s.
+    Without the limit, a peer could name a task number that costs 78 s.
     """
     if math.gcd(a, b) > LARGEST_DIVISION:
         raise ArithmeticError("the generator would count up to this number's root, for minutes")
@@ -107,11 +106,11 @@ def _bounded_divisors(a: int, b: int) -> list[int]:
 
 @contextlib.contextmanager
 def _neutral_ground() -> Iterator[None]:
-    """Give every generation the same surroundings, and restore the caller's afterwards.
+    """Fix the process-wide state that generators read, and restore it afterwards.
 
     ReasoningGYM reads the locale (calendar_arithmetic: strftime), sets the Decimal precision
-    (decimal_arithmetic), prints (bf) and may count for minutes (basic_arithmetic). All but the precision
-    belong to the whole process, hence the lock.
+    (decimal_arithmetic), prints (bf) and may count for minutes (basic_arithmetic). All of these except the
+    precision belong to the whole process, so a lock is held.
     """
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
     context = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN, traps=traps)
@@ -120,7 +119,7 @@ def _neutral_ground() -> Iterator[None]:
         if language != "C":
             locale.setlocale(locale.LC_TIME, "C")
         basic_arithmetic.find_common_divisors = _bounded_divisors
-        # Caught in `sys.stdout`, which all threads share, it would take another thread's output along.
+        # Replaces `print` in this module only: redirecting `sys.stdout` would swallow other threads' output.
         bf_optimizer.print = lambda *_, **__: None
         try:
             yield

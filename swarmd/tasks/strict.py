@@ -1,7 +1,7 @@
-"""Grading rules of the strict curricula, where ReasoningGYM accepts wrong answers (docs/papers.md). Pure.
+"""Grading rules of the strict curricula, for cases in which ReasoningGYM accepts wrong answers. Pure.
 
-ReasoningGYM pays for decimals that are off by one in the last decimal place, for any conclusion that follows,
-however little it says, and for any text behind a LaTeX fraction.
+ReasoningGYM accepts decimals that are off by one in the last place, any conclusion that follows, even a very
+weak one, and any text after a LaTeX fraction (docs/papers.md).
 """
 
 import operator
@@ -14,7 +14,7 @@ from swarmd.tasks.logic import always_true, evaluated, table
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
 _FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\d?frac\s*{\s*(\d+)\s*}\s*{\s*(\d+)\s*}")
-# How tightly each operator binds, and what it does.
+# Precedence and function of each operator.
 _OPERATIONS: Mapping[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
     "+": (1, operator.add),
     "-": (1, operator.sub),
@@ -24,10 +24,10 @@ _OPERATIONS: Mapping[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] 
 
 
 def is_decimal(answer: str, expression: str, precision: int, generated: str) -> bool:
-    """Return whether it is the expression's value, rounded half up to so many digits, or the generator's.
+    """Return whether the answer is the expression's value rounded half up, or equals the generator's answer.
 
-    The digits are significant ones. The generator rounds after each operation, so that its answer is a few
-    units of the last digit off for one question in ten.
+    precision: the number of significant digits. The generator rounds after each operation, so for one
+        question in ten its answer is a few units of the last digit off.
     """
     if not _NUMBER.fullmatch(answer):
         return False
@@ -46,7 +46,7 @@ def says_all(premises: Sequence[str], conclusion: str, variables: Sequence[str])
 
 
 def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
-    """Return whether it is this fraction and nothing besides, as a/b or in LaTeX."""
+    """Return whether the answer is exactly this fraction, written as a/b or in LaTeX."""
     found = _FRACTION.fullmatch(answer.strip("$ \n"))
     return found is not None and [int(n) for n in found.groups() if n] == [numerator, denominator]
 
@@ -54,7 +54,7 @@ def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
 def _value(expression: str) -> Fraction:
     """Evaluate an expression that a generator wrote: numbers, signs, the four operations, parentheses.
 
-    Python's own parser is shut out of the process that marks (sandbox/containment.py).
+    The scoring process refuses Python's own parser (sandbox/containment.py).
     """
     signs = re.findall(r"[\d.]+|[-+*/()]", expression)
     numbers = {sign: Fraction(sign) for sign in signs if sign not in "+-*/()"}

@@ -1,9 +1,9 @@
 """Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks: one turn, scored by the text alone.
 
-Task files of lm-evaluation-harness (.yaml) too: questions of its templates, scored by its filters and metric.
-Used in the contained process, like the file of questions that a taskset becomes (question_file.py). What
-needs a sandbox, a judge model, tools or several turns is refused before its tasks are loaded: another node
-could not score it again.
+Task files of lm-evaluation-harness (.yaml) work too: their templates make the questions, their filters and
+metric score the replies. This module runs in the contained process, which turns a taskset into a file of
+questions (question_file.py). A taskset that needs a sandbox, a judge model, tools or several turns is
+rejected before its tasks are loaded, since another node could not score its answers again.
 """
 
 import inspect
@@ -22,17 +22,17 @@ from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
 PREFIX = "verifiers:"
-# Of an infinite taskset the first ones are asked.
+# The most tasks of a taskset that are used; a taskset may be infinite.
 MAX_TASKS = 50_000
-# What a reward is called with.
+# The arguments that a reward may take.
 _GIVEN = {"task", "trace"}
 _PURE = "Name one whose rewards are functions of the task and the text"
 
 
 class OpenedTaskset(NamedTuple):
-    lines: bytes  # of a question file; an answer is a place in `score`'s tasks
+    lines: bytes  # of a question file; each answer is an index into `score`'s tasks
     score: Callable[[str, str], float]
-    identity: Sequence[str]  # what the digest is of, beside the package's files
+    identity: Sequence[str]  # covered by the digest, in addition to the package's files
     file: Path  # the taskset's module
     notes: Sequence[str]  # sentences about tasks that were left out
 
@@ -61,16 +61,16 @@ def open_taskset(source: str) -> OpenedTaskset:
     lines, notes = _lines([_question(vf, task) for task in tasks])
     rewards = Rewards(vf, tasks)
     for reply in ("", "0"):
-        # What a reward imports when it is first called cannot be imported later.
+        # Trigger lazy imports now: the contained worker cannot import anything.
         rewards("0", reply)
     identity = [name, version, *(task.hash for task in tasks)]
     return OpenedTaskset(lines, rewards, identity, Path(str(module.__file__)), [*more, *notes])
 
 
 def _lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
-    """Return the lines of a question file: each question once, with its place as the answer.
+    """Return the lines of a question file: each question once, with its index as the answer.
 
-    Returns a sentence about questions that are left out, too. Raises PluginRefused if none is left.
+    Also returns a sentence about questions that are left out. Raises PluginRefused if none is left.
     """
     first: dict[str, int] = {}
     dropped = Counter[str]()
@@ -87,7 +87,7 @@ def _lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
 
 
 def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
-    """Say what else than a question and a text it needs, before its tasks are loaded."""
+    """Yield the needs of a taskset beyond a question and a text, without loading its tasks."""
     kind, config = type(taskset).task_type(), taskset.config
     exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
     if any(isinstance(item, type) and issubclass(item, vf.Env | vf.Harness) for item in exported):
@@ -114,7 +114,7 @@ def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
 
 
 def _question(vf: Any, task: Any) -> str:
-    """Return the system prompt and the one prompt of a task, as text. Raises PluginRefused for several."""
+    """Return a task's system prompt and its one user prompt as text. Raises PluginRefused for more turns."""
     data, prompt = task.data, task.data.prompt
     if not isinstance(prompt, str):
         turns = [message for message in prompt or () if not isinstance(message, vf.SystemMessage)]
@@ -124,12 +124,12 @@ def _question(vf: Any, task: Any) -> str:
 
 
 class Rewards:
-    """Scores a reply to a task by all its rewards, from 0 to 1: their weighed sum over the sum of weights."""
+    """Scores a reply by all rewards of its task: their weighted sum over the sum of weights, at least 0."""
 
     def __init__(self, vf: Any, tasks: Sequence[Any]) -> None:
         self._vf, self._tasks = vf, tasks
         self._common = {"agent": vf.AgentInfo(config=vf.AgentConfig())}
-        # It is read once: a contained process can run no git.
+        # Read once here: reading it runs git, which a contained process cannot do.
         self._common["verifiers"] = self._trace(tasks[0]).verifiers
 
     def __call__(self, place: str, reply: str) -> float:
@@ -153,7 +153,7 @@ class Rewards:
 
 
 def _finished(reward: Any) -> Any:
-    """Return what a coroutine returns that never waits. Raises PluginRefused where it does."""
+    """Return the result of a coroutine that never waits. Raises PluginRefused if it waits."""
     try:
         reward.send(None)
     except StopIteration as done:
@@ -173,7 +173,7 @@ def open_harness_task(path: Path) -> OpenedTaskset:
     (task, *more) = TaskManager(include_defaults=False).load(str(path))["tasks"].values()
     if more or task.OUTPUT_TYPE != "generate_until":
         raise PluginRefused(f"its output_type is {task.OUTPUT_TYPE}. Name one task with generate_until")
-    # The harness' own seed: other examples in each process would be other questions.
+    # The harness' default seed. Without it, each process would choose other examples, and so other questions.
     task.set_fewshot_seed(1234)
     questions = [task.fewshot_context(doc, task.config.num_fewshot or 0) for doc in task.eval_docs]
     score = HarnessScores(task, questions)
@@ -183,11 +183,11 @@ def open_harness_task(path: Path) -> OpenedTaskset:
 
 
 class HarnessScores:
-    """Scores a reply by the task's first metric, after the filter that gives it the most."""
+    """Scores a reply by the task's first metric, after the filter that scores highest."""
 
     def __init__(self, task: Any, questions: Sequence[str]) -> None:
         self._task, self._docs = task, list(task.eval_docs)
-        # A contained process can compile no templates.
+        # Computed here: a contained process cannot compile templates.
         self.targets = [task.doc_to_target(doc) for doc in self._docs]
         self._asked = task.construct_requests(doc=self._docs[0], ctx=questions[0], metadata=("", 0, 1))
         ends = (task.config.generation_kwargs or {}).get("until") or ()

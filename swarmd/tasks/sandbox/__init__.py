@@ -1,1 +1,1 @@
-"""The contained verifier: its client, the process, its worker, and what that worker gives up."""
+"""The contained verifier: its client, its process and worker, and the containment of the worker."""

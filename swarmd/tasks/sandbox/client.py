@@ -1,6 +1,6 @@
-"""Scores completions, and makes the questions of plug-ins: the client of the contained verifier process.
+"""Client of the contained verifier process, which scores completions and generates plug-ins' questions.
 
-It loads no torch or ReasoningGYM.
+This module does not load torch or ReasoningGYM.
 
     with Verifier("tiny-9") as verifier:
         rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
@@ -51,18 +51,19 @@ __all__ = [
     "describe",
 ]
 
-# Scores completions, each item's in turn, as `Verifier.judge` does.
+# Scores the completions of each item, in order, as `Verifier.judge` does.
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 ATTEMPTS = 3
-# Answers in one request, and where one is longer than MAX_OWN_ANSWER_CHARACTERS.
+# The most answers in one request; the second limit holds if one is over MAX_OWN_ANSWER_CHARACTERS.
 MAX_ANSWERS, MAX_LONG_ANSWERS = 1024, 32
-# Kinds of faults of a plug-in that are told apart.
+# The most kinds of a plug-in's faults that are logged.
 MAX_FAULT_KINDS = 100
 # ReasoningGYM takes two seconds to load on an idle machine.
 START_TIMEOUT_S = 60.0
-# For the two answers of an item that may time out, on a busy machine.
+# For each item, on a busy machine: two of its answers may time out.
 ITEM_TIMEOUT_S = 2.0
-# So much longer than the attempt before: a machine may be slow, and no answer can use it up.
+# Each attempt's timeouts are this many times the last attempt's, in case the machine is slow. No answer can
+# exhaust them, as the worker has its own limits.
 SLACK_FACTOR = 4.0
 
 log = logging.getLogger(__name__)
@@ -70,11 +71,11 @@ _Reply = TypeVar("_Reply", VerifierReady, Judgements, Made)
 
 
 class VerifierFailed(SwarmdError):
-    """The process that scores answers does not keep running."""
+    """The process that scores answers keeps failing."""
 
 
 class _Failed(Exception):
-    """One attempt failed. The next starts a new process."""
+    """One attempt failed. The next attempt starts a new process."""
 
 
 class _Pending(NamedTuple):
@@ -87,9 +88,9 @@ class _Pending(NamedTuple):
 class Verifier:
     """Scores completions in a contained process. Thread-safe.
 
-    It starts the process when first needed, and again if it dies or hangs. The last <answer>…</answer> of a
-    completion counts, even if the completion was cut after it (`ended` False). Lengths and characters are
-    checked here (answers.py); only references and short answers reach the process.
+    The process is started at the first use, and restarted if it dies or hangs. The last <answer>…</answer> of
+    a completion counts, even if the completion was truncated after it (`ended` False). Lengths and characters
+    are checked here (answers.py); only references and short answers reach the process.
     """
 
     def __init__(self, of: Curriculum | str, command: Sequence[str] | None = None) -> None:
@@ -97,13 +98,13 @@ class Verifier:
         self._command = command or (sys.executable, "-m", *self._curriculum.command)
         self._child: _Child | None = None
         self._lock = threading.RLock()
-        self.restarts = 0  # processes that had to be replaced
-        self.faults: list[str] = []  # kinds of a plug-in's faults so far
+        self.restarts = 0  # failed attempts, each of which ended the process
+        self.faults: list[str] = []  # distinct faults of the plug-in that were logged
 
     def __enter__(self) -> Self:
         """Start the process, without waiting for it."""
         with self._lock, contextlib.suppress(_Failed):
-            # Errors are left to the first call of `judge`, which tries again and reports.
+            # An error is not reported here: the first call of `judge` tries again and reports it.
             self._child = self._child or _Child(self._command, START_TIMEOUT_S)
         return self
 
@@ -113,7 +114,7 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the process. A later call starts another."""
+        """End the process. A later call starts a new one."""
         with self._lock:
             if self._child:
                 self._child.close()
@@ -128,9 +129,9 @@ class Verifier:
     def judge(
         self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
     ) -> Sequence[tuple[ScoredAnswer, ...]]:
-        """Score every completion, in order, and say why.
+        """Score every completion, in order, with the reason for each score.
 
-        Raises VerifierFailed if no process runs, but never because of a completion.
+        Raises VerifierFailed if the process keeps failing, which no completion can cause.
         """
         read = [
             [
@@ -163,7 +164,7 @@ class Verifier:
     __call__ = score
 
     def make(self, ref: TaskRef) -> Made:
-        """Return the question of a plug-in's task, or why there is none.
+        """Return the question of a plug-in's task, or the fault if there is none.
 
         Raises VerifierFailed.
         """
@@ -177,7 +178,7 @@ class Verifier:
         return made
 
     def _note(self, ref: TaskRef, fault: str) -> None:
-        """Log what a plug-in did wrong: each kind once, MAX_FAULT_KINDS of them."""
+        """Log a plug-in's fault, once for each kind and at most MAX_FAULT_KINDS kinds."""
         kind = ref.specialty + " " + re.sub("[0-9]+", "#", ":".join(fault.split(":")[:2]))[:80]
         if kind not in self.faults and len(self.faults) < MAX_FAULT_KINDS:
             self.faults.append(kind)
@@ -234,9 +235,15 @@ class Verifier:
 def describe(
     command: Sequence[str], trouble: str, seconds: float = START_TIMEOUT_S
 ) -> PluginDescription | None:
-    """Start a process that scores, end it, and return what it says of its task plug-in, if it has one.
+    """Start a scoring process, end it, and return its description of its task plug-in, if it has one.
 
-    command: of a curriculum. trouble: how the error begins. Raises ConfigError, which says what is wrong.
+    Args:
+        command: the module and its arguments (`Curriculum.command`).
+        trouble: the beginning of the error message.
+        seconds: timeout for the start.
+
+    Raises:
+        ConfigError: with the reason why the process does not start.
     """
     try:
         with contextlib.closing(_Child((sys.executable, "-m", *command), seconds)) as child:
@@ -251,7 +258,7 @@ class _Child:
     def __init__(self, command: Sequence[str], start_seconds: float, slack: float = 1.0) -> None:
         """Start a verifier process.
 
-        slack: factor by which all time limits are longer. Raises _Failed.
+        slack: factor on all timeouts. Raises _Failed.
         """
         try:
             self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
@@ -277,7 +284,7 @@ class _Child:
         self._slack = slack
         self._start_by = time.monotonic() + slack * start_seconds
         self.pid = self._process.pid
-        # Whether the kernel contains the process; None: it is not ready yet.
+        # Whether the kernel contains the process; None until it is ready.
         self.seccomp: bool | None = None
 
     def ready(self) -> VerifierReady:
@@ -289,7 +296,7 @@ class _Child:
     def judge(self, request: VerifierRequest, patience: float) -> Judgements:
         """Return one score for each answer of a request, in order.
 
-        patience: seconds that an answer may take. Raises _Failed.
+        patience: seconds added to the timeout for each answer. Raises _Failed.
         """
         answers = [len(item.answers) for item in request.items]
         judged = self.exchange(
@@ -300,7 +307,7 @@ class _Child:
         return judged
 
     def exchange(self, request: VerifierRequest, kind: type[_Reply], patience: float) -> _Reply:
-        """Send a request, and return the reply. Raises _Failed."""
+        """Send a request and return the reply. Raises _Failed."""
         if self.seccomp is None:
             self.ready()
         deadline = time.monotonic() + self._slack * (ITEM_TIMEOUT_S * (1 + len(request.items)) + patience)
@@ -310,7 +317,7 @@ class _Child:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Turn any error inside the block into a _Failed with its cause."""
+        """Convert any error inside the block to a _Failed with its cause."""
         try:
             yield
         except TimeoutError:
@@ -318,7 +325,7 @@ class _Child:
         except (OSError, EOFError):
             raise _Failed(f"it ended ({self._last_words()})") from None
         except ValueError as error:
-            # msgspec: it is not a message of a verifier.
+            # Raised by msgspec if the bytes are not a message of a verifier.
             raise _Failed(f"it sent something else than an answer ({error})") from None
 
     def _receive(self, kind: type[_Reply], deadline: float) -> _Reply:
@@ -335,7 +342,7 @@ class _Child:
         return reply
 
     def close(self) -> None:
-        """Kill the process: it may hang."""
+        """Kill the process, which may hang."""
         self._process.kill()
         self._process.wait()
         for stream in (self._stdin, self._stdout, self._stderr):
@@ -352,9 +359,9 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment with no more than the path of this code and fixed settings.
+    """Return an environment with only the import path and fixed settings.
 
-    It allows one BLAS thread, as the verifier forks.
+    BLAS gets one thread, since the verifier forks.
     """
     here = str(Path(__file__).parents[3])
     return {

@@ -1,8 +1,8 @@
 """Sandbox for the process that scores answers of other peers. The process itself cannot undo it.
 
-Three layers, because none exists everywhere. The seccomp filter (Linux) is the boundary: the kernel refuses
-files, sockets, processes and signals. Resource limits work on every Unix. The audit hook is a second line of
-defence; on macOS it and the limits are all there is.
+There are three layers, because no layer exists everywhere. The seccomp filter (Linux) is the boundary: the
+kernel refuses files, sockets, processes and signals. Resource limits work on every Unix. The audit hook is a
+second line of defence; macOS has only the hook and the limits.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from swarmd.tasks.sandbox import seccomp
 
-# Address space beyond what the process has already.
+# Address space in bytes, in addition to what the process already uses.
 MEMORY_BYTES = 256 * 2**20
-# CPU time in the life of a worker, which is replaced long before.
+# CPU seconds in the life of a worker. Workers are replaced long before they reach this limit.
 CPU_S = 60
 
 # From Python's table of audit events: docs.python.org/3/library/audit_events.html.
@@ -55,7 +55,7 @@ _REFUSED = (
     "sys.setprofile",
     "sys.addaudithook",
 )
-# ReasoningGYM's generators evaluate arithmetic that they wrote themselves; its scorers must evaluate nothing.
+# ReasoningGYM's generators evaluate arithmetic that they wrote themselves. Its scorers must not evaluate.
 _REFUSED_WHILE_MARKING = ("compile", "exec")
 
 _marking = False
@@ -64,21 +64,28 @@ _marking = False
 def contain(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> bool:
     """Give up files, sockets, processes, executable memory and most memory.
 
-    Returns whether the kernel enforces it (seccomp). Raises OSError if a limit cannot be set on Linux.
+    The process must open and import everything that it needs before this call.
 
-    memory: bytes beyond what the process has. cpu: seconds in its life. Everything the process needs must be
-    open and imported before.
+    Args:
+        memory: bytes in addition to the memory that the process already uses.
+        cpu: CPU seconds in the life of the process.
+
+    Returns:
+        whether the kernel enforces the containment (seccomp).
+
+    Raises:
+        OSError: if a limit cannot be set on Linux.
     """
     limit_resources(memory, cpu)
     held = seccomp.install()
-    # The hook comes last, as it would refuse the installation of the filter.
+    # The hook comes last, since it would refuse to install the filter.
     sys.addaudithook(_refuse)
     return held
 
 
 @contextlib.contextmanager
 def marking() -> Iterator[None]:
-    """Refuse `compile`, `eval` and `exec`, too, until the block ends."""
+    """Also refuse `compile`, `eval` and `exec`, until the block ends."""
     global _marking
     _marking = True
     try:
@@ -107,7 +114,10 @@ def limit_resources(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> None:
 
 
 def set_limits(limits: Mapping[int, int]) -> None:
-    """Set these resource limits, or lower ones that are there. Raises OSError or ValueError on Linux."""
+    """Set these resource limits, but never above the present hard limits.
+
+    Raises OSError or ValueError on Linux if a limit cannot be set.
+    """
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

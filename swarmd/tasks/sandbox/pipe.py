@@ -1,7 +1,7 @@
 """Frames and messages between the client, the verifier and its worker, over pipes.
 
-It loads no ReasoningGYM and no plug-in. A frame is four bytes of length (big-endian) and that many bytes of
-MessagePack. Deadlines are by `time.monotonic`.
+This module does not load ReasoningGYM or a plug-in. A frame is its length in four bytes (big-endian) and
+that many bytes of MessagePack. Deadlines are times of `time.monotonic`.
 """
 
 import os
@@ -13,15 +13,15 @@ import msgspec
 
 from swarmd.tasks.answers import ScoredAnswer
 
-# A full request (client.MAX_ANSWERS of MAX_OWN_ANSWER_CHARACTERS, or MAX_LONG_ANSWERS) is below that.
+# A full request (client.MAX_ANSWERS of MAX_OWN_ANSWER_CHARACTERS, or MAX_LONG_ANSWERS) fits into this.
 MAX_FRAME_BYTES = 4 * 2**20
-# For tasks that are not swarmd's own.
+# Default limit of an answer to an own task.
 MAX_OWN_ANSWER_CHARACTERS = 1000
-# Where the whole text is the answer.
+# Limit of an answer if the whole text is the answer.
 MAX_WHOLE_CHARACTERS = 16_384
 MAX_OWN_QUESTION_CHARACTERS = 16_384
 MAX_FAULT_CHARACTERS = 300
-# An answer may take so many times its CPU time, where others keep the processor busy.
+# On a busy machine, an answer may take this many times its CPU limit in wall-clock time.
 STARVED_FACTOR = 5.0
 _CHUNK_BYTES = 65_536
 
@@ -29,13 +29,13 @@ _CHUNK_BYTES = 65_536
 class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Limits of a task plug-in: the keys of its `limits`, with defaults and bounds (docs/own-tasks.md)."""
 
-    # CPU time for a question, and for an answer.
+    # CPU seconds for a question, and for an answer.
     seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
-    # Bytes of memory beyond what the process has when the plug-in is loaded.
+    # Bytes in addition to the memory that the process uses when the plug-in is loaded.
     memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20
     longest_question: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_QUESTION_CHARACTERS)] = 8192  # characters
     longest_answer: Annotated[int, msgspec.Meta(ge=1, le=MAX_WHOLE_CHARACTERS)] = 256  # characters
-    whole: bool = False  # the answer is the whole text, and not what is in <answer>…</answer>
+    whole: bool = False  # whether the whole text is the answer, instead of the part in <answer>…</answer>
 
 
 class PluginDescription(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class PluginDescription(msgspec.Struct, frozen=True):
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A task reference and answers to it, checked by `answers.read`.
+    """A task reference, and answers to the task that passed `answers.read`.
 
-    Questions and ground truth are never received.
+    The verifier never receives questions or ground truth.
     """
 
     specialty: str
@@ -63,36 +63,36 @@ class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 class VerifierRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     curriculum: str
     items: tuple[ScoreItem, ...]
-    question: bool = False  # ask for the question of the one item, instead of scoring answers
+    question: bool = False  # ask for the question of the single item instead of scores
 
 
 class VerifierReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
-    """First message of a verifier, and of a worker: it is ready."""
+    """First message of a verifier or a worker: it is ready."""
 
     seccomp: bool  # whether the kernel contains the process
     plugin: PluginDescription | None = None
 
 
 class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
-    """Reply to a request: for each item, in order, one score per answer, and what its plug-in did wrong."""
+    """Reply to a request: per item, in order, one score per answer, and the plug-in's fault if any."""
 
     scores: tuple[tuple[ScoredAnswer, ...], ...]
-    faults: tuple[str, ...] = ()  # one per item, "" for none; (): none at all
+    faults: tuple[str, ...] = ()  # one per item, "" for none; () if there are none at all
 
 
 class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
     """Reply to a request for a question.
 
-    None: the reference names no task, or there is a fault, which says what the plug-in did wrong.
+    `question` is None if the reference names no task or the plug-in failed; `fault` describes the failure.
     """
 
     question: str | None
     fault: str = ""
-    answer: str | None = None  # a right answer, if the plug-in tells one
+    answer: str | None = None  # a right answer, if the plug-in gives one
 
 
 class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """Reply to an invalid request; or why a worker or a plug-in could not start."""
+    """Reply to an invalid request, or the reason why a worker or a plug-in could not start."""
 
     why: str
 
@@ -103,8 +103,8 @@ Reply = VerifierReady | Judgements | Made | VerifierRefused
 def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> None:
     """Write one frame.
 
-    With a deadline, `fd` must be non-blocking; raises TimeoutError after it. Raises BrokenPipeError where
-    nobody reads.
+    With a deadline, `fd` must be non-blocking. Raises TimeoutError after the deadline, and BrokenPipeError if
+    the other end is closed.
     """
     body = msgspec.msgpack.encode(message)
     view = memoryview(len(body).to_bytes(4, "big") + body)
@@ -114,15 +114,15 @@ def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> Non
         try:
             view = view[os.write(fd, view[:_CHUNK_BYTES]) :]
         except BlockingIOError:
-            # There is less room than a chunk; wait for more.
+            # The pipe has less room than a chunk; wait for more.
             continue
 
 
 def receive(fd: int, deadline: float | None = None) -> bytes:
     """Read one frame's body.
 
-    Raises EOFError at the end of the stream, TimeoutError after the deadline, ValueError for a frame over the
-    limit: nothing that follows it can be read.
+    Raises EOFError at the end of the stream, TimeoutError after the deadline, and ValueError for a frame over
+    the limit. After a ValueError the stream cannot be read further.
     """
     size = int.from_bytes(_read(fd, 4, deadline), "big")
     if size > MAX_FRAME_BYTES:

@@ -1,8 +1,8 @@
 """The contained process of a task plug-in, started by `client.Verifier`.
 
-It is `python -m swarmd.tasks.sandbox.plugin_process SOURCE DIGEST [REWARD DIGEST]`. The plug-in is loaded
-here, with a limit on memory, and may read and import what it needs. Its `generate` and `score` run in a
-worker that has given all that up (worker.py, containment.py).
+It runs as `python -m swarmd.tasks.sandbox.plugin_process SOURCE DIGEST [REWARD DIGEST]`. It loads the plug-in
+under a memory limit; during loading the plug-in may read files and import modules. The plug-in's `generate`
+and `score` run in a worker that has given up these rights (worker.py, containment.py).
 """
 
 import contextlib
@@ -16,15 +16,20 @@ from swarmd.tasks.sandbox.containment import address_space
 from swarmd.tasks.sandbox.pipe import ScoreItem
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Work, run
 
-# Address space beyond what the process has already.
+# Address space in bytes, in addition to what the process already uses.
 LOADING_MEMORY_BYTES = 4 * 2**30
 
 
 def work(source: str, digest: str, *own_reward: str) -> Work:
     """Load the plug-in.
 
-    digest: what the plug-in must have, since the node's swarm is named by it; "": any. own_reward: file and
-        digest.
+    Args:
+        source: the plug-in, as `plugin.load` takes it.
+        digest: the digest that the plug-in must have, since it names the node's swarm; "" for any.
+        own_reward: file and digest.
+
+    Raises:
+        PluginRefused: if the plug-in cannot be used or has changed.
     """
     try:
         with _little_memory():
@@ -42,7 +47,7 @@ def work(source: str, digest: str, *own_reward: str) -> Work:
 
 
 def _check(plugin: LoadedPlugin, marker: Marker) -> None:
-    """Check that each specialty has a question, the same when asked again, and rewards from 0 to 1.
+    """Check that each specialty generates the same question twice, and rewards from 0 to 1.
 
     Raises PluginRefused.
     """
@@ -62,7 +67,7 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
 
 @contextlib.contextmanager
 def _little_memory() -> Iterator[None]:
-    """Limit address space until the block ends, where the system can, which macOS cannot."""
+    """Limit the address space until the block ends, if the system supports it (macOS does not)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = address_space() + LOADING_MEMORY_BYTES
     with contextlib.suppress(OSError, ValueError):

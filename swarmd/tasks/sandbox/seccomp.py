@@ -1,8 +1,8 @@
-"""Linux seccomp filter: a process under it can compute, use the pipes it has, and exit; nothing else.
+"""Linux seccomp filter: a filtered process can only compute, use its open pipes, and exit.
 
 The program is classic BPF over `struct seccomp_data` (linux/seccomp.h): system call number at byte 0,
-architecture at 4, arguments from 16. Every other system call fails with EPERM, so that one we did not think
-of is an error in Python and not a dead worker.
+architecture at 4, arguments from 16. Every system call outside the list fails with EPERM. So if a harmless
+call is missing from the list, Python raises an error instead of losing the worker.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from typing import NamedTuple
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 # linux/seccomp.h
 ALLOW, KILL_PROCESS, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-# Byte offsets; the third argument's is of its low half, little-endian.
+# Byte offsets. THIRD_ARGUMENT is the offset of the low half of the third argument, on little-endian machines.
 NUMBER, ARCHITECTURE, THIRD_ARGUMENT = 0, 4, 32
 PROT_EXEC = 4
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 
 
 class Instruction(NamedTuple):
-    """One `struct sock_filter`: operation, steps to skip if true, if false, operand."""
+    """One `struct sock_filter`: operation, steps to skip if true, steps to skip if false, operand."""
 
     code: int
     if_true: int
@@ -39,7 +39,7 @@ class Machine(NamedTuple):
 
     architecture: int
     calls: Mapping[str, int]
-    # Calls that are allowed unless they ask for executable memory; protection is their third argument.
+    # Calls that are allowed unless they ask for executable memory. Their third argument is the protection.
     memory: Mapping[str, int]
 
 
@@ -125,9 +125,9 @@ def program(machine: Machine) -> Sequence[Instruction]:
 
 
 def install() -> bool:
-    """Put this process under the filter, for good.
+    """Install the filter in this process, permanently.
 
-    Returns False where the system or the architecture has none, or the kernel will not.
+    Returns False if there is no filter for this system or architecture, or the kernel rejects it.
     """
     machine = MACHINES.get(platform.machine())
     if sys.platform != "linux" or machine is None or sys.maxsize < 2**32:
@@ -143,13 +143,13 @@ def install() -> bool:
 
 
 def die_with_parent(parent: int) -> bool:
-    """Have the kernel kill this process when its parent (a process id) is gone, or now if it is.
+    """Make the kernel kill this process when its parent ends; kill it now if the parent has already ended.
 
-    Returns False where it cannot.
+    parent: the parent's process id. Returns False if the kernel cannot do this.
     """
     held = sys.platform == "linux" and _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        # The parent ended before; the kernel will not report it.
+        # The parent ended before the request, so the kernel will send no signal.
         signal.raise_signal(signal.SIGKILL)
     return held
 

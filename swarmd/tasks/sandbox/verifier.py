@@ -1,7 +1,7 @@
 """The contained process that scores answers to swarmd's own curricula, started by `client.Verifier`.
 
-It is `python -m swarmd.tasks.sandbox.verifier [CURRICULUM [REWARD DIGEST]]`. It loads
-ReasoningGYM once; its workers (worker.py) regenerate each task from its reference, and score.
+It runs as `python -m swarmd.tasks.sandbox.verifier [CURRICULUM [REWARD DIGEST]]`. It loads ReasoningGYM once.
+Its workers (worker.py) regenerate each task from its reference and score the answers.
 """
 
 import sys
@@ -14,7 +14,7 @@ from swarmd.tasks.source import TaskRef, tasks_of
 
 
 def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:
-    """Regenerate the task."""
+    """Regenerate the task; None if there is no such task."""
     if curriculum not in CURRICULA:
         return None
     tasks = tasks_of(curriculum)
@@ -27,7 +27,7 @@ def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:
 
 
 def warm_up() -> Work:
-    """Generate and grade one task of each subject, so that workers have nothing left to import."""
+    """Generate and grade one task of each subject, so that workers need no further imports."""
     tasks = tasks_of(SAPO_9.name)
     for specialty in SAPO_9.specialties:
         if (task := tasks.task(TaskRef(specialty, 1))) is not None:
@@ -36,7 +36,7 @@ def warm_up() -> Work:
 
 
 def load(curriculum: str = "", *own_reward: str) -> Work:
-    """Load ReasoningGYM, and a node's own reward: file and digest."""
+    """Load ReasoningGYM and, if given, a node's own reward (file and digest)."""
     work = warm_up()
     return rewarded(work, curriculum, CURRICULA[curriculum].specialties, *own_reward) if own_reward else work
 

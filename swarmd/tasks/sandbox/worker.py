@@ -2,15 +2,15 @@
 
 There are two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in:
 plugin_process.py) and talks to its client over standard input and output; it scores nothing itself. Its
-worker, a fork, gives up everything it does not need (containment.py), regenerates each task from its
-reference, and scores. An answer that takes too long, or kills the worker, earns nothing; a new worker is
-forked, in about 30 ms. Too long is by the worker's CPU time, so that a right answer stays right where others
-keep the processor busy.
+worker, a fork, gives up all rights that it does not need (containment.py), regenerates each task from its
+reference, and scores the answers. An answer that takes too long or kills the worker earns no reward, and a
+new worker is forked in about 30 ms. The limit is on the worker's CPU time, so that a right answer stays right
+on a busy machine.
 
-A limit of the containment: code that ran in the worker could forge the results of later answers. Of our own
-scorers none runs any.
+The containment has one limit: code that ran in the worker could forge the results of later answers. Swarmd's
+own scorers run no code from an answer.
 
-The verifier ends when its standard input closes or its parent is gone. It ignores SIGINT and SIGTERM.
+The verifier ends when its standard input closes or its parent ends. It ignores SIGINT and SIGTERM.
 """
 
 import gc
@@ -39,60 +39,60 @@ from swarmd.tasks.sandbox.pipe import (
     VerifierRequest,
 )
 
-# CPU time that an answer may take, the regeneration of its task included.
+# CPU seconds that an answer may take, including the regeneration of its task.
 ANSWER_CPU_S = 0.2
-# Workers that one item may cost.
+# The most workers that one item may cost; its remaining answers are skipped.
 MAX_LOST_WORKERS = 2
-# A worker is replaced after so many answers.
+# A worker is replaced after this many answers.
 WORKER_ANSWERS = 4096
-# How long a worker may take to be contained.
+# The longest time that a worker may take to contain itself.
 START_TIMEOUT_S = 10.0
 PARENT_CHECK_S = 2.0
 
 
 class Prepared(NamedTuple):
-    """A regenerated task: its question, and how to score an answer to it (`ScoredAnswer.of`)."""
+    """A regenerated task: its question, and a function that scores an answer (`ScoredAnswer.of`)."""
 
     question: str
     mark: Callable[[str], GradeReason | float]
-    facts: Any = None  # what it is scored by
+    facts: Any = None  # the facts that its answers are scored by
     solution: Callable[[], str | None] = lambda: None  # returns a right answer, if one is known
 
 
 class Marked(msgspec.Struct, tag="marked", array_like=True, frozen=True):
-    """A worker's word on one answer."""
+    """A worker's result for one answer."""
 
     reason: GradeReason
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    fault: str = ""  # what the plug-in did wrong
+    fault: str = ""  # the plug-in's fault, if any
 
 
 _Word = TypeVar("_Word", Made, Marked)
 
 
 class TaskFault(Exception):
-    """A plug-in raised, or returned something else than was asked for. The text says what."""
+    """A plug-in raised, or returned something other than required. The text describes the fault."""
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
-        """Say what a plug-in did wrong.
+        """Describe a plug-in's fault.
 
-        fatal: whether its worker is of no further use (it ran out of memory).
+        fatal: whether its worker must be replaced, since it ran out of memory.
         """
         super().__init__(what[: pipe.MAX_FAULT_CHARACTERS])
         self.fatal = fatal
 
 
 class PluginRefused(Exception):
-    """A plug-in cannot be used; the text says why."""
+    """A plug-in cannot be used. The text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of contained workers, and their limits."""
+    """The work of contained workers, and its limits."""
 
-    # Called with curriculum, specialty and n; returns None where there is no such task. Raises TaskFault.
+    # Called with curriculum, specialty and n. Returns None if there is no such task. Raises TaskFault.
     prepare: Callable[[str, str, int], Prepared | None]
-    seconds: float = ANSWER_CPU_S  # CPU time; pipe.STARVED_FACTOR times that by the clock
+    seconds: float = ANSWER_CPU_S  # CPU time; the wall-clock limit is pipe.STARVED_FACTOR times this
     memory: int = MEMORY_BYTES
     plugin: PluginDescription | None = None
     # Called before the first request; may raise PluginRefused.
@@ -100,7 +100,7 @@ class Work:
 
 
 class WorkerLost(Exception):
-    """A worker that has to be replaced; `reason` is TIMEOUT or CRASHED."""
+    """A worker died or hung and must be replaced. `reason` is TIMEOUT or CRASHED."""
 
     def __init__(self, reason: GradeReason) -> None:
         super().__init__(reason.value)
@@ -110,7 +110,7 @@ class WorkerLost(Exception):
 class Worker:
     """One contained fork of this process.
 
-    Raises OSError where it cannot be contained, WorkerLost where it dies before it is ready.
+    Raises OSError if it cannot be contained, and WorkerLost if it dies before it is ready.
     """
 
     def __init__(self, work: Work) -> None:
@@ -124,7 +124,7 @@ class Worker:
                 seccomp.die_with_parent(verifier)
                 _be_worker(jobs, results, work)
             finally:
-                # It never returns or raises: its copy of the verifier's stack must not run on.
+                # Never return or raise: the fork must not run on in its copy of the verifier's stack.
                 os._exit(1)
         os.close(jobs)
         os.close(results)
@@ -142,17 +142,17 @@ class Worker:
         self.seccomp = started.seccomp
 
     def hand(self, request: VerifierRequest) -> None:
-        """Send answers to score, or ask for a question. Call `receive` once for each."""
+        """Send answers to score, or ask for a question. Call `receive` once for each result."""
         try:
             pipe.send(self._jobs, request, self._latest())
         except OSError as error:
-            # TimeoutError: the worker does not read. BrokenPipeError: it is gone.
+            # TimeoutError: the worker does not read. BrokenPipeError: the worker has died.
             raise WorkerLost(
                 GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
             ) from error
 
     def _await(self) -> float:
-        """Wait for a word of the worker. Returns by when all of it must be here. Raises WorkerLost."""
+        """Wait until a result begins to arrive. Returns the deadline for its end. Raises WorkerLost."""
         latest, used = self._latest(), self._used()
         left = self._seconds
         while True:
@@ -166,7 +166,7 @@ class Worker:
                 return latest
 
     def _used(self) -> float:
-        """Return the CPU seconds that the worker has used; of a dead one the number does not matter."""
+        """Return the CPU seconds that the worker has used; 0 if it is dead (then it does not matter)."""
         try:
             times = self._process.cpu_times()
         except psutil.Error:
@@ -177,18 +177,18 @@ class Worker:
         return time.monotonic() + pipe.STARVED_FACTOR * self._seconds
 
     def receive(self, kind: type[_Word]) -> _Word:
-        """Return the score of the next answer, or the question that was asked for. Raises WorkerLost."""
+        """Return the next answer's score, or the requested question. Raises WorkerLost."""
         self.answered += 1
         try:
             return msgspec.msgpack.decode(pipe.receive(self._results, self._await()), type=kind)
         except TimeoutError:
             raise WorkerLost(GradeReason.TIMEOUT) from None
         except (EOFError, ValueError) as error:
-            # The worker is gone, or a plug-in's code wrote into the pipe.
+            # The worker has died, or a plug-in's code wrote into the pipe.
             raise WorkerLost(GradeReason.CRASHED) from error
 
     def end(self) -> None:
-        """Kill it, whatever it is doing."""
+        """Kill the worker, whatever it is doing."""
         os.close(self._jobs)
         os.close(self._results)
         # A dead child must still be reaped.
@@ -204,16 +204,16 @@ class Marker:
         self.worker = self._started()
 
     def _started(self) -> Worker:
-        """Start a worker, once more where something else killed it before it was ready."""
+        """Start a worker; try a second time if the first dies before it is ready, which may be chance."""
         try:
             return Worker(self._work)
         except WorkerLost:
             return Worker(self._work)
 
     def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[ScoredAnswer, ...], str]:
-        """Return one score per answer, and what a plug-in did wrong.
+        """Return one score per answer, and the plug-in's first fault, or "".
 
-        After a worker's death the answer is tried once more, since something else may have killed it.
+        An answer whose worker crashed is tried a second time, since another cause may have killed the worker.
         """
         self._renew()
         scores: list[ScoredAnswer] = []
@@ -239,7 +239,7 @@ class Marker:
         return (*scores, *left_out), fault
 
     def make(self, curriculum: str, specialty: str, n: int) -> Made:
-        """Return the question that a reference names."""
+        """Return the question that a reference names, or the fault if there is none."""
         self._renew()
         for last in (False, True):
             try:
@@ -261,13 +261,13 @@ class Marker:
             self._replace()
 
     def _replace(self) -> None:
-        # The new one is started first: where that fails, the old one is still here for `serve` to end.
+        # Start the new worker first: if that fails, the old one is still here for `serve` to end.
         old, self.worker = self.worker, self._started()
         old.end()
 
 
 def serve(requests: int, replies: int, work: Work) -> None:
-    """Answer requests until `requests` ends or the parent is gone."""
+    """Answer requests until `requests` closes or the parent process ends."""
     parent = os.getppid()
     marker = Marker(work)
     try:
@@ -276,16 +276,16 @@ def serve(requests: int, replies: int, work: Work) -> None:
         while _wait_for_request(requests, parent):
             pipe.send(replies, _reply(requests, marker))
     except (EOFError, BrokenPipeError):
-        # The client is gone: this is the usual end.
+        # The client has closed its end, which is the usual end of this process.
         return
     finally:
         marker.worker.end()
 
 
 def _wait_for_request(requests: int, parent: int) -> bool:
-    """Wait for a request; return False when the parent process is gone.
+    """Wait for a request. Returns False when the parent process has ended.
 
-    PR_SET_PDEATHSIG does not serve: the kernel acts when the *thread* that started us ends.
+    PR_SET_PDEATHSIG cannot replace this check: it acts when the parent's *thread* that started us ends.
     """
     while os.getppid() == parent:
         try:
@@ -302,7 +302,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
         if request.question and len(request.items) != 1:
             return VerifierRefused("a question is asked for alone")
     except (ValueError, RecursionError) as error:
-        # It is not MessagePack (msgspec's errors are ValueErrors), or nested too deep.
+        # The request is not valid MessagePack (msgspec's errors are ValueErrors), or nested too deep.
         return VerifierRefused(str(error))
     if request.question:
         return marker.make(request.curriculum, request.items[0].specialty, request.items[0].n)
@@ -312,7 +312,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
 
 
 def _be_worker(jobs: int, results: int, work: Work) -> None:
-    # Descriptors 0 and 1 lead to /dev/null.
+    # Descriptors 0 and 1 already lead to /dev/null.
     os.dup2(0, 2)
     low, high = sorted((jobs, results))
     os.closerange(3, low)
@@ -321,26 +321,26 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
     try:
         held = contain(work.memory)
     except (OSError, ValueError) as error:
-        # The verifier raises it, and its client shows it.
+        # The verifier raises this error, and its client shows it.
         pipe.send(results, VerifierRefused(repr(error)))
         return
     pipe.send(results, VerifierReady(held))
-    # This lasts until the verifier closes its end (EOFError) or kills us. Whatever a scorer raises ends the
-    # worker, too.
+    # This loop lasts until the verifier closes its end (EOFError) or kills this process. Any other exception
+    # of a scorer ends the worker, too.
     while True:
         job = msgspec.msgpack.decode(pipe.receive(jobs), type=VerifierRequest)
         try:
             for item in job.items:
                 _do(results, work, job, item)
         except TaskFault:
-            # The fault is fatal.
+            # Only fatal faults are raised here.
             return
 
 
 def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None:
     """Write the question of an item, or a score for each of its answers.
 
-    Raises a fatal TaskFault, once it is reported.
+    Reports a fatal TaskFault first, then raises it.
     """
     prepared, fault, right = None, None, None
     try:
@@ -374,8 +374,9 @@ def _scored(
 def run(load: Callable[[], Work]) -> None:
     """Serve on standard input and output.
 
-    They are moved to other descriptors first, so that prints cannot mix with replies. load: does once what
-    takes long; may raise PluginRefused, which the client is told.
+    The two are first moved to other descriptors, so that prints of a plug-in cannot mix with replies.
+
+    load: does all slow loading once. If it raises PluginRefused, the reason is sent to the client.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -385,9 +386,9 @@ def run(load: Callable[[], Work]) -> None:
     os.dup2(nowhere, 1)
     try:
         work = load()
-        # From Python 3.13 on the first seed that is a text imports something, and workers may not import.
+        # Since Python 3.13, the first seed that is a string triggers an import, and workers cannot import.
         random.Random("")
-        # What is loaded now is never collected, so forks keep sharing the memory.
+        # Exclude all present objects from garbage collection, so that forks keep sharing their memory.
         gc.freeze()
         serve(requests, replies, work)
     except PluginRefused as error:
