@@ -1,11 +1,11 @@
-"""Runs the judge under uvicorn, with a clean shutdown.
+"""Run the judge under uvicorn, with a clean shutdown.
 
     open_service       the evaluation: open questions, store, verifier, receipts (judge/evaluation/)
     create_app         HTTP over it: signed requests, public reading, pages (judge/app.py)
-    JudgeServer        uvicorn, which says when it listens and how it was stopped
+        JudgeServer        uvicorn, which reports that it listens and whether Ctrl-C stopped it
 
-Arrows go down: server → app → service → store. The service knows no HTTP; the app keeps no state but rate
-limits. uvicorn bounds the connections; the reverse proxy of docs/judge.md cuts slow clients off.
+Calls go downwards: server → app → service → store. The service knows no HTTP; the app keeps no state except
+rate limits. uvicorn limits the number of connections; the reverse proxy of docs/judge.md drops slow clients.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from judge.errors import DatabaseUnusable, JudgeError
 from judge.evaluation.service import open_service
 from swarmd.terminal import hang_up
 
-# For answers under way when the judge is stopped.
+# Seconds for answers in progress when the judge is stopped.
 GRACE_S = 3
-# More than asyncio takes between accepting a connection and telling its protocol: two turns of its loop.
+# Longer than asyncio needs between accepting a connection and telling its protocol: two turns of its loop.
 ACCEPTED_S = 0.05
 
 
 class JudgeServer(uvicorn.Server):
-    """A uvicorn server that says when it listens, and returns after SIGTERM or Ctrl-C."""
+    """A uvicorn server that reports when it listens, and returns after SIGTERM or Ctrl-C."""
 
     interrupted = False
 
@@ -51,8 +51,8 @@ class JudgeServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close connections until none is left.
 
-        uvicorn looks for them only once. One that is accepted in that moment is not among them, and would
-        hold up the end.
+        uvicorn lists its connections only once. A connection that is accepted at that moment is not on the
+        list and would delay the shutdown, so the listeners are closed first.
         """
         for server in self.servers:
             server.close()
@@ -71,7 +71,7 @@ class JudgeServer(uvicorn.Server):
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or number == signal.SIGINT
-        # A second Ctrl-C does not wait.
+        # A second Ctrl-C ends the server without waiting.
         self.force_exit = self.should_exit and number == signal.SIGINT
         self.should_exit = True
 
@@ -86,7 +86,7 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
         try:
             return asyncio.run(_serve(settings, listener, announce))
         except (SQLAlchemyError, sqlite3.Error) as error:
-            # This is raised while the judge starts; later a peer is told.
+            # Raised only while the judge starts; later a failure becomes a refusal to the peer.
             why = getattr(error, "orig", None) or error
             raise DatabaseUnusable(
                 f"the judge cannot start, as its database fails: {why}; free some space,"
@@ -103,7 +103,7 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
             loop="asyncio",
             lifespan="off",
             log_config=None,
-            # It warns of each request that is none.
+            # uvicorn warns of every request that is not HTTP.
             log_level="error",
             access_log=False,
             server_header=False,
@@ -114,8 +114,8 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
             timeout_graceful_shutdown=GRACE_S,
             h11_max_incomplete_event_size=16 * 1024,
         )
-        # Objects that exist by now are not collected: going through them takes 0.1 s and more, every 10 s
-        # under load.
+        # The garbage collector skips the objects that exist by now: scanning them takes 0.1 s and more, every
+        # 10 s under load.
         gc.freeze()
         server = JudgeServer(options, lambda: announce(url_of(listener)))
         await server.serve(sockets=[listener])
@@ -123,7 +123,7 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
 
 
 def in_both_families(proxies: Sequence[str]) -> list[str]:
-    """Return the proxies' addresses; a socket of both families names an IPv4 one as `::ffff:192.0.2.7`."""
+    """Return the proxies' addresses in both forms: an IPv6 socket reports 192.0.2.7 as `::ffff:192.0.2.7`."""
     networks = [ip_network(proxy) for proxy in proxies if proxy != "*"]
     return [
         *proxies,
@@ -139,7 +139,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        # socket.gaierror is one of these.
+        # Includes socket.gaierror.
         raise JudgeError(
             f"{host} is not an address of this machine: {error.strerror}; give another one with --host"
         ) from None
@@ -156,7 +156,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def reach(host: str) -> str:
-    """Say who reaches a judge that listens at this host."""
+    """Describe which machines can reach a judge that listens at this host."""
     ip = ip_address(socket.getaddrinfo(host, None)[0][4][0])
     if ip.is_loopback:
         return "Only this machine reaches it."
@@ -165,14 +165,14 @@ def reach(host: str) -> str:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the address to reach this socket by from the same machine."""
+    """Return the URL of this socket for the same machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - it is read, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _allow_connections() -> None:
-    """Allow as many open files as CONNECTIONS need, where the system lets us.
+    """Raise the limit of open files to the number that CONNECTIONS needs, if the system allows it.
 
     1,024 is a common default, and half-open connections add up.
     """

@@ -1,4 +1,4 @@
-"""What the parts of the judge pass to each other: who asks, the questions, and what came of them."""
+"""Data that the parts of the judge exchange: requests, questions and evaluations."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ class Attributes:
     model: str
     name: str | None = None  # the node's name, for people
     sharing: str | None = None  # "swarm" or "solo"
-    local: int | None = None  # I, rollouts of its own in a batch
-    external: int | None = None  # J, rollouts of others
-    strategy: str | None = None  # how it samples and weighs others' rollouts
-    version: str | None = None  # version of its program
+    local: int | None = None  # I, the node's own rollouts in a batch
+    external: int | None = None  # J, rollouts of other nodes in a batch
+    strategy: str | None = None  # how it samples and weighs other nodes' rollouts
+    version: str | None = None  # version of swarmd
     hardware: str | None = None  # "cpu", "cuda", "mps" or "other"
 
     def said(self) -> dict[str, Any]:
-        """Return what the peer said of itself."""
+        """Return the attributes that the peer stated."""
         return {name: value for name in ATTRIBUTES if (value := getattr(self, name)) is not None}
 
 
@@ -42,7 +42,7 @@ UNNAMED = Attributes(0, "unnamed")
 
 @dataclass(frozen=True, slots=True)
 class QuestionRequest:
-    """What a peer asks for, and what it says of itself."""
+    """A request for questions, with the attributes that the peer states."""
 
     attributes: Attributes
     curriculum: str  # the curriculum's digest
@@ -52,14 +52,14 @@ class QuestionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who asks: the limits that apply to a peer depend on this."""
+    """The requesting peer's address and record, on which its limits depend."""
 
     host: str  # its address
     record: bool  # whether it has answered before
 
     @property
     def room(self) -> tuple[str, bool]:
-        """Its network and record: peers that have both in common share their room."""
+        """Its network and record; peers that have both in common share one limit."""
         return network_of(self.host), self.record
 
 
@@ -80,7 +80,7 @@ class QuestionWindow:
         return held_out.commitment(self.terms, self.seed)
 
     def document(self) -> dict[str, Any]:
-        """Return the window as everyone may see it: with its seed only when that is revealed."""
+        """Return the public form of the window; it has the seed only once that is revealed."""
         return {
             "number": self.number,
             "opens": self.terms.opens,
@@ -102,17 +102,17 @@ class OpenQuestion:
     asked: float  # monotonic seconds
     deadline: float  # monotonic seconds
     asker: Requester
-    window: QuestionWindow  # the window that the question is of
-    place: int  # its place among the peer's questions there
+    window: QuestionWindow
+    place: int  # the question's place in the peer's order of the window
     attributes: Attributes = UNNAMED
-    answers: int = 1  # wanted
+    answers: int = 1  # number of answers asked for
 
 
 @dataclass(frozen=True, slots=True)
 class GradedEvaluation:
-    """What a receipt says.
+    """An evaluation with everything that its receipt contains.
 
-    It comes out of the database as it went in, so a receipt can be made again.
+    The database returns it unchanged, so the same receipt can be made again.
     """
 
     id: str
@@ -128,9 +128,9 @@ class GradedEvaluation:
 
 
 def network_of(host: str) -> str:
-    """Return the network that one machine gets cheaply: /24 of IPv4, /48 of IPv6.
+    """Return the network that one machine's owner gets cheaply: /24 of IPv4, /48 of IPv6.
 
-    Text that is no address is its own network.
+    Text that is not an address is treated as a network.
     """
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])

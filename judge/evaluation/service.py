@@ -429,8 +429,7 @@ class JudgeService:
         enough = floor
         if floor < 0:
             # The peer may have been forgotten, and an attacker may replay its old requests. This floor rises
-            # with
-            # time and excludes them.
+            # with time and excludes them.
             floor, enough = int(self._silent_since(now) * 1e9), int(now * 1e9)
         if refusal := claim(self._sequences, signed, floor, enough):
             raise Refused(refusal)
@@ -467,8 +466,7 @@ class JudgeService:
             return await outcome
         except FAILURES as error:
             # The disk is full or broken, or the server is gone. The log names each cause once per FAILED_S
-            # for
-            # the operator; the node gets a refusal.
+            # for the operator; the node gets a refusal.
             now, cause = self._monotonic(), str(getattr(error, "orig", None) or error)
             if cause != self._cause or now - self._failed >= config.FAILED_S:
                 log.exception(

@@ -4,8 +4,7 @@ Pure: time and randomness are arguments.
 
 Rules
 1. A peer has at most as many open questions as it asks for at once. Asking again returns the same ones: a
-peer
-   cannot skip questions to find an easy one, and gets its questions back after a broken connection.
+   peer cannot skip questions to find an easy one, and gets its questions back after a broken connection.
 2. A question is closed when its answer arrives, before scoring: if two answers arrive together, only one
    counts.
 3. Closed questions are remembered for a while (bounded), so that a second or late answer gets the right
@@ -85,8 +84,7 @@ class Sessions:
         """Open a new question for the peer, or return its oldest open one if it already has `most`.
 
         The second value is the question that was displaced; record it as void. Call `expire` first: every
-        open
-        question is treated as within its deadline.
+        open question is treated as within its deadline.
         """
         held = self.of(peer)
         if len(held) >= most:

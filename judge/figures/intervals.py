@@ -41,10 +41,9 @@ def wilson(successes: float, trials: int) -> Interval:
     """Return Wilson's score interval (JASA 22, 1927) of a proportion; [0, 1] without trials.
 
     Unlike the normal approximation it stays inside [0, 1] and has a positive width at 0 or n successes, which
-    is
-    common for new nodes. successes: the sum of rewards from 0 to 1. For a given mean, rewards of only 0 and 1
-    have
-    the largest variance, so with rewards in between the interval is too wide rather than too narrow.
+    is common for new nodes. successes: the sum of rewards from 0 to 1. For a given mean, rewards of only 0
+    and 1 have the largest variance, so with rewards in between the interval is too wide rather than too
+    narrow.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")

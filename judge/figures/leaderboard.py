@@ -191,8 +191,7 @@ class SwarmProgress:
     """Share of right answers of the same nodes, early and recently.
 
     It covers the listed nodes that were asked more than WINDOW_QUESTIONS. Each node has the same weight in
-    both
-    figures; otherwise a node that was asked more would dominate the early figure.
+    both figures; otherwise a node that was asked more would dominate the early figure.
     """
 
     nodes: int

@@ -6,8 +6,7 @@ A judge draws task numbers that no node trains on and, in specialties with enoug
 trains on. In the remaining specialties two numbers may give the same text. `python -m
 benchmarks.judge.overlap`
 measures the share of questions whose text is not among TRAINING training questions of the specialty (the
-number
-that eight nodes ask in a thousand rounds). The figures are stored by the digest of the questions
+number that eight nodes ask in a thousand rounds). The figures are stored by the digest of the questions
 (`Curriculum.questions`). Other question sets have no figures until they are measured.
 """
 

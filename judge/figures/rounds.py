@@ -2,8 +2,7 @@
 
 Nodes come and go, so two of them cannot be compared by the time of day or the count of evaluations. The
 normalised round of an evaluation is the node's own round, signed with its request: the number of updates of
-its
-model since the node began.
+its model since the node began.
 
 Rounds are grouped into bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is
 the mean of its evaluations times its rounds, so a peer that is evaluated more often does not earn more. A bin
@@ -16,8 +15,7 @@ Rules, for one peer and one model:
 2. A bin counts when it is over: at the first evaluation of a later bin. A later evaluation for an earlier bin
    is ignored, so a figure that was shown never changes.
 3. After more than MISSED_BINS bins without an evaluation the peer no longer counts. This includes a peer
-whose
-   first evaluation comes that late.
+   whose first evaluation comes that late.
 """
 
 from collections.abc import Mapping

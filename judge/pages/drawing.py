@@ -8,15 +8,15 @@ from judge.figures.intervals import Interval
 
 Points = Sequence[tuple[float, float]]
 Segment = tuple[int, int, float, Interval]  # first and last question, share of right answers, its interval
-Banded = Sequence[tuple[float, float, float, float]]  # x, y, lower and upper end of the band around it
-Arm = tuple[str, Banded]  # the arm's name; the mean and its band over rounds
+Banded = Sequence[tuple[float, float, float, float]]  # x, y, and the lower and upper end of the band
+Arm = tuple[str, Banded]  # the arm's name; its mean and band over rounds
 
-# The margins of a chart: room for "100 %" in the style sheet's largest letters.
+# The margins of a chart; LEFT has room for "100 %" in the largest font of the style sheet.
 LEFT, FOOT, TOP = 80, 34, 14
 
 
 def sparkline(segments: Sequence[Segment], width: int = 120, height: int = 28) -> Markup:
-    """Draw the share of right answers from segment to segment, between none and all."""
+    """Draw the share of right answers of each segment as a small line, on the scale 0..1."""
     if len(segments) < 2:
         return Markup("")
     middles = [((first + last) / 2, share) for first, last, share, _ in segments]
@@ -39,7 +39,7 @@ def whisker(share: float, interval: Interval, width: int = 120) -> Markup:
 
 
 def whisker_scale(width: int = 120) -> Markup:
-    """Name the marks of the whiskers below it."""
+    """Draw the scale of the whiskers that follow below it."""
     return _drawn(
         f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><text x="0" y="11">0</text>'
         f'<text x="{width / 2:g}" y="11" text-anchor="middle">50 %</text>'
@@ -64,7 +64,7 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
 
 
 def compare_chart(arms: Sequence[Arm], width: int = 720, height: int = 260) -> Markup:
-    """Draw means with their bands, each in another colour."""
+    """Draw mean curves with their bands, each in a different colour."""
     inner = width - LEFT - 8, height - FOOT - TOP
     top_x = max(1.0, *(x for _, points in arms for x, *_ in points))
     top_y = max(1.0, *(high for _, points in arms for *_, high in points))
@@ -84,7 +84,7 @@ def ticks(top: float, wanted: int = 5) -> list[float]:
 
 
 def figure(value: float) -> str:
-    """Write a number shortly: 25000 is 25k."""
+    """Format a number briefly: 25000 is 25k."""
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
@@ -98,7 +98,7 @@ def _framed(label: str, inside: str, width: int, height: int) -> Markup:
 def _scale(
     levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str]], width: float, height: float
 ) -> str:
-    """Draw lines with their names at these parts of the height, and names at these parts of the width."""
+    """Draw labelled horizontal lines, and labels below; positions are parts of the height and width."""
     across = "".join(
         f'<line class="axis" x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/><text x="-6" y="{y + 4:.1f}"'
         f' text-anchor="end">{name}</text>'
@@ -123,10 +123,10 @@ def _banded(points: Banded, colour: int, top_x: float, top_y: float, width: floa
 
 
 def _line(points: Points, top_x: float, top_y: float, width: float, height: float) -> str:
-    """Draw a line; (0, 0) is at the bottom left, (top_x, top_y) at the top right."""
+    """Return the points of an SVG line; (0, 0) is at the bottom left, (top_x, top_y) at the top right."""
     return " ".join(f"{x / top_x * width:.1f},{height - y / top_y * height:.1f}" for x, y in points)
 
 
 def _drawn(svg: str) -> Markup:
-    """Mark an SVG as safe: all text of others in it was escaped."""
+    """Mark an SVG as safe: every text that came from outside was escaped."""
     return Markup(svg)  # noqa: S704

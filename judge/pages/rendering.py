@@ -1,6 +1,6 @@
-"""The templates, with escaping of all text, and how they write numbers and times.
+"""The page templates, with all text escaped, and their formats of numbers and times.
 
-Nothing here depends on who reads.
+Nothing here depends on the reader.
 """
 
 import base64
@@ -41,7 +41,7 @@ HEADERS = {
 
 
 def visible(text: str) -> str:
-    """Remove control characters, and those that reorder or hide other text."""
+    """Replace control characters, and characters that reorder or hide text, by U+FFFD."""
     return (
         text
         if text.isprintable()
@@ -54,7 +54,7 @@ def cut(text: str, most: int) -> str:
 
 
 def lines(text: str, most: int) -> Markup:
-    """Cut a text of several lines after `most` characters."""
+    """Truncate a text of several lines to `most` characters."""
     kept = "\n".join(visible(line.expandtabs(4)) for line in cut(text, most).split("\n"))
     return Markup("\n") + escape(kept)
 

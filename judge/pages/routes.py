@@ -1,4 +1,4 @@
-"""The pages, and the other files that browsers and crawlers ask for (docs/judge.md)."""
+"""Routes of the HTML pages, and of files for browsers and crawlers (docs/judge.md)."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -65,7 +65,7 @@ router = APIRouter(responses=REFUSED)
 
 
 def page(path: str) -> Callable[[PageHandler], Handler]:
-    """Add a route whose handler returns a template's name and what it shows; a refusal is a page too."""
+    """Add a route whose handler returns a template's name and its context; a refusal is a page too."""
 
     def route(handler: PageHandler) -> Handler:
         @wraps(handler)
@@ -112,7 +112,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
     found = await board_of(request, view)
     invited = service.settings.invitation and read_invitation(service.settings.invitation).name
     tiers = {standing.record.tier for standing in found.standings}
-    # A column with one value says nothing: it is said once, above the table.
+    # A column with a single value is dropped; the page says the value once, above the table.
     columns = [column for column in COLUMNS if column[1] != "Proof" or len(tiers) > 1]
     return "board.html", {
         "board": found,
@@ -127,7 +127,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "json_link": _link("/v1/leaderboard", asked),
         "segments": views.segments,
         "fresh": new_texts(service.curriculum.questions).values(),
-        # On the plain front page: nobody searches or turns the page.
+        # Only on the front page without search, filter or page number.
         "health": await service.healths.get(None) if view == BoardView(curves=CURVE_POINTS) else None,
         "swarm": invited,
     }
@@ -225,7 +225,7 @@ async def static(_request: Request, name: str) -> Response:
     kind = rendering.TYPES.get("." + name.rpartition(".")[2])
     if kind is None or name not in {path.name for path in rendering.STATIC.iterdir()}:
         raise Refused(Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is."))
-    # For a year, as its address changes with its content.
+    # Cached for a year, because the address changes with the content.
     headers = {**rendering.HEADERS, "cache-control": "public, max-age=31536000, immutable"}
     return Response((rendering.STATIC / name).read_bytes(), headers=headers, media_type=kind)
 
@@ -254,7 +254,7 @@ async def metrics(request: Request) -> Response:
         f"# HELP swarmd_judge_{name} {what}\n# TYPE swarmd_judge_{name} gauge\n"
         f"swarmd_judge_{name} {value:.15g}\n"
         for name, what, value in figures
-        if value < math.inf  # PostgreSQL does not say
+        if value < math.inf  # PostgreSQL does not report its free space
     )
     return Response(text, headers={"cache-control": "no-store"}, media_type="text/plain; version=0.0.4")
 

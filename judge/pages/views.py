@@ -1,4 +1,4 @@
-"""What the pages show, worked out from the store's data. Pure."""
+"""Data of the pages, computed from the store's data. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,15 +7,15 @@ from judge.figures.intervals import wilson
 from judge.pages.drawing import Arm, Segment
 from swarmd.tasks.answers import added
 
-# Segments of a node's questions.
+# Segments of a node's curve, and the fewest questions of a segment.
 MAX_SEGMENTS = 24
 MIN_SEGMENT_QUESTIONS = 10
 
 
 def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
-    """Return pass@1 of one stretch of questions after another, each of at least MIN_SEGMENT_QUESTIONS.
+    """Return pass@1 of consecutive segments of questions, each of at least MIN_SEGMENT_QUESTIONS.
 
-    A shorter rest belongs to the one before it.
+    A shorter remainder is merged into the segment before it.
     """
     if not curve:
         return []
@@ -25,7 +25,7 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
     for number, total in curve:
         if number - begun >= least or (number == curve[-1][0] and number > begun):
             right, many = added(total, -had), number - begun
-            # A few questions make no point of a curve: three right ones would draw 100 %.
+            # A few questions are no point of a curve: three right ones would draw 100 %.
             if many < least and found:
                 first, last, share, _ = found.pop()
                 right = added(right, share * (last - first + 1))
@@ -47,7 +47,7 @@ def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
 
 
 def arms(document: Mapping[str, Any]) -> list[Arm]:
-    """Return the two curves of a comparison, where there are enough peers for a band."""
+    """Return the two curves of a comparison, at the rounds with enough peers for a band."""
     return [(name, _band(document[name], document["fewest_peers"])) for name in ("swarm", "solo")]
 
 
@@ -57,7 +57,7 @@ def _band(curve: Mapping[str, Sequence[Any]], fewest: int) -> list[tuple[float, 
 
 
 def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[str, ...]]:
-    """Choose evenly among the rounds at which both arms have enough peers, the last one included."""
+    """Choose evenly among the rounds at which both arms have enough peers, with the last one included."""
     swarm, solo = (
         {
             at: (mean, peers)

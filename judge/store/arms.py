@@ -1,7 +1,7 @@
-"""Swarm and solo in the database, as running sums by model and normalised round (figures/rounds.py).
+"""Swarm and solo arms in the database: running sums by model and normalised round (figures/rounds.py).
 
-No query reads evaluations. An evaluation costs two statements here, and a few more where it closes a bin of
-its peer.
+No query scans evaluations. An evaluation costs two statements here, and a few more if it closes a bin of its
+peer.
 """
 
 from collections import defaultdict
@@ -17,9 +17,9 @@ from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, progress
 from judge.types import Attributes
 
-# Models that are listed.
+# Most models in the list of models.
 MAX_MODELS = 50
-# Models that a peer is compared in: a name is free, and each has rows that stay.
+# Most models in which one peer is compared: model names are free, and each adds rows that stay.
 PEER_MODELS = 8
 
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))
@@ -52,7 +52,7 @@ _SHOWN = select(progress.c.model).where(progress.c.peer.not_in(moderation.HIDDEN
 
 
 def counted(db: Connection, peer: str, attributes: Attributes, reward: float) -> None:
-    """Add an evaluation that counts. A peer that says neither swarm nor solo is not compared."""
+    """Add an evaluation that counts. A peer that states neither swarm nor solo is not compared."""
     if attributes.sharing is None:
         return
     key, said = {"of": peer, "its": attributes.model}, attributes.sharing
@@ -83,9 +83,9 @@ def _close(db: Connection, model: str, sharing: str, bin: int, value: float) -> 
 
 
 def view(db: Connection, model: str | None) -> ArmsView:
-    """Return swarm and solo of a model; None: of the one with most peers on its smaller side.
+    """Return the two arms of a model; None: of the model whose smaller arm has the most peers.
 
-    A model whose peers are all hidden counts as none. The sizes are those of the largest arms.
+    A model whose peers are all hidden is left out. `sizes` lists the largest arms.
     """
     c = arm_bins.c
     sizes = select(c.model, c.sharing, c.peers).where(c.bin == 0, c.model.in_(_SHOWN))
@@ -99,7 +99,7 @@ def view(db: Connection, model: str | None) -> ArmsView:
 
 
 def _most_compared(found: Sequence[tuple[str, str, int]]) -> str | None:
-    """Find the model with most peers on its smaller side; the largest where none has both."""
+    """Return the model whose smaller arm has the most peers; if none has both arms, the largest."""
     peers: dict[str, list[int]] = defaultdict(list)
     for model, _, many in found:
         peers[model].append(many)

@@ -1,7 +1,7 @@
-"""Opens the judge's database: a SQLite file, or PostgreSQL by its address.
+"""Open the judge's database: a SQLite file, or PostgreSQL by its URL.
 
-One judge at a time uses it, or several that share it. What is committed survives kill -9 and a power cut:
-SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on.
+One judge at a time uses a database. Committed data survives kill -9 and a power cut: SQLite with WAL and
+synchronous=FULL, PostgreSQL with synchronous_commit=on.
 """
 
 import contextlib
@@ -34,20 +34,21 @@ from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 from judge.store.tables import metadata
 from swarmd.errors import command_for
 
-# Of the tables as `judge.store.tables` has them.
+# Version of the tables in `judge.store.tables`.
 SCHEMA_VERSION = "0003"
-# Named as Alembic's, which can change the tables from there when a version has to.
+# The version table has the name and form of Alembic's, so Alembic can migrate from this version.
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-# What a step on the database may raise; sqlite3.Error only when it begins.
+# Errors that a step on the database may raise; sqlite3.Error only at the begin of a transaction.
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
-# Those whose words say it all: a full disk, a server that is gone. Of the others the log needs a traceback.
+# Errors whose message is enough, such as a full disk or a lost server; the others are logged with a
+# traceback.
 FORESEEN = (OperationalError, JudgeError, sqlite3.OperationalError)
-# PostgreSQL's advisory lock, which a judge holds while it runs.
+# The PostgreSQL advisory lock that a judge holds while it runs.
 _LOCK = int.from_bytes(b"swarmd", "big")
-# The process of the server that answers.
+# Process id of the server process that answers.
 _PROCESS = "SELECT pg_backend_pid()"
-# A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is
-# milliseconds.
+# Timeouts after which the loss of the judge's or the server's machine is noticed: about a minute. In seconds;
+# tcp_user_timeout is in milliseconds.
 _PATIENCE = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -58,7 +59,7 @@ _PATIENCE = {
 
 
 def database_url(database: Path | str) -> URL:
-    """Return the address of a database: a path is a SQLite file. Raises DatabaseUnusable."""
+    """Return the URL of a database; a path means a SQLite file. Raises DatabaseUnusable."""
     text = str(database)
     if "://" not in text:
         return URL.create("sqlite", database=text)
@@ -76,21 +77,21 @@ def database_url(database: Path | str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return the address for people, without the password."""
+    """Return the URL without its password, for messages."""
     return (
         str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
     )
 
 
 class Database:
-    """An open database of the newest schema. Use it from one thread at a time."""
+    """An open database of the current schema. Use it from one thread at a time."""
 
     def __init__(self, database: Path | str, *, alone: bool = True, writes: bool = False) -> None:
         """Open the database. Raises DatabaseInUse, DatabaseUnusable.
 
         Args:
-            alone: keep other judges out and make the schema of a new database. Otherwise it is only read or,
-                with `writes`, written beside a judge.
+            alone: hold the lock that excludes other judges, and create the schema of a new database. Without
+                it, the database may belong to a running judge: it is read or, with `writes`, also written.
         """
         url = database_url(database)
         self.name = shown(url)
@@ -105,7 +106,7 @@ class Database:
             with self.engine.begin() as connection:
                 _make_or_check(connection, self.name, may_make=alone)
         except ModuleNotFoundError:
-            # psycopg is missing.
+            # The package psycopg is missing.
             self.close()
             raise DatabaseUnusable(
                 f"PostgreSQL needs a package that is not installed. Run `{command_for('judge-postgres')}`."
@@ -118,13 +119,13 @@ class Database:
             raise
 
     def begin(self) -> contextlib.AbstractContextManager[Connection]:
-        """Begin a transaction: committed at the end, undone as a whole where something is raised."""
+        """Begin a transaction: committed at the end, rolled back if an exception is raised."""
         return self.engine.begin()
 
     def free_bytes(self) -> float:
-        """Return the space that the database can still take; infinite for PostgreSQL, which does not say.
+        """Return the bytes that the database can still take; infinite for PostgreSQL, which reports none.
 
-        Deleted rows leave pages in the file, which are used first.
+        Free pages inside the file count too: deleted rows leave them, and new rows use them first.
         """
         if self._folder is None:
             return math.inf
@@ -159,7 +160,7 @@ def _lock_file(path: Path) -> TextIO:
             f"cannot write the database {path}: {error.strerror}; give another file with --database"
         ) from None
     try:
-        # The kernel gives the lock back, however this process ends.
+        # The kernel releases the lock, however this process ends.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
@@ -170,8 +171,8 @@ def _lock_file(path: Path) -> TextIO:
 
 
 def _keep_others_out(connection: Any, url: URL) -> None:
-    """Hold PostgreSQL's lock while the connection is open. Raises DatabaseInUse."""
-    # The server frees the lock of a judge that has just ended a moment later.
+    """Hold PostgreSQL's lock for as long as the connection is open. Raises DatabaseInUse."""
+    # Wait a second, because the server releases the lock of a judge that has just ended with a delay.
     connection.execute("SET lock_timeout = '1s'")
     try:
         connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
@@ -185,9 +186,9 @@ def _keep_others_out(connection: Any, url: URL) -> None:
 
 
 def _refuse_to_be_lent(connection: Any, url: URL) -> None:
-    """Refuse a pooler that lends its connections by the transaction: a lock would keep nobody out.
+    """Reject a connection pooler in transaction mode, because locks exclude no other judge there.
 
-    PgBouncer and its kin call the process by a number of their own. Raises DatabaseUnusable.
+    Such a pooler (PgBouncer) reports a process id that differs from the server's. Raises DatabaseUnusable.
     """
     process, said = connection.execute(_PROCESS).fetchone(), connection.info
     if process == (said.backend_pid,):
@@ -206,17 +207,17 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
         "connect_args": {
             "isolation_level": None,
             "check_same_thread": False,
-            # Seconds to wait for another writer; a busy judge leaves short gaps.
+            # Seconds to wait for another writer; a busy judge leaves only short gaps.
             "timeout": 5 if alone else 30,
         }
     }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
-        # With the first, the first step after a restart of the server is not lost. Without the encoding,
-        # psycopg gives bytes of SQL_ASCII, which a server without a locale has.
+        # pool_pre_ping: the first step after a restart of the server does not fail. client_encoding: without
+        # it, psycopg returns bytes if the server's encoding is SQL_ASCII, as on a server without a locale.
         options = {"pool_pre_ping": True, "connect_args": {**ours, "client_encoding": "utf8"}}
         if not writes:
-            # All that a reader reads in a transaction is of one moment, as in SQLite.
+            # All reads of one transaction see the same snapshot, as in SQLite.
             options["isolation_level"] = "REPEATABLE READ"
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
@@ -233,10 +234,10 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            # Directly, as SQLAlchemy's own way takes as long as a statement.
+            # Called on the driver directly, because SQLAlchemy's way takes as long as a statement.
             driver: Any = connection.connection.driver_connection
-            # Python's own begins none before it changes a table. What one has read stays so until it has
-            # written, or else it fails.
+            # Python's sqlite3 would begin a transaction only before the first write. IMMEDIATE takes the
+            # write lock at once, so no other writer can change the data between a read and its write.
             driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     else:
@@ -250,7 +251,7 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
                     " with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and give it with --database"
                 )
             connection.execute("SET synchronous_commit = on")
-            # Timeouts of the server, so that the lock of a judge whose machine is gone becomes free.
+            # Timeouts on the server, which release the lock of a judge whose machine is lost.
             for name, value in _PATIENCE.items():
                 of = name.replace("keepalives", "tcp_keepalives")
                 connection.execute(
@@ -265,7 +266,7 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
 
 
 def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
-    """Make the tables of a new database. Raises DatabaseUnusable where another version of the judge did."""
+    """Create the tables of a new database. Raises DatabaseUnusable if the schema has another version."""
     known = inspect(connection).has_table(_VERSION.name)
     version = connection.scalar(select(_VERSION)) if known else None
     if version == SCHEMA_VERSION:

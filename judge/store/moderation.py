@@ -1,6 +1,6 @@
-"""Moderation: hides what a peer calls itself, or bans a key.
+"""Moderation: hides a peer's self-chosen texts, or bans its key.
 
-Each act is kept, with its time and reason; the newest counts.
+Each act is kept with its time and reason; the newest one of a peer is in force.
 """
 
 import sqlite3
@@ -18,13 +18,13 @@ from judge.store.tables import moderation as table
 from p2p.identity import public_key_of
 
 HIDDEN = "hidden"  # shown in place of a model's name
-HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, which is left out
+HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, which is omitted
 
 _later = table.alias()
 _newest = (
     ~select(_later.c.number).where(_later.c.peer == table.c.peer, _later.c.number > table.c.number).exists()
 )
-# The peers whose words are not shown, and those whose key is refused: subqueries.
+# Subqueries: peers whose texts are hidden, and peers whose key is refused.
 HIDDEN_PEERS = select(table.c.peer).where(table.c.act.in_(("hide", "ban")), _newest)
 BANNED_PEERS = select(table.c.peer).where(table.c.act == "ban", _newest)
 
@@ -32,7 +32,7 @@ BANNED_PEERS = select(table.c.peer).where(table.c.act == "ban", _newest)
 def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, why: str, now: float) -> None:
     """Record the act. Raises JudgeError.
 
-    The judge may run meanwhile, and follows it within seconds.
+    A running judge applies it within seconds.
     """
     try:
         public_key_of(peer)
@@ -55,7 +55,7 @@ def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, wh
 
 
 def history(database: Path | str) -> Sequence[Row[Any]]:
-    """List the acts, the oldest first. Raises DatabaseUnusable."""
+    """List the acts, oldest first. Raises DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened, opened.begin() as db:
         return db.execute(select(table).order_by(table.c.number)).all()
 

@@ -1,14 +1,13 @@
-"""Deletes the rows that no figure, receipt or check needs any more.
+"""Delete the rows that no figure, receipt or check needs any more.
 
-Every evaluation of the last `keep_days` stays, and of at least two windows, so that its seed can be
-checked. Of older ones each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A silent
-peer is forgotten with all its rows: after two windows if it never got on the board, else once the judge has
-opened windows for FORGET_DAYS or `keep_days` in which it was silent. Time in which the judge did not run does
-not count, and neither does a clock that jumps. The sequence number goes too, so it has to be older than those
-that unknown peers may use (`JudgeService.claim`).
+Every evaluation of the last `keep_days` stays, and of at least two windows, so that its seed can be checked.
+Of older evaluations, each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A silent
+peer is forgotten with all its rows: after two windows if it was never listed; otherwise after it was silent
+in all the windows that the judge opened during FORGET_DAYS or `keep_days`, if that is longer. So neither time
+in which the judge did not run counts, nor a jump of the clock. The sequence number is deleted too, so a peer
+is only forgotten if its number is older than the numbers that unknown peers may use (`JudgeService.claim`).
 
-Sums stay as they were counted: the totals of a peer in its row, those of swarm and solo in
-judge/store/arms.py.
+Sums keep their value: the totals of a peer in its row, those of swarm and solo in judge/store/arms.py.
 """
 
 from sqlalchemy import Connection, delete, select
@@ -25,19 +24,20 @@ from judge.store.tables import (
     windows,
 )
 
-# Peers of one step.
+# Peers pruned in one step.
 STEP_PEERS = 20
-# Old evaluations of a peer that are kept for its curve, for each doubling of their number; more than
-# CURVE_POINTS.
+# Most old evaluations of a peer that are kept for its curve, at even steps; more than CURVE_POINTS.
 KEPT_POINTS = 64
 
 
 def prune(db: Connection, after: str, before: float, silent: float, silent_windows: int) -> str | None:
-    """Prune the next peers by their ids; return where the next step begins, None at the end.
+    """Prune the next peers in the order of their ids; return the last id, or None at the end.
 
-    after: the last peer of the step before. before: older evaluations are pruned, by the time they were asked
-    at. silent: peers off the board that were last seen earlier are forgotten. silent_windows: peers on it are
-    forgotten after so many whole windows.
+    Args:
+        after: the last id of the step before.
+        before: evaluations asked earlier than this time are pruned.
+        silent: unlisted peers that were last seen before this time are forgotten.
+        silent_windows: listed peers are forgotten after so many whole windows of silence.
     """
     opened = select(windows.c.opened).where(windows.c.opened.is_not(None)).order_by(windows.c.number.desc())
     left = db.scalar(opened.offset(silent_windows).limit(1)) or 0.0
@@ -61,15 +61,15 @@ def prune(db: Connection, after: str, before: float, silent: float, silent_windo
     old = (verifications.c.ended < silent) & (verifications.c.sequence <= int(silent * 1e9))
     db.execute(delete(verifications).where(old, off_the_board))
     for table in (arm_bins, arm_values):
-        # No peer of this model is left: it is on no list.
+        # A model without peers is on no list.
         db.execute(delete(table).where(table.c.model.not_in(select(progress.c.model))))
     return None
 
 
 def _thin(db: Connection, peer: str, counted: int, before: float) -> None:
-    """Delete a peer's old evaluations but its newest and those at even steps. counted: how many count."""
+    """Delete a peer's old evaluations, except the newest and those at even steps. counted: their total."""
     c, step = evaluations.c, curve_step(counted, KEPT_POINTS)
-    # Read in the order of their numbers up to the first that is not old, not all of them.
+    # Read in the order of the numbers, up to the first evaluation that is not old.
     young = select(c.number).where(c.peer == peer, c.number > 0, c.asked_at >= before)
     first_young = db.scalar(young.order_by(c.number).limit(1))
     end = min(counted - WINDOW_QUESTIONS, counted if first_young is None else first_young - 1)

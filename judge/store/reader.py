@@ -1,6 +1,6 @@
-"""Reads the judge's database for pages and JSON. One thread at a time uses it, over its own connection.
+"""Read the judge's database for pages and JSON. One thread at a time uses it, over a separate connection.
 
-So no reader holds up a grade.
+So a reader never delays a grade.
 """
 
 import json
@@ -44,14 +44,14 @@ from judge.store.verifications import VerificationRecords, newest
 from judge.types import Attributes, GradedEvaluation, QuestionWindow
 from swarmd.tasks.sandbox.client import Completion, GradeReason, ScoredAnswer, TaskRef
 
-OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where empty
-# Answers of a peer on a page, with at most HISTORY_BYTES of JSON, but always one.
+OPTIONAL = frozenset({"further", *SAID})  # omitted from a peer's page if empty
+# Answers of a peer on a page: at most HISTORY_PAGE and HISTORY_BYTES of JSON, but at least one.
 HISTORY_PAGE = 500
 HISTORY_BYTES = 80_000
-# Models to choose from.
+# Models offered as a filter.
 MODELS_OFFERED = 12
 GROUPS = ("model", "version", "sharing", "hardware", "strategy")
-# The most frequent ones.
+# Rows of each group, the most frequent values first.
 GROUP_ROWS = 8
 HOUR, DAY = 3_600, 86_400
 
@@ -82,7 +82,8 @@ _BEFORE = (peers.c.low > bindparam("low")) | (
     (peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of"))
 )
 _RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
-_OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n  # questions before the last WINDOW
+# Number of questions before the last WINDOW_QUESTIONS.
+_OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n
 _PROGRESS = select(
     func.count(),
     func.avg((peers.c.reward - peers.c.recent_right) / _OLDER),
@@ -109,7 +110,7 @@ _SHOWN = [
     *(_e[name] for name in SAID),
 ]
 _COUNTS = select(_e.id.label("evaluation"), *_SHOWN)
-# One row after another: a row may have 16 long answers, and a page has few of these.
+# Streamed row by row: a row may have 16 long answers, and a page holds only a few such rows.
 _HISTORY = (
     _COUNTS.where(_e.peer == bindparam("of"), _e.number < bindparam("before"))
     .order_by(_e.number.desc())
@@ -143,7 +144,7 @@ class Reader:
         self.database.close()
 
     def board(self, view: BoardView) -> LeaderboardPage:
-        """Return the listed peers that the view asks for. Equal ones are in the order of their ids."""
+        """Return the listed peers that match the view. Equal peers are in the order of their ids."""
         wanted = _wanted(view)
         with self.database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
@@ -164,7 +165,7 @@ class Reader:
         return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
 
     def standing(self, peer: str) -> Standing | None:
-        """Return a peer with its rank, which is 0 where it is not listed."""
+        """Return a peer with its rank; the rank is 0 if the peer is not listed."""
         with self.database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
             if row is None:
@@ -179,17 +180,17 @@ class Reader:
             return moderation.banned(db)
 
     def arms(self, model: str | None) -> ArmsView:
-        """Return swarm and solo of a model; None: of the one with most peers on its smaller side."""
+        """Return the two arms of a model; None: of the model whose smaller arm has the most peers."""
         with self.database.begin() as db:
             return arms.view(db, model)
 
     def history(
         self, peer: str, before: int, limit: int = HISTORY_PAGE
     ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """Return what counts and has a number below `before`, newest first, and where the next page begins.
+        """Return a peer's evaluations numbered below `before`, newest first, and the next page's `before`.
 
-        That is None where there is no more. An answer is null where the question lapsed. The task and the
-        answer are there: anybody can score it again.
+        The latter is None on the last page. The answer is null if the question lapsed. Task and answer are
+        included, so anyone can score them again.
         """
         found: list[Mapping[str, Any]] = []
         size = 0
@@ -205,14 +206,14 @@ class Reader:
         return found, None
 
     def windows(self, before: int) -> Sequence[QuestionWindow]:
-        """Return the windows with a number below `before`, the newest first, a page of them."""
+        """Return a page of the windows with a number below `before`, newest first."""
         with self.database.begin() as db:
             return windows.read(db, before)
 
     def evaluation(self, id: str) -> tuple[Mapping[str, Any], GradedEvaluation | None] | None:
-        """Return an evaluation that counts, as `history` has it with its peer, and what its receipt says.
+        """Return an evaluation that counts, as in `history` with its peer, and the data of its receipt.
 
-        The latter is None where the question lapsed, and all where there is no such evaluation.
+        The data is None if the question lapsed. The result is None if there is no such evaluation.
         """
         with self.database.begin() as db:
             row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
@@ -266,7 +267,7 @@ def _ranked_rows(
     db: Connection, view: BoardView, wanted: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, Counts]]:
     if not wanted and view.sort == "rank":
-        # Nobody else's rank is needed.
+        # Without a filter, the ranks of the page follow from its place.
         best = select(peers).where(listed).order_by(*_BEST_FIRST).limit(view.limit).offset(view.after)
         return list(enumerate(db.execute(best).all(), view.after + 1))
     chosen = select(peers, _RANKED.c.rank).join(_RANKED, _RANKED.c.peer == peers.c.peer).where(*wanted)
@@ -277,7 +278,7 @@ def _ranked_rows(
 def _brief(
     db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
 ) -> Record:
-    """Make a record without the newest questions themselves."""
+    """Make a record without the newest questions."""
     left_out = moderation.HIDDEN_FIELDS if row.peer in hidden else ()
     said = {
         name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out
@@ -301,7 +302,7 @@ def _whole(
     db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
 ) -> Record:
     recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
-    # The first answer should be greedy, and so is no sample.
+    # The first answer should be greedy, so it is excluded from the samples.
     samples = [
         (answers - 1, (correct or 0) - (reward >= 1)) for _, reward, answers, correct in recent if answers > 1
     ]

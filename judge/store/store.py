@@ -1,9 +1,9 @@
-"""What the judge keeps: questions asked, answers graded, and what follows from them.
+"""The judge's store: questions asked, answers graded, and the totals computed from them.
 
-One thread at a time uses it, that of `StoreWriter`: steps that wait at the same time share one transaction,
-and so one write to disk. Each step is kept as a whole or undone as a whole (judge/store/database.py). Times
-are seconds since the epoch by the judge's own clock, given by the caller. What a disk or a server does wrong
-reaches the caller as one of `database.FAILURES`.
+One thread at a time uses it, the thread of `StoreWriter`: steps that wait at the same time share one
+transaction, and so one write to disk. Each step is committed or rolled back as a whole
+(judge/store/database.py). Times are seconds since the epoch by the judge's clock, given by the caller.
+Failures of disk and server reach the caller as `database.FAILURES`.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ LAPSED = "not answered in time"  # the reason of a question that counts as wrong
 SAID = tuple(name for name in NAMES if name not in ("round", "model"))
 PROBE_BYTES = 16 * 1024
 
-# The statements of an evaluation, made once: making one takes as long as running it.
+# The statements of an evaluation are built once: building one takes as long as running it.
 _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
 _KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
@@ -58,7 +58,8 @@ _SEEN_FIRST = insert(peers).values(
 )
 _ASKED = insert(evaluations).values(state="open")
 _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
-# An answer that took long to score finds its question abandoned. It counts while the seed is not told.
+# If scoring took long, the question may be void already (abandoned). It still counts while the seed is
+# secret.
 _GRADED = update(evaluations).where(
     _ID, (evaluations.c.state == "open") | ((evaluations.c.state == "void") & windows.SECRET)
 )
@@ -69,7 +70,7 @@ RECENT = (
     .order_by(evaluations.c.number.desc())
     .limit(WINDOW_QUESTIONS)
 )
-# The newest questions, before one more is added.
+# The newest questions, before the next one is added.
 _newest = RECENT.limit(WINDOW_QUESTIONS - 1).subquery()
 _right = func.coalesce(func.sum(_newest.c.reward), 0.0)
 _tally = select(func.count().label("n"), _right.label("right")).select_from(_newest).subquery()
@@ -89,17 +90,17 @@ class NotOpen(SQLAlchemyError):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """One answer, scored and recorded."""
+    """The scores of a question's first answer, as recorded."""
 
-    evaluation: str  # its id
+    evaluation: str  # id of the evaluation
     reward: float
     reason: str
     specialty: str
-    answered: int  # answers of this peer, with this one
-    total: float  # the peer's rewards so far
+    answered: int  # this peer's answers, including this one
+    total: float  # sum of the peer's rewards so far
     score: float  # pass@1 over its newest questions
-    n: int  # number of these
-    number: int  # this question's number among those of the peer that count
+    n: int  # number of its newest questions in the score
+    number: int  # this question's number among the peer's questions that count
     low: float  # lower end of the score's interval
     high: float
 
@@ -107,12 +108,12 @@ class Grade:
 @dataclass(frozen=True, slots=True)
 class PeerStanding:
     answered: int = 0
-    window: int | None = None  # the newest window that the peer was asked in
-    asked: int = 0  # how often it was asked there
+    window: int | None = None  # the newest window in which the peer was asked
+    asked: int = 0  # number of questions asked in that window
 
 
 class Store:
-    """The store. One thread at a time opens and uses it; the caller sees to that."""
+    """The store. The caller makes sure that one thread at a time uses it."""
 
     def __init__(self, database: Path | str, curriculum: str) -> None:
         """Open the store. Raises DatabaseInUse, DatabaseUnusable.
@@ -138,14 +139,14 @@ class Store:
                     f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}; "
                     "start it with the same --curriculum, or give another one with --database"
                 )
-            # Questions that were open at the last stop cannot be answered any more. That is not the peers'
+            # Questions that were open at the last stop can no longer be answered, which is not the peers'
             # fault.
             db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def agree(self, settings: str) -> None:
         """Record the settings, and log which ones differ from those of the last start.
 
-        settings: in words, parted by ", ".
+        settings: as text, separated by ", ".
         """
         of_judges = about.c.name == "judges"
         with self._begin() as db:
@@ -170,15 +171,15 @@ class Store:
         self.database.close()
 
     def together(self, steps: Sequence[tuple[Callable[..., Any], Sequence[object]]]) -> list[Any]:
-        """Run the steps in one transaction; return what each returns or raises.
+        """Run the steps in one transaction; return the result or the exception of each.
 
-        If one fails, each is done again in a transaction of its own.
+        If one step fails, every step is retried in a separate transaction.
         """
         try:
             with self.database.begin() as self._together:
                 return [step(*arguments) for step, arguments in steps]
         except Exception as error:
-            # Each step hands its caller what it raises, whatever that is; one must not fail the others.
+            # A failing step must not fail the other steps; its exception goes to its caller.
             self._together = None
             return (
                 [error]
@@ -202,7 +203,7 @@ class Store:
         return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
 
     def abandoned(self, before: float) -> None:
-        """Close the questions of a judge that is gone, which nobody can answer: they do not count."""
+        """Void the open questions of a judge that no longer runs, which nobody can answer."""
         with self._begin() as db:
             db.execute(
                 update(evaluations)
@@ -211,7 +212,7 @@ class Store:
             )
 
     def standing(self, peer: PeerId) -> PeerStanding:
-        """Return what a peer's next question depends on."""
+        """Return the state of a peer on which its next question depends."""
         found = self._known(peer)
         return (
             PeerStanding()
@@ -273,7 +274,7 @@ class Store:
         sequence: int,
         at: float,
     ) -> Grade:
-        """Record scored answers; the first is what counts. Raises NotOpen.
+        """Record scored answers; the first one counts. Raises NotOpen.
 
         seconds: from question to answer, by the judge's monotonic clock.
         """
@@ -317,7 +318,7 @@ class Store:
             for question in questions:
                 counted = self._count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
                 if counted is not None:
-                    # Otherwise it is counted already, or does not count.
+                    # If it is None, the question is already counted or is void.
                     before, recent = counted
                     db.execute(
                         _NOT_ANSWERED,
@@ -329,8 +330,8 @@ class Store:
     ) -> tuple[Counts, ScoreTally] | None:
         """Close the question as the peer's next one that counts.
 
-        Returns the peer's counts before, and the tally of its newest questions with this one; None where it
-        was not open.
+        Returns the peer's counts before, and the tally of its newest questions including this one; None if
+        the question was not open.
         """
         before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
         counted = {
@@ -346,7 +347,7 @@ class Store:
     def turn_windows(
         self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
     ) -> tuple[QuestionWindow, QuestionWindow, int]:
-        """Turn the windows, see `windows.turn`."""
+        """Advance the windows, see `windows.turn`."""
         with self._begin() as db:
             return windows.turn(db, now, seconds, curriculum, seeds)
 
@@ -356,7 +357,7 @@ class Store:
             return pruning.prune(db, after, before, silent, silent_windows)
 
     def probe(self, at: float) -> None:
-        """Write about as much as a question and its answer need. Raises where that is not possible."""
+        """Write as many bytes as a question with its answer. Raises if the database cannot be written."""
         value = f"{at} ".ljust(PROBE_BYTES, ".")
         with self._begin() as db:
             if db.execute(update(about).where(about.c.name == "probe").values(value=value)).rowcount == 0:
@@ -380,16 +381,16 @@ def _further(answers: Sequence[Completion], scores: Sequence[ScoredAnswer]) -> s
     return json.dumps(rows, ensure_ascii=False) if rows else None
 
 
-# Steps of one transaction.
+# Most steps in one transaction.
 MAX_STEPS = 64
 T = TypeVar("T")
 Step = tuple[Callable[..., Any], Sequence[object]]
 
 
 class StoreWriter:
-    """Runs steps of the store in its thread. Used from one event loop.
+    """Run steps of the store in its thread. Used from one event loop.
 
-    A step's outcome is told when its transaction is on disk, and not before.
+    A step's outcome is reported once its transaction is on disk.
     """
 
     def __init__(self, store: Store) -> None:
@@ -399,7 +400,7 @@ class StoreWriter:
         self._worker: asyncio.Task[None] | None = None
 
     async def run(self, step: Callable[..., T], *arguments: object) -> T:
-        """Run a method of the store in its thread; return or raise what it does."""
+        """Run a method of the store in its thread; return its result or raise its exception."""
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(((step, arguments), outcome))
         if self._worker is None or self._worker.done():
@@ -414,7 +415,7 @@ class StoreWriter:
             )
             for (_, future), outcome in zip(taken, outcomes, strict=True):
                 if future.done():
-                    # Nobody waits for it any more.
+                    # The caller was cancelled.
                     continue
                 if isinstance(outcome, Exception):
                     future.set_exception(outcome)
@@ -422,7 +423,7 @@ class StoreWriter:
                     future.set_result(outcome)
 
     async def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until every step is written."""
         if self._worker is not None:
             await self._worker
         await asyncio.to_thread(self._thread.shutdown)

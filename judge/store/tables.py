@@ -1,7 +1,7 @@
-"""The tables of the judge's database, alike on SQLite and PostgreSQL.
+"""The tables of the judge's database, the same on SQLite and PostgreSQL.
 
-What counts has a number: graded answers, and questions that lapsed. `low` is the lower end of the score's
-interval.
+Evaluations that count have a `number`: graded answers, and questions that lapsed. `low` is the lower end of
+the interval by which peers are ranked.
 """
 
 import re
@@ -31,9 +31,9 @@ _MEANT = {escaped: letter for letter, escaped in _ESCAPED.items()}
 
 
 class AnyText(TypeDecorator[str]):
-    """A stranger's text.
+    """A text that a peer chose.
 
-    PostgreSQL's text holds no NUL, so there it is written as `\\0`, and a backslash as two.
+    PostgreSQL's text cannot hold NUL, so there it is stored as `\\0`, and a backslash as two.
     """
 
     impl = Text
@@ -50,7 +50,7 @@ class AnyText(TypeDecorator[str]):
         return re.sub(r"\\[\\0]", lambda found: _MEANT[found[0]], value)
 
 
-# SQLite's strict tables know few types; PostgreSQL's text is to be sorted byte by byte, as SQLite sorts it.
+# SQLite's strict tables know few types; PostgreSQL's text has to be sorted byte by byte, as SQLite sorts it.
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 REAL_NUMBER: TypeEngine[float] = Double().with_variant(REAL(), "sqlite")
 NAME = Text().with_variant(Text(collation="C"), "postgresql")
@@ -59,7 +59,7 @@ metadata = MetaData()
 
 
 def _said() -> list[Column[Any]]:
-    """Return the columns of what a peer says of itself (judge/types.py), but for round and model."""
+    """Return the columns of the peer's stated attributes (judge/types.py), except round and model."""
     texts = [Column(name, AnyText) for name in ("name", "sharing", "strategy", "version", "hardware")]
     return [*texts, Column("local", NUMBER), Column("external", NUMBER)]
 
@@ -84,10 +84,10 @@ peers = Table(
     Column("unanswered", NUMBER, nullable=False),
     Column("reward", REAL_NUMBER, nullable=False),
     Column("low", REAL_NUMBER, nullable=False),
-    Column("window_number", NUMBER),  # the newest window that the peer was asked in
-    Column("window_asked", NUMBER, nullable=False),  # how often it was asked there
+    Column("window_number", NUMBER),  # the newest window in which the peer was asked
+    Column("window_asked", NUMBER, nullable=False),  # number of questions asked in that window
     Column("recent_right", REAL_NUMBER, nullable=False),  # sum of the rewards of its newest questions
-    Column("recent_n", NUMBER, nullable=False),  # number of these
+    Column("recent_n", NUMBER, nullable=False),  # number of its newest questions
     Column("nickname", NAME, nullable=False),
     *_said(),
     sqlite_strict=True,
@@ -111,12 +111,12 @@ evaluations = Table(
     Column("seconds", REAL_NUMBER),
     Column("answer", AnyText),
     Column("ended", NUMBER),
-    # Answers asked for; `answer`, `ended`, `reward` and `reason` are of the first.
+    # Number of answers asked for; `answer`, `ended`, `reward` and `reason` belong to the first one.
     Column("answers", NUMBER, nullable=False),
-    Column("correct", NUMBER),  # right ones of all of them
-    Column("further", AnyText),  # the further answers, as JSON
+    Column("correct", NUMBER),  # number of right answers
+    Column("further", AnyText),  # the answers after the first, as JSON
     Column("window_number", NUMBER),
-    Column("place", NUMBER),  # the question's place among the peer's in the window
+    Column("place", NUMBER),  # the question's place in the peer's order of the window
     Column("answered_at", REAL_NUMBER),
     *_said(),
     CheckConstraint("state IN ('open', 'graded', 'unanswered', 'void')"),
@@ -127,7 +127,7 @@ evaluations = Table(
     sqlite_strict=True,
 )
 
-progress = Table(  # of a peer with a model, in normalised rounds: judge/figures/rounds.py
+progress = Table(  # a peer's progress with one model, in normalised rounds: judge/figures/rounds.py
     "progress",
     metadata,
     Column("peer", NAME, primary_key=True),
@@ -142,7 +142,7 @@ progress = Table(  # of a peer with a model, in normalised rounds: judge/figures
     sqlite_strict=True,
 )
 
-arm_bins = Table(  # of all peers of a model that are in the swarm, or solo
+arm_bins = Table(  # sums over all peers of an arm: a model, in the swarm or solo
     "arm_bins",
     metadata,
     Column("model", AnyText, primary_key=True),
@@ -154,7 +154,7 @@ arm_bins = Table(  # of all peers of a model that are in the swarm, or solo
     sqlite_strict=True,
 )
 
-arm_values = Table(  # each peer's value at a few of the bins, in the order in which they got there
+arm_values = Table(  # each peer's value at a few of the bins, in the order in which the peers reached them
     "arm_values",
     metadata,
     Column("model", AnyText, primary_key=True),
@@ -180,7 +180,7 @@ windows = Table(
     sqlite_strict=True,
 )
 
-# Uploaded weights (judge/verified). `peer` need not have asked a question.
+# Uploaded weights (judge/verified). The uploading peer may not be in the table `peers`.
 verifications = Table(
     "verifications",
     metadata,
@@ -202,7 +202,7 @@ verifications = Table(
     Column("signature", Text),
     Column("correct", REAL_NUMBER),  # sum of the rewards
     Column("questions", NUMBER),
-    Column("found", AnyText),  # each question and its greedy answer, as JSON
+    Column("found", AnyText),  # each question with its greedy answer, as JSON
     CheckConstraint("state IN ('queued', 'running', 'done', 'refused')"),
     CheckConstraint("(state = 'done') = (receipt IS NOT NULL AND found IS NOT NULL)"),
     Index("verifications_of_peer", "peer", "ended"),

@@ -1,6 +1,6 @@
-"""Uploads in the judge's database: what waits, and what was found.
+"""Uploads in the judge's database: their state and their outcome.
 
-Its methods are steps of the store (judge/store/store.py): each is one transaction.
+Each method is a step of the store (judge/store/store.py), so it is one transaction.
 """
 
 import json
@@ -16,9 +16,9 @@ from judge.store.tables import verifications as table
 from p2p.types import PeerId
 from swarmd.tasks.answers import added
 
-# Uploads of a peer that have ended.
+# Most ended uploads kept per peer.
 KEPT_UPLOADS = 5
-# Tries of an upload whose evaluation the judge did not survive.
+# Most attempts at an upload if the judge was killed during its evaluation.
 MAX_TRIES = 2
 
 
@@ -39,9 +39,9 @@ class VerificationRecords:
             )
 
     def recovered(self, whole: Sequence[str], at: float) -> Sequence[Upload]:
-        """Return what waits after a start, the oldest first. Refuses what cannot go on.
+        """Return the uploads that wait after a start, oldest first; refuse those that cannot be evaluated.
 
-        whole: ids of the files that are there.
+        whole: ids of the files that are complete.
         """
         with self._begin() as db:
             waiting = table.c.state.in_(("queued", "running"))
@@ -109,7 +109,7 @@ class VerificationRecords:
 
 
 def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Verification]:
-    """Return for each peer its newest verification that is done."""
+    """Return the newest finished verification of each peer."""
     columns = [column for column in table.c if column.name not in ("found", "receipt", "signature")]
     done = select(*columns).where(table.c.peer.in_(peers), table.c.state == "done").order_by(table.c.ended)
     return {row.peer: _verification(row) for row in db.execute(done)}

@@ -1,14 +1,14 @@
-"""Windows of time, each with a fixed set of held-out questions to which the judge committed before.
+"""Windows of time, each with a fixed set of held-out questions that the judge committed to beforehand.
 
 Rules
-1. A window's seed is made, and its commitment published, one window before it opens. Only the first, and the
-   first after the judge was down for longer than a window, open when they are made.
-2. The open window is the newest that ever opened, whatever the clock does later. So no question of a seed
-   that was told is asked again.
-3. Where the clock was far ahead and was set back, a new window follows the open one, a window's length from
-   now. What had been published for a far date is passed over.
-4. The seed is told when a newer window has been open for REVEAL_S and no question of this one is open.
-swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
+1. A window's seed is made, and its commitment published, one window before it opens. Exceptions: the first
+   window, and the first after the judge was down for longer than a window, open at once.
+2. The open window is the newest that ever opened, even if the clock is set back. So no question of a
+   published seed is asked again.
+3. If the clock was far ahead and was set back, a new window follows the open one, one window's length from
+   now. The window that was published for the far date is skipped.
+4. A seed is published once a newer window has been open for REVEAL_S and no question of its window is open.
+swarmd/tasks/held_out.py defines the commitment, and the questions of a seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ from judge.store.tables import evaluations, windows
 from judge.types import QuestionWindow
 from swarmd.tasks.held_out import Terms
 
-# By then every ask that began before has its question.
+# After this time, every request that began in the old window has its question.
 REVEAL_S = 5
-# Questions of a set; a peer that asks for more meets them again.
+# Questions of a set; a peer that asks for more gets the same ones again.
 QUESTIONS = 1_000
-# Whether the seed of an evaluation's window is not told.
+# Whether the seed of an evaluation's window is still secret.
 SECRET = exists().where(windows.c.number == evaluations.c.window_number, windows.c.revealed.is_(None))
 
 
 def dated_ahead(window: QuestionWindow, now: float, seconds: int) -> bool:
-    """Return whether the window's date is over a window's length ahead, as after the clock was set back."""
+    """Return whether the window was published over a window's length ahead: the clock was set back since."""
     return window.published > now + seconds
 
 
@@ -40,9 +40,9 @@ def due(
     curriculum: str,
     seeds: Callable[[], bytes],
 ) -> list[QuestionWindow]:
-    """Return the windows to add now, so that one is open and the next is published.
+    """Return the windows to add now, so that one is open and the next one is published.
 
-    newest: of those that exist.
+    newest: the newest existing window.
     """
     if newest is not None and dated_ahead(newest, now, seconds):
         opens = int(now) + seconds
@@ -66,9 +66,9 @@ WINDOWS_PAGE = 50
 def turn(
     db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
 ) -> tuple[QuestionWindow, QuestionWindow, int]:
-    """Add what is due, open what is to be open, reveal what may be.
+    """Add the windows that are due, open the newest whose time has come, and reveal seeds.
 
-    Returns the open window, the next, and how many closed ones are still to be revealed.
+    Returns the open window, the next window, and the number of closed windows with a secret seed.
     """
     newest = read(db, limit=1)
     for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds):
@@ -89,7 +89,7 @@ def turn(
 
 
 def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[QuestionWindow]:
-    """Return the windows with a number below `before`, the newest first."""
+    """Return the windows with a number below `before`, newest first."""
     chosen = select(windows).where(windows.c.number < before).order_by(windows.c.number.desc()).limit(limit)
     return [
         QuestionWindow(

@@ -1,4 +1,4 @@
-"""Runs the process that evaluates weights (worker.py) in limited time, and checks its bounded reply."""
+"""Run the process that evaluates weights (worker.py) with a time limit, and check its bounded reply."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from judge.verified.messages import (
 from swarmd.types import Completion
 
 COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "judge.verified.worker")
-# torch takes three seconds on an idle machine.
+# Seconds for the start, including downloads; importing torch takes three on an idle machine.
 START_S = 300.0
 MAX_REPLY_BYTES = 32 * 2**20
 _PIECE_BYTES = 65_536
@@ -38,15 +38,15 @@ class Evaluator:
     def __init__(self, seconds: float, command: Sequence[str] = COMMAND) -> None:
         """Set up the evaluator.
 
-        seconds: an evaluation's time by the clock on the wall. command: the worker's; our process id and the
-        weights' descriptor follow.
+        seconds: wall-clock limit of an evaluation. command: the worker's; the judge's process id and the
+        weights' file descriptor are appended.
         """
         self._seconds, self._command = seconds, tuple(command)
 
     async def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
         """Return names and shapes of the models' tensors. Raises JudgeError.
 
-        The models are the operator's, and downloaded if they have to be.
+        The operator chose the models; missing ones are downloaded.
         """
         request = msgspec.json.encode(DescribeRequest(tuple(models)))
         try:
@@ -70,7 +70,7 @@ class Evaluator:
     async def answers(self, weights: Path, request: AnswerRequest) -> Sequence[Sequence[Completion]]:
         """Return the model's answers to each question.
 
-        Raises EvaluationFailed; OSError where the file cannot be read.
+        Raises EvaluationFailed; OSError if the file cannot be read.
         """
         with weights.open("rb") as file:
             try:
@@ -90,9 +90,10 @@ class Evaluator:
     async def _asked(
         self, request: bytes, seconds: float, *given: int, **environment: str
     ) -> tuple[bytes, int]:
-        """Ask a new process, which is gone then; return its reply and exit code.
+        """Run a new process for one request, and end it; return its reply and exit code.
 
-        given: descriptors of its own. environment: beside ours. Raises TimeoutError, EvaluationFailed.
+        given: file descriptors to pass on. environment: variables to add. Raises TimeoutError,
+        EvaluationFailed.
         """
         process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -119,7 +120,7 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(ConnectionError):
-        # The process is gone already.
+        # The process has ended already; its exit code says why.
         process.stdin.write(request)
         await process.stdin.drain()
     process.stdin.close()
@@ -133,10 +134,10 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
 
 
 async def _read_away(process: asyncio.subprocess.Process) -> None:
-    """Read what a killed process had written.
+    """Drain the output of a killed process.
 
-    asyncio stops reading where too much waits, and counts the process as gone only at the end of its output,
-    so `wait` would wait for ever.
+    asyncio stops reading if too much output waits, and counts the process as ended only at the end of its
+    output; without this, `wait` would wait forever.
     """
     assert process.stdout is not None
     while await process.stdout.read(_PIECE_BYTES):

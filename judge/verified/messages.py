@@ -1,6 +1,6 @@
 """Messages between the judge and the process that evaluates weights (worker.py): one request, one reply.
 
-The request comes on the process's standard input. Both are JSON.
+The request arrives on the process's standard input. Both are JSON.
 """
 
 from typing import Annotated
@@ -15,20 +15,20 @@ class DescribeRequest(msgspec.Struct, tag="describe", frozen=True):
 
 
 class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
-    """A request for answers. The weights are on the file descriptor that the command line names."""
+    """A request for answers. The command line names the file descriptor of the weights."""
 
     model: str
     lora_rank: int | None
     digest: str  # SHA-256 of the weights
     questions: tuple[str, ...]
     answers: int  # answers to each question; the first is greedy
-    seed: int  # seed of the answers that are not greedy
+    seed: int  # seed of the sampled answers
     cpu: int  # seconds
     memory: int  # bytes, beyond the base model
 
 
 class ModelTensors(msgspec.Struct, frozen=True):
-    """Names and shapes of what is trained in a model. adapter: those of a LoRA adapter of rank 1."""
+    """Names and shapes of a model's trained tensors. adapter: the tensors of a LoRA adapter of rank 1."""
 
     fingerprint: str  # fingerprint of the base weights
     whole: dict[str, tuple[int, ...]]
@@ -55,7 +55,7 @@ class GivenAnswer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GivenAnswers(msgspec.Struct, tag="answered", frozen=True):
-    answers: list[list[GivenAnswer]]  # to each question
+    answers: list[list[GivenAnswer]]  # the answers to each question
 
 
 class WorkerRefusal(msgspec.Struct, tag="refused", frozen=True):

@@ -1,8 +1,8 @@
-"""The verified tier: has uploaded weights answer fresh held-out questions, and scores the answers itself.
+"""The verified tier: uploaded weights answer new held-out questions, and the judge scores the answers.
 
 One upload is evaluated at a time; the others wait in a bounded queue. The questions are drawn after the
-weights have arrived. The model's configuration, tokenizer and template are the judge's own: a stranger sends
-numbers and nothing else, so nothing but the numbers can answer.
+weights have arrived. The judge uses its own copy of the model's configuration, tokenizer and template: a peer
+uploads numbers only, so only the numbers can influence the answers.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ FAILED = "Try the weights with `swarmd chat`; if they answer there, tell the jud
 
 
 class UploadQuery(BaseModel):
-    """What is declared of the weights.
+    """Declared properties of an upload.
 
-    It is in the address, so it is signed, and is checked before a byte of the body is read.
+    They are in the address, so they are signed, and they are checked before a byte of the body is read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,11 +62,11 @@ class UploadQuery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class JudgeHandle:
-    """What verification needs from its judge."""
+    """The functions and settings of the judge that verification uses."""
 
     curriculum: Curriculum
     sign: Callable[[Mapping[str, Any]], dict[str, str]]  # signs a receipt of these fields
-    claim: Callable[[Signed], Awaitable[None]]  # uses a sequence number up; raises Refused
+    claim: Callable[[Signed], Awaitable[None]]  # consumes a sequence number; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     # Scores answers; raises VerifierFailed.
     score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[ScoredAnswer]]]
@@ -82,9 +82,9 @@ async def open_tier(
     rng: random.Random,
     evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
-    """Open the tier with what an earlier run left in its queue.
+    """Open the tier with the queue of an earlier run.
 
-    Raises OperatorError, and Refused where the database fails.
+    Raises OperatorError, and Refused if the database fails.
     """
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
     models = await evaluator.describe(settings.verified_model)
@@ -117,12 +117,12 @@ class VerifiedTier:
             1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
         )
         self._queue: deque[tuple[Upload, str]] = deque()  # uploads that wait, with their networks
-        # The networks of peers whose upload arrives, waits or is evaluated.
+        # The network of each peer whose upload is arriving, waiting or being evaluated.
         self._held: dict[PeerId, str] = {}
         self._come = asyncio.Event()
 
     async def recover(self) -> None:
-        """Take up what an earlier run of the judge left. Call it first."""
+        """Resume the queue of an earlier run of the judge. Call it first."""
         waiting = await self._judge.write(self._records.recovered, self._folder.whole(), self._judge.wall())
         self._folder.keep_only([upload.id for upload in waiting])
         for upload in waiting:
@@ -134,7 +134,7 @@ class VerifiedTier:
         self._come.set()
 
     def place(self, id: str) -> int | None:
-        """Return the upload's place in the queue, 1 being the next; None where it does not wait."""
+        """Return the upload's place in the queue, 1 being the next; None if it does not wait."""
         return next((place for place, (upload, _) in enumerate(self._queue, 1) if upload.id == id), None)
 
     async def receive(
@@ -142,7 +142,7 @@ class VerifiedTier:
     ) -> Upload:
         """Check weights while they arrive, and queue them. Raises Refused.
 
-        What is refused leaves nothing behind.
+        A refused upload leaves nothing behind.
         """
         await self._judge.claim(signed)
         check, network = self._announced(said), network_of(host)
@@ -163,7 +163,7 @@ class VerifiedTier:
         return upload
 
     def _announced(self, said: UploadQuery) -> WeightsCheck:
-        """Check what is declared, before a byte is read. Raises Refused where it cannot be evaluated here."""
+        """Check the declared properties before a byte is read. Raises Refused if they do not fit."""
         if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(
                 Refusal(
@@ -196,7 +196,7 @@ class VerifiedTier:
             return WeightsCheck(said.bytes, said.sha256, model.shapes(said.lora_rank))
 
     def _make_room(self, peer: PeerId, network: str) -> None:
-        """Check the limits. Raises Refused where the peer, its network or everybody has too many uploads."""
+        """Check the limits. Raises Refused if the peer, its network or all peers have too many uploads."""
         if peer in self._held:
             raise Refused(
                 Refusal(
@@ -231,12 +231,12 @@ class VerifiedTier:
         except OSError as error:
             if isinstance(error, TimeoutError) and patience.expired():
                 raise Refused(TOO_SLOW) from None
-            # Also for ETIMEDOUT, of a disk on the network.
+            # A TimeoutError also comes from the system: ETIMEDOUT of a network disk.
             log.warning("uploaded weights cannot be kept: %s", error)
             raise Refused(FAULT) from None
 
     async def work_forever(self) -> None:
-        """Evaluate what is queued, one after another."""
+        """Evaluate the queued uploads one after another."""
         while True:
             await self._come.wait()
             while self._queue:
@@ -253,7 +253,7 @@ class VerifiedTier:
             log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
             await self._refuse(upload, str(why), FAILED)
         except Exception:
-            # Whatever went wrong, the next one is evaluated.
+            # After any failure, the next upload is still evaluated.
             log.exception("the weights %s of %s were not evaluated", upload.digest, upload.peer)
             await self._refuse(upload, FAULT.error, FAULT.remedy)
         else:
@@ -267,9 +267,9 @@ class VerifiedTier:
         await self._written(self._records.refused, upload, self._judge.wall(), error, remedy)
 
     def _let_go(self, upload: Upload) -> None:
-        """Remove the weights before the outcome is told: whoever reads it may upload again.
+        """Remove the weights before the outcome is published: a peer that reads it may upload again.
 
-        If the judge is killed in between, the upload is refused as lost.
+        If the judge is killed in between, the upload is refused because its weights are lost.
         """
         self._held.pop(upload.peer, None)
         with survived("removing weights"):
@@ -293,7 +293,7 @@ class VerifiedTier:
         for task, row in zip(tasks, rows, strict=True):
             scores = await self._judge.score(task.ref, row)
             right = sum(score.reward >= 1 for score in scores)
-            # All but `right` is of the first answer.
+            # `correct` counts all answers; the other fields are of the first answer.
             answers.append(
                 VerifiedAnswer(
                     task.ref.specialty,
@@ -308,7 +308,7 @@ class VerifiedTier:
         return answers
 
     def _drawn(self) -> Sequence[Task]:
-        """Draw as many new questions of each specialty, of held-out texts where there are enough."""
+        """Draw equally many new questions of each specialty, with held-out texts if it has enough texts."""
         each, lessons = self._settings.verified_questions, self._judge.curriculum
         chosen: dict[str, list[Task]] = {name: [] for name in lessons.specialties}
         while any(len(tasks) < each for tasks in chosen.values()):
@@ -330,7 +330,7 @@ class VerifiedTier:
         )
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:
-        """Write until it succeeds, waiting while the database cannot be written."""
+        """Write, and retry until the database can be written."""
         while True:
             try:
                 await self._judge.write(step, *arguments)

@@ -1,7 +1,7 @@
-"""Uploaded weights on disk, between their arrival and their evaluation: a file is whole or it is gone.
+"""Uploaded weights on disk, from their arrival to their evaluation. A file is complete or absent.
 
 ID.part           arriving
-ID.safetensors    whole, synced, and named in the database; removed once its evaluation has ended
+ID.safetensors    complete, synced, and named in the database; removed once its evaluation has ended
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from judge.verified.weights_check import WeightsCheck
 from p2p import durable
 
 WHOLE, PART = ".safetensors", ".part"
-# The ids of uploads, for a pattern.
+# Glob pattern of an upload's id.
 _ID = "[0-9a-f]" * 32
 
 
 class UploadFolder:
-    """The folder of uploads. Raises OSError where the disk is full or broken."""
+    """The folder of uploads. Raises OSError if the disk is full or broken."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class UploadFolder:
         return [path.stem for path in self._path.glob(_ID + WHOLE)]
 
     def keep_only(self, ids: Collection[str]) -> None:
-        """Remove what an earlier run of the judge left behind. Other files are not touched."""
+        """Remove files that an earlier run of the judge left behind. Other files are not touched."""
         for path in (*self._path.glob(_ID + WHOLE), *self._path.glob(_ID + PART)):
             if path.suffix == PART or path.stem not in ids:
                 path.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ class UploadFolder:
 
 
 class ArrivingFile:
-    """A file that arrives. Close it, whatever happens: what was not finished is removed then."""
+    """A file that arrives. Always close it: closing removes an unfinished file."""
 
     def __init__(self, part: Path, whole: Path, check: WeightsCheck) -> None:
         self._part, self._whole, self._check = part, whole, check
@@ -63,7 +63,7 @@ class ArrivingFile:
         self._file.write(piece)
 
     def finish(self) -> None:
-        """Complete the file, which is on disk when this returns. Raises UnfitWeights, too."""
+        """Complete the file; it is on disk when this returns. Raises UnfitWeights, OSError."""
         self._check.end()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -73,6 +73,6 @@ class ArrivingFile:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            # What was not written yet cannot be written.
+            # Buffered bytes could not be written; the file is removed anyway.
             self._file.close()
         self._part.unlink(missing_ok=True)

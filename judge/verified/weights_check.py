@@ -1,8 +1,8 @@
-"""Checks uploaded weights while they arrive, a chunk at a time: digest, size, names, shapes and values.
+"""Check uploaded weights while they arrive, chunk by chunk: digest, size, names, shapes and values.
 
-Pure, and keeps no weights. Only safetensors files pass, and of them only those with exactly the tensors of a
-model that the judge knows. The format (huggingface/safetensors, "Format"): eight bytes with the header's
-length, little-endian; the header, JSON; the tensors' bytes, without a gap.
+Pure; keeps no weights. Only safetensors files with exactly the tensors of a known model pass. The format
+(huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the header, JSON;
+the tensors' bytes, without a gap.
 """
 
 import math
@@ -13,17 +13,17 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-# An adapter of 400 tensors has about 50,000.
+# The header of an adapter with 400 tensors has about 50,000 bytes.
 MAX_HEADER_BYTES: Final = 256 * 1024
 _BYTES: Final = {"F32": 4, "BF16": 2}  # bytes of a number, by format
-# These bits of a BF16 are all set in NaN and infinity.
+# The exponent bits of a BF16; all are set in NaN and infinity.
 _NOT_FINITE: Final = 0x7F80
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class UnfitWeights(Exception):
-    """The file is refused. The message says what is wrong, and what to do."""
+    """The file is refused, with cause and remedy."""
 
     def __init__(self, error: str, remedy: str) -> None:
         super().__init__(error)
@@ -43,15 +43,15 @@ _Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
 
 
 def checkpoint_name(name: str) -> str:
-    """Return a checkpoint's name, `….lora_A.default.weight`, for peft's `base_model.model.….lora_A.weight`.
+    """Return the checkpoint's name of a tensor that peft calls `base_model.model.….lora_A.weight`.
 
-    Any other name stays as it is.
+    It is `….lora_A.default.weight`. Any other name is returned unchanged.
     """
     return re.sub(r"\Abase_model\.model\.(.+\.lora_[AB])\.weight\Z", r"\1.default.weight", name)
 
 
 def with_checkpoint_names(file: bytes) -> bytes:
-    """Return a checked file with its tensors named as in a checkpoint."""
+    """Return a checked file with its tensors renamed as in a checkpoint."""
     end = 8 + int.from_bytes(file[:8], "little")
     entries = msgspec.json.decode(file[8:end], type=dict[str, msgspec.Raw])
     header = msgspec.json.encode({checkpoint_name(name): entry for name, entry in entries.items()})
@@ -71,7 +71,7 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
             checkpoint_name(name): msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()
         }
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        # A ValueError means that it is not UTF-8.
+        # A ValueError means that the header is not UTF-8.
         raise UnfitWeights(
             "the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN
         ) from None
@@ -101,14 +101,14 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
 class WeightsCheck:
     """Checks a file given in pieces of any size, until `end`.
 
-    Both methods raise UnfitWeights at the first fault.
+    `feed` and `end` raise UnfitWeights at the first fault.
     """
 
     def __init__(self, size: int, digest: str, shapes: Shapes) -> None:
         """Start a check.
 
-        size, digest: bytes and SHA-256 as they were declared. shapes: by tensor. Raises UnfitWeights where no
-        file of these tensors has this many bytes.
+        size, digest: declared bytes and SHA-256. shapes: by tensor. Raises UnfitWeights if no file of these
+        tensors has this size.
         """
         numbers = sum(math.prod(shape) for shape in shapes.values())
         least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER_BYTES
@@ -119,9 +119,9 @@ class WeightsCheck:
         self._size, self._declared, self._shapes = size, digest, shapes
         self._digest = sha256()
         self._received = 0
-        self._head: bytearray | None = bytearray()  # collected until the header is whole
+        self._head: bytearray | None = bytearray()  # collected until the header is complete
         self._format = ""
-        self._rest = b""  # the bytes of a number that is not whole yet
+        self._rest = b""  # the first bytes of an incomplete number
 
     def feed(self, piece: bytes) -> None:
         self._received += len(piece)

@@ -1,8 +1,8 @@
 """The process that answers questions with uploaded weights: `python -m judge.verified.worker FD`.
 
-It is the only part of the judge with torch. It loads the judge's own copy of the model, tokenizer and
-template, and then gives up files, sockets and processes (swarmd/tasks/sandbox/containment.py). Only after
-that it reads the weights, from a file that was opened for it. It never learns what the right answers are.
+It is the only part of the judge that uses torch. It loads the judge's copy of the model, tokenizer and
+template, and then gives up access to files, sockets and processes (swarmd/tasks/sandbox/containment.py). Only
+then does it read the weights, from a file that was opened for it. It never receives the right answers.
 """
 
 import os
@@ -31,15 +31,15 @@ from swarmd.tasks.sandbox import seccomp
 from swarmd.tasks.sandbox.containment import contain
 from swarmd.types import Completion
 
-# Questions answered at once.
+# Questions answered in one batch.
 BATCH_QUESTIONS = 64
 PIECE_BYTES = 2**20
-# Below the judge, which has deadlines.
+# Runs at a lower priority than the judge, which has deadlines.
 NICE = 10
 
 
 def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
-    """Open the judge's own copy, on the CPU in one thread. Raises OperatorError."""
+    """Open the judge's copy of the model, on the CPU in one thread. Raises OperatorError."""
     config = ModelConfig(
         name=model,
         device="cpu",
@@ -64,16 +64,16 @@ def _tensors(model: str) -> ModelTensors:
 
 
 def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
-    """Answer a request. weights, replies: file descriptors, the only ones that are kept."""
+    """Answer a request. weights, replies: file descriptors; all other ones above 2 are closed."""
     compile_nothing()
     policy = opened(request.model, request.lora_rank)
-    # Warm up, so that nothing is left to import.
+    # Warm up, so that no module is left to import.
     _answers(policy, request.questions[:2], min(request.answers, 2), request.seed)
     low, high = sorted((weights, replies))
     os.closerange(3, low)
     os.closerange(low + 1, high)
     os.closerange(high + 1, 1024)
-    # Standard error leads nowhere by now.
+    # Standard output is /dev/null by now; standard error goes there too.
     os.dup2(1, 2)
     if not contain(request.memory, request.cpu):
         return WorkerRefusal("this machine cannot contain the evaluation")
@@ -93,7 +93,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
 def _answers(
     policy: LanguagePolicy, questions: tuple[str, ...], count: int, seed: int
 ) -> list[list[GivenAnswer]]:
-    """Generate the answers: the first greedy, the others drawn at the temperature of the defaults."""
+    """Generate the answers: the first greedy, the others sampled at the default temperature."""
     first = [[_given(answer)] for answer in policy.greedy(questions)]
     if count > 1:
         for row, generation in zip(first, policy.generate(questions, count - 1, seed=seed), strict=True):
@@ -110,7 +110,7 @@ def main() -> None:
     os.nice(NICE)
     replies = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    # So prints cannot mix with the reply.
+    # Prints must not mix with the reply.
     os.dup2(nowhere, 1)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     try:
@@ -125,12 +125,12 @@ def main() -> None:
     except MemoryError:
         reply = WorkerRefusal("the evaluation took too much memory")
     except (ValueError, RuntimeError) as error:
-        # The fault is the weights': torch raises RuntimeError for most things, out of memory among them.
+        # Caused by the weights: torch raises RuntimeError for most failures, including lack of memory.
         reply = WorkerRefusal(f"the weights cannot be evaluated: {str(error)[:200]}")
     body = msgspec.json.encode(reply)
     while body:
         body = body[os.write(replies, body) :]
-    # An ordinary exit runs functions of torch that import modules, which is refused by now.
+    # A normal exit runs functions of torch that import modules, which the containment refuses by now.
     os._exit(0)
 
 
