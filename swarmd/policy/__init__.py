@@ -2,5 +2,5 @@
 
 import os
 
-# What MPS cannot compute, the CPU does. torch reads this when it is loaded.
+# The CPU computes operations that MPS lacks. torch reads this variable when it is loaded.
 os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")

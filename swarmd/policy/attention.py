@@ -1,8 +1,8 @@
-"""Attention over packed sequences without padding: a layout says which token sees which, in place of a mask.
+"""Attention over packed sequences without padding. In place of a mask, a layout says which token sees which.
 
-A covered network runs with our attention function for its whole life (swapping it around a forward pass
-breaks the recomputation of gradient checkpointing). It takes the keyword `layout`, and computes nothing
-without one.
+A covered network uses our attention function for its whole life, since swapping the function around a forward
+pass would break the recomputation of gradient checkpointing. The function takes the keyword `layout` and
+computes nothing without it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from swarmd.policy.recurrent import RECURRENT, State, Step, read_streams
 T = TypeVar("T")
 
 NAME: Final = "swarmd"
-# Architectures whose log-probabilities and gradients on a stream were compared with transformers' own
+# Architectures whose log-probabilities and gradients on a stream were compared with transformers' results
 # (tests/swarmd/policy/test_architectures.py).
 COVERED: Final = frozenset(
     (
@@ -34,7 +34,7 @@ COVERED: Final = frozenset(
         "hunyuan_v1_dense", "qwen3_5_text", "qwen3_5_moe_text",
     )
 )  # fmt: skip
-# Other layer types are recurrent, or keep something else than keys and values.
+# Other layer types are recurrent, or cache something other than keys and values.
 _LAYERS: Final = {"full_attention", "sliding_attention"}
 
 
@@ -43,7 +43,7 @@ class Rules:
     """The attention rules of one layer."""
 
     scale: float
-    window: int | None  # a token sees this many positions, its own included; None: all before it
+    window: int | None  # a token sees this many positions, including itself; None: all before it
     # Scores are squeezed into (-softcap, softcap) (Gemma 2, arXiv 2408.00118, section 2)
     softcap: float | None
 
@@ -52,23 +52,23 @@ class Layout(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """Attend for the T tokens of the stream, in one layer.
 
-        query [T, H, D], key and value [T, K, D] -> [T, H, D].
+        query: [T, H, D]. key, value: [T, K, D]. Returns [T, H, D].
         """
 
     def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:
-        """Take the steps of a recurrent layer: [T, n] -> [T, m]."""
+        """Run a recurrent layer over the stream: [T, n] -> [T, m]."""
 
 
 def adopt(network: nn.Module) -> bool:
-    """Give a network our attention function, once.
+    """Install our attention function in a network, once.
 
-    Returns False, and changes nothing, where its architecture is not covered.
+    Returns False, without a change, if the network's architecture is not covered.
     """
     model: Any = network
     if model.config._attn_implementation == NAME:
         return True
-    # cuDNN plans its attention anew for each shape, up to a second each, and our batches hardly have a shape
-    # twice. torch prefers it from Hopper on.
+    # cuDNN plans its attention for each new shape, which takes up to a second, and our batches rarely repeat
+    # a shape. torch prefers cuDNN from Hopper on.
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     if not covers(model.config):
         return False
@@ -78,7 +78,7 @@ def adopt(network: nn.Module) -> bool:
 
 
 def covers(config: Any) -> bool:
-    """Return whether a network of this configuration computes the same on a stream as on a padded batch."""
+    """Return whether a network of this configuration computes the same for a stream as for a padded batch."""
     return (
         config.model_type in COVERED
         and set(getattr(config, "layer_types", None) or ())
@@ -90,7 +90,7 @@ def covers(config: Any) -> bool:
 def run(network: nn.Module, ids: Tensor, positions: Tensor, layout: Layout, **more: Any) -> Any:
     """Run an adopted network, or only its decoder, on a stream of tokens.
 
-    ids, positions: [T].
+    ids, positions: [T]. more: further arguments of the network.
     """
     return network(
         input_ids=ids[None],
@@ -104,9 +104,9 @@ def run(network: nn.Module, ids: Tensor, positions: Tensor, layout: Layout, **mo
 
 @cache
 def _any_mask(device: torch.device) -> Tensor:
-    """Return one of four dimensions: transformers hands it through and builds no mask.
+    """Return a four-dimensional mask, which transformers passes through instead of building its own.
 
-    It is made once a device, as a copy to the device would wait for its work.
+    The mask is made once per device, since copying a new one to the device would wait for the device's work.
     """
     with torch.inference_mode(mode=False):
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
@@ -115,8 +115,9 @@ def _any_mask(device: torch.device) -> Tensor:
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules) -> Tensor:
     """Attend with an additive mask.
 
-    query [B, H, S, D], key and value [B, K, T, D], mask [B, 1, H/K S, T] added to the scores -> [B, H, S, D].
-    Queries that share a key head are laid side by side, so that keys and values are not repeated for them.
+    query: [B, H, S, D]. key, value: [B, K, T, D]. mask: [B, 1, H/K S, T], added to the scores. Returns
+    [B, H, S, D]. Queries that share a key head are concatenated along the sequence, so that keys and values
+    need no copies.
     """
     batch, heads, length, width = query.shape
     query = query.reshape(batch, key.shape[1], -1, width)
@@ -133,16 +134,17 @@ def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules
     return out.reshape(batch, heads, length, value.shape[-1])
 
 
-# Scores that `_Products` holds at once, three times over in float32; with more torch's kernel takes less.
+# The most scores that `_Products` may hold, three times over in float32. For more, torch's kernel uses less
+# memory.
 MAX_SCORES: Final = 2**24
 
 
 class _Products(torch.autograd.Function):
-    """Attention as plain products, for a CPU in bfloat16: torch's backward pass takes three times as long.
+    """Attention as matrix products, for bfloat16 on a CPU: torch's backward pass takes three times as long.
 
-    Like torch, it computes the shares again for the backward pass: they would take memory by the square of
-    the length. Scores are in float32: the biases of Qwen2.5 are a large part that all keys share, and would
-    leave few of 16 bits for the differences.
+    The attention weights are computed again in the backward pass, as torch does: storing them would take
+    memory quadratic in the length. Scores are in float32: the biases of Qwen2.5 add a large amount to the
+    scores of all keys, so 16 bits would keep few bits for the differences.
     """
 
     @staticmethod
@@ -168,12 +170,12 @@ class _Products(torch.autograd.Function):
 
 
 def _shares(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return the softmax of masked scores, [B, K, S, D] and [B, K, T, D] -> [B, K, S, T], in float32."""
+    """Return the attention weights: [B, K, S, D] and [B, K, T, D] -> [B, K, S, T], in float32."""
     return (query.float() * scale @ key.float().mT).add_(mask).softmax(-1)
 
 
 def additive_mask(i: Tensor, j: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return what to add to scores, so that position i sees position j where i - window < j <= i."""
+    """Return a mask to add to scores: position i sees position j if i - window < j <= i."""
     hidden = j > i
     if window is not None:
         hidden = hidden | (j <= i - window)
@@ -200,30 +202,30 @@ def _attention(
 
 
 AttentionInterface.register(NAME, _attention)
-# It hands `_any_mask` through.
+# transformers' `sdpa_mask` passes `_any_mask` through.
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-# Spans are attended to in tiles of like size: a tile may hold this many query-key pairs whatever it wastes on
-# padding (a call costs as much as about so many), and any number where no more than this share of them is
-# padding.
+# Spans of similar size are computed together, in a padded tile. A tile may have up to SMALL_TILE_PAIRS
+# query-key pairs however many of them are padding, since the cost of a call equals that of about so many
+# pairs. A larger tile may have at most a share of MAX_WASTE as padding.
 SMALL_TILE_PAIRS: Final = 16_384
 MAX_WASTE: Final = 0.25
-# It bounds what an attention kernel without tiling of its own would hold.
+# Bounds the memory of an attention kernel that does no tiling itself.
 MAX_TILE_PAIRS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of a stream that see the spans of their prefix and their own earlier tokens."""
+    """Consecutive tokens of a stream that see the spans of their prefix, and each other causally."""
 
     start: int
     length: int
-    prefix: tuple["Span", ...] = ()  # in order; only their start and length count
+    prefix: tuple["Span", ...] = ()  # in order; only their start and length are used
 
     @property
     def position(self) -> int:
-        """The position of its first token within the sequence."""
+        """The position of the span's first token within its sequence."""
         return sum(s.length for s in self.prefix)
 
     @property
@@ -232,17 +234,17 @@ class Span:
 
 
 def common_length(sequences: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens these sequences, at least one, begin with in common."""
-    # The first and last of the sorted sequences differ the soonest.
+    """Return the length of the common prefix of these sequences, of which there must be at least one."""
+    # The smallest and largest sequence in lexicographic order have the shortest common prefix.
     first, last = min(map(tuple, sequences)), max(map(tuple, sequences))
     least = min(map(len, sequences))
     return next((i for i in range(least) if first[i] != last[i]), least)
 
 
 def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens these prompts begin with in common, such as a system prompt's.
+    """Return the length in tokens of the common prefix of these prompts, such as a system prompt.
 
-    At least one token is left to each.
+    At least one token of each prompt stays outside of the prefix.
     """
     if len(prompts) < 2:
         return 0
@@ -250,7 +252,7 @@ def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def grouped(items: Iterable[T], fits: Callable[[Sequence[T], T], bool]) -> Iterator[list[T]]:
-    """Yield the items in groups, in order; a group takes the next item where that fits, one item always."""
+    """Yield the items in groups, in order. A group takes the next item if it fits; each has at least one."""
     group: list[T] = []
     for item in items:
         if group and not fits(group, item):
@@ -264,7 +266,7 @@ def grouped(items: Iterable[T], fits: Callable[[Sequence[T], T], bool]) -> Itera
 class PackedLayout:
     """The layout of spans that together cover [0, T).
 
-    It gives the same result on every call, as gradient checkpointing calls it again.
+    Every call gives the same result, as gradient checkpointing requires, since it calls the layout again.
     """
 
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
@@ -281,7 +283,7 @@ class PackedLayout:
                 first = before + row * tile.queries
                 place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
             before += len(tile.spans) * tile.queries
-        # [T]: the place of each token's output in the tiles' outputs, laid end to end.
+        # [T]: index of each token's output in the concatenated outputs of the tiles.
         self._place = to_device(place, device)
         self._queries, self._keys = (
             (list(map(len, places)), to_device(torch.cat(places), device))
@@ -289,7 +291,7 @@ class PackedLayout:
         )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:  # noqa: ARG002  the same in every layer
-        # Read for all tiles at once, as the gradient of each reading is as long as the stream.
+        # One lookup for all tiles, since the gradient of each lookup is as long as the stream.
         read = ((query, self._queries), (key, self._keys), (value, self._keys))
         parts = (torch.split(_pick(x, places), sizes) for x, (sizes, places) in read)
         outs = [tile.attend(q, k, v, rules) for tile, q, k, v in zip(self._tiles, *parts, strict=True)]
@@ -299,9 +301,9 @@ class PackedLayout:
         return self.recurred(read, step)[0]
 
     def recurred(self, read: Tensor, step: Step) -> tuple[Tensor, State]:
-        """Take the steps of a recurrent layer, spans after those before them.
+        """Run a recurrent layer over the spans; a span starts from the final state of its prefix.
 
-        Returns [T, m], and the states behind the spans that have the most before them, in their order.
+        Returns [T, m], and the final states of the spans with the longest prefixes, in the spans' order.
         """
         outs: list[Tensor] = []
         state: State | None = None
@@ -315,11 +317,12 @@ class PackedLayout:
 
     @cached_property
     def _levels(self) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
-        """Group spans by how many are before them; a level is padded to S tokens.
+        """Group spans by the number of spans in their prefix; each level of B spans is padded to S tokens.
 
-        Returns of each level the places of its tokens in the stream [B S], its lengths [B] and the row of the
-        span before each in the level before [B]; and the place of each token of the stream in the levels laid
-        end to end.
+        Returns:
+            for each level, the indices of its tokens in the stream [B S], the lengths of its spans [B], and
+            for each span the row of its last prefix span in the previous level [B]; and the index of each
+            token of the stream in the concatenated levels.
         """
         place = torch.empty(sum(span.length for span in self._spans), dtype=torch.long)
         levels, row, laid = [], dict[int, int](), 0
@@ -353,14 +356,14 @@ class _Tile:
         start, length, before = torch.tensor([[s.start, s.length, s.position] for s in spans]).T[:, :, None]
         q = torch.arange(self.queries)[None]
         self.query_places = (start + q.minimum(length - 1)).flatten()
-        # Padding may hold any token, as no query sees so far.
+        # Padding may repeat any token, since no query sees the padded keys.
         places = torch.zeros(len(spans), self._keys, dtype=torch.long)
         for row, span in zip(places, spans, strict=True):
             row[: span.keys] = torch.cat(
                 [torch.arange(s.start, s.start + s.length) for s in (*span.prefix, span)]
             )
         self.key_places = places.flatten()
-        # A query that is padding stands for the last one: it must see something, or its row would be nan.
+        # A padded query repeats the last one, since a query that saw nothing would give a row of NaN.
         self._positions = to_device(before + q.minimum(length - 1), device)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
@@ -372,9 +375,9 @@ class _Tile:
     def _mask(self, window: int | None, shared: int) -> Tensor:
         """Return the additive mask [B, 1, R S, K] for R queries that share a key.
 
-        All layers get one and the same, as attention keeps its mask for the backward pass. Rows are a
-        multiple of 8 apart, or CUDA's kernel would keep a copy for each layer; not on MPS, whose kernels have
-        misread masks of other layouts (pytorch/pytorch#184180).
+        All layers share one mask, since attention stores its mask for the backward pass. The stride of the
+        rows is a multiple of 8, otherwise CUDA's kernel would store a copy per layer. On MPS the rows are
+        contiguous, since its kernels have misread masks of other layouts (pytorch/pytorch#184180).
         """
         if (window, shared) not in self._masks:
             i = self._positions.repeat(1, shared)[:, :, None]
@@ -386,7 +389,7 @@ class _Tile:
 
 
 def _group(spans: Sequence[Span]) -> list[list[Span]]:
-    """Group spans of similar size; see SMALL_TILE_PAIRS."""
+    """Group spans of similar size; see SMALL_TILE_PAIRS for the limits."""
 
     def fits(group: Sequence[Span], span: Span) -> bool:
         together = [*group, span]
@@ -400,6 +403,6 @@ def _group(spans: Sequence[Span]) -> list[list[Span]]:
 def _pick(x: Tensor, places: Tensor) -> Tensor:
     """Return x[places].
 
-    It is computed as an embedding, whose gradient is summed row by row: quicker than that of indexing.
+    This is an embedding lookup, since its gradient, summed row by row, is faster than the one of indexing.
     """
     return F.embedding(places, x.flatten(1)).view(-1, *x.shape[1:])

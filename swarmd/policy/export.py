@@ -1,4 +1,4 @@
-"""Export a checkpoint as a model that transformers or peft loads, with tokenizer and model card."""
+"""Export a checkpoint as a model for transformers or peft, with tokenizer and model card."""
 
 import json
 import shutil
@@ -37,20 +37,20 @@ from swarmd.policy.training import policy_files
 from swarmd.state.logs import installed_version
 
 APACHE: Final = "apache-2.0"  # the licence of every model that has a short name
-# The first and last reward are the mean of so many rounds at either end.
+# The first and the last reward are means over this many rounds.
 EDGE_ROUNDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a run, from its metrics.jsonl; None where that has no value."""
+    """The figures of a run, from its metrics.jsonl; None for a figure that was not measured."""
 
     rounds: int
-    hours: float  # hours of the rounds themselves
+    hours: float  # sum of the rounds' durations
     reward_first: float | None  # mean reward of own completions in the first rounds
     reward_last: float | None
-    edge: int  # rounds over which each of the two is a mean
-    external_share: float | None  # others' share of the rollouts trained on
+    edge: int  # rounds over which each of these two rewards is averaged
+    external_share: float | None  # share of other nodes' rollouts among those trained on
     tokens_generated: int
     tokens_trained: int
     judge_score: float | None  # pass@1 of the last evaluation
@@ -66,21 +66,21 @@ class Origin:
     """The origin of an exported model."""
 
     base: str  # repository, folder or short name
-    repository: bool  # whether `base` is one of the hub
+    repository: bool  # whether `base` is a repository of the hub
     revision: str | None
     lora_rank: int | None
     adapter_only: bool
     dtype: str
     curriculum: str
     version: str  # swarmd's version
-    # Share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged.
+    # Share of the adapter's energy that merging lost to rounding (`lora.fold`); None if nothing was merged.
     lost: float | None = None
 
 
 def figures_of(lines: Iterable[Mapping[str, Any]]) -> Figures:
-    """Summarise a run for the card.
+    """Summarise a run for the model card.
 
-    lines: of metrics.jsonl, in order of rounds. They are read one by one, as weeks of them are many.
+    lines: the lines of metrics.jsonl, in order of rounds. They are read one by one, as a long run has many.
     """
     rewards, sums, rounds, seconds = list[float](), Counter[str](), 0, 0.0
     judged: Mapping[str, Any] = {}
@@ -210,7 +210,7 @@ def _snippet(*, adapter: bool) -> list[str]:
 
 
 def loss_of(origin: Origin) -> str | None:
-    """Say what merging lost and how to avoid that; None where it lost nothing that shows."""
+    """Describe the loss of merging and how to avoid it; None if it is too small to matter."""
     if origin.lost is None or origin.lost < 5e-4:
         return None
     return (
@@ -253,21 +253,23 @@ def export(
     gguf: bool = False,
     loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Exported:
-    """Write the checkpoint's model into the folder `out`, which must be new or empty; whole or not at all.
+    """Write the checkpoint's model into the folder `out`, which must be new or empty, atomically.
 
     Args:
-        files: those of FILES.
-        metrics: the lines of its rounds.
-        curriculum: its name.
-        ollama: the node's configuration, to write a Modelfile too.
-        gguf: `out` is to be a GGUF file.
-        loading: entered while the base model is looked up and loaded.
+        files: the contents of FILES.
+        metrics: the lines of its rounds in metrics.jsonl.
+        curriculum: the curriculum's name.
+        out: the folder, or with `gguf` the file.
+        adapter_only: write the adapter without the base model.
+        ollama: the node's configuration; if given, a Modelfile is written too.
+        gguf: write a GGUF file.
+        loading: context that is entered while the base model is looked up and loaded.
 
     Raises:
-        ConfigError: it cannot be done as asked.
-        NoModel, Unreachable: the base model is not to be had.
-        CheckpointUnfit: the base model is another one.
-        CannotRecord: the disk will not take it.
+        ConfigError: if these options do not fit together or the checkpoint.
+        NoModel, Unreachable: if the base model is not available.
+        CheckpointUnfit: if the base model is not the one that was trained.
+        CannotRecord: if the disk rejects the files.
     """
     identity = policy_files.described(files["policy.json"])
     if adapter_only + gguf + (ollama is not None) > 1:
@@ -312,7 +314,7 @@ def export(
             _write(partial, network, place, adapter_only)
         if for_ollama:
             (partial / "Modelfile").write_text(for_ollama, encoding="utf-8")
-        # Use the mode of this user's files; safetensors makes its own readable by the owner alone.
+        # Apply the usual file mode; safetensors makes its files readable for their owner only.
         mode = (partial / "README.md").stat().st_mode
         for path in partial.iterdir():
             path.chmod(mode)
@@ -328,9 +330,10 @@ def export(
 
 
 def _require_names_of_the_base(place: hub.Place) -> None:
-    """Raise ConfigError where peft would put no tensor of the adapter into the base as transformers loads it.
+    """Raise ConfigError if the adapter's tensor names do not occur in the base as transformers loads it.
 
-    Some models of several parts are loaded whole, and name the language model's tensors in another way then.
+    transformers loads some models with several parts whole, and the language model's tensors then have other
+    names. peft would ignore an adapter with the names that training saw.
     """
     whole = read_config_json(place.folder, place.source)
     kinds = (whole.get("model_type"), read_config(place).model_type)
@@ -342,9 +345,9 @@ def _require_names_of_the_base(place: hub.Place) -> None:
 
 
 def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.Module:
-    """Load the model that a checkpoint was trained from, on the CPU, with its weights as training saw them.
+    """Load the base model of a checkpoint on the CPU, with the weights as training saw them.
 
-    Raises CheckpointUnfit where an adapter was trained on other weights.
+    Raises CheckpointUnfit if an adapter was trained on other weights.
     """
     transformers_logging.disable_progress_bar()
     network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
@@ -360,7 +363,7 @@ def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.M
 
 
 def put_trained(network: nn.Module, weights: bytes, source: str) -> None:
-    """Give the network's trained parameters a checkpoint's values. Raises CheckpointUnfit."""
+    """Copy a checkpoint's values into the network's trained parameters. Raises CheckpointUnfit."""
     try:
         policy_files.put_weights({n: p for n, p in network.named_parameters() if p.requires_grad}, weights)
     except ValueError as error:
@@ -370,7 +373,7 @@ def put_trained(network: nn.Module, weights: bytes, source: str) -> None:
 
 
 def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: bytes) -> nn.Module:
-    """Load the base model with what was trained in it, as a peft model where that is an adapter.
+    """Load the base model and the trained weights; returns a peft model if an adapter was trained.
 
     Raises CheckpointUnfit.
     """
@@ -395,26 +398,26 @@ def _modelfile(network: Any, place: hub.Place, config: NodeConfig) -> str:
 
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
     document = read_config_json(place.folder, place.source)
-    # Of a model with other parts only the language model was loaded: its tensors keep the names they have
-    # without those.
+    # Of a model with several parts only the language model was loaded. Its tensors keep the names that they
+    # have without the other parts.
     parts = has_other_parts(document)
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
     if not adapter_only:
         _add_old_names(folder / "config.json", document["text_config"] if parts else document)
-    # As they are: what transformers 5 would write, version 4 cannot read, nor can what is built on it, and
-    # llama.cpp wants the tokenizer.model that transformers leaves out.
+    # Copy the tokenizer's files unchanged: transformers 4 and packages based on it cannot read the files that
+    # transformers 5 would write, and llama.cpp needs tokenizer.model, which transformers leaves out.
     for name, path in small_files(place.folder, place.source, TOKENIZER_FILES).items():
         shutil.copyfile(path, folder / name)
 
 
-# What transformers before 5 reads by these names, and its successors write by others alone.
+# Keys that transformers 4 reads and transformers 5 writes only under other names.
 _OLD_NAMES: Final = ("rope_", "partial_rotary_factor", "num_experts")
 
 
 def _add_old_names(path: Path, base: Mapping[str, Any]) -> None:
-    """Say in a written config.json what the base's says by old names too.
+    """Add the base model's old key names to a written config.json.
 
-    Without them transformers 4, and what is built on it, computes with its defaults and says nothing.
+    Without these keys, transformers 4 and packages based on it silently compute with their defaults.
     """
     written = json.loads(path.read_text(encoding="utf-8"))
     old = {name: value for name, value in base.items() if name.startswith(_OLD_NAMES)}

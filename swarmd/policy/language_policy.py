@@ -44,26 +44,26 @@ from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, W
 
 log = logging.getLogger(__name__)
 
-# Up to so many parameters freed memory is kept: at 135 M it saves 10 ms of system time a decoding step.
-# No larger model was measured.
+# Freed memory is kept for models up to this size. At 135 million parameters this saves 10 ms of system time
+# per decoding step; no larger model was measured.
 KEEP_FREED_PARAMETERS = 150_000_000
-# What train.learning_rate = 0 stands for. All weights, below 100 million parameters. tiny on tiny-9, 160
-# rounds of 8/0, three seeds: held-out pass@1 from 0.31 to 0.65; at 2e-4 and 5e-4 to 0.64, at 1e-3 to 0.49
-# (`swarmd lab run learning-rate`).
+# RATE_* are the values for train.learning_rate = 0. RATE_SMALL: all weights, below 100 million parameters.
+# tiny on tiny-9, 160 rounds of 8/0, three seeds: held-out pass@1 from 0.31 to 0.65; at 2e-4 and 5e-4 to 0.64,
+# at 1e-3 to 0.49 (`swarmd lab run learning-rate`).
 RATE_SMALL = 3e-4
 # SmolLM2-135M, rank 16, three subjects of tiny-9, 42 rounds of 8/0: mean reward from 0.07 to 0.27; at 1e-5
-# from 0.055 to 0.076. One seed each: `swarmd lab run real-rate` plays more rates and seeds.
+# from 0.055 to 0.076. One seed each; `swarmd lab run real-rate` runs more rates and seeds.
 RATE_LORA = 2e-4
-# All weights of a larger model: usual for post-training, and not measured here.
+# All weights of a larger model: a usual value for post-training, not measured here.
 RATE_LARGE = 1e-6
 
 
 class LanguagePolicy:
     """Implements `swarmd.protocols.Policy`, `LogprobPolicy` and `SelectivePolicy`. Build one with `open`.
 
-    network: the model being trained; parameters: their number, fingerprint: what tells its base from others
-        (`fingerprint_of`), notes: what an operator should know of its files.
-    trained: the network's weights that updates change: all, or the adapter's.
+    network: the model that is trained. parameters: their number. fingerprint: identifies the base weights
+        (`fingerprint_of`). notes: notes for the operator about the model's files.
+    trained: the weights that updates change: all weights, or the adapter's.
     """
 
     def __init__(
@@ -80,14 +80,19 @@ class LanguagePolicy:
         versions: bool = False,
         on_policy: bool = False,
     ) -> None:
-        """Take the parts that `open` has made.
+        """Store the parts that `open` has made.
 
         Args:
-            loss: the advantages it gives a rollout's completions.
-            mean: the weights of completions in an update, of their lengths (`losses.MEANS`).
-            driver: of the engine that answers; closed with the policy.
-            versions: whether each token tells the version of the weights that drew it.
-            on_policy: whether the own text of a batch is always what the network itself drew last.
+            loaded: the model and its files.
+            chat: the prompt format and tokenizer.
+            learner: takes the update steps.
+            loss: returns the advantages of a rollout's completions.
+            mean: returns the completions' weights in an update from their lengths (`losses.MEANS`).
+            sampling: the configured sampling parameters.
+            generator: source of the random numbers.
+            driver: drives the engine that answers; closed with the policy.
+            versions: whether each token records the version of the weights that drew it.
+            on_policy: whether the node's own text in a batch was always drawn last by the network itself.
         """
         self._loaded, self._chat, self._sampling, self._generator = loaded, chat, sampling, generator
         self._loss, self._mean, self._driver = loss, mean, driver
@@ -109,16 +114,21 @@ class LanguagePolicy:
         between: Callable[[], int] | None = None,
         loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> "LanguagePolicy":
-        """Load the configured model and its engine and make them ready.
-
-        Raises NoModel, Unreachable, NoEngine, EngineFailed.
+        """Load the configured model and its engine.
 
         Args:
-            seed: of what is sampled and of a new adapter.
-            sharing: processes of this run on its device, with this one.
-            free: bytes free on a device for each of them.
-            report: gets the progress of a download.
-            loading: entered while the model is looked up and loaded.
+            config: the node's configuration.
+            seed: seed of sampling, and of a new adapter's weights.
+            sharing: number of this run's processes on the device, including this one.
+            free: returns the bytes free on a device for each of these processes.
+            report: receives the progress of a download.
+            rest: called often; blocks while the process must rest.
+            between: called between two tokens; returns the version of the weights in use.
+            loading: context that is entered while the model is looked up and loaded.
+
+        Raises:
+            NoModel, Unreachable: if the model is not available or does not fit.
+            NoEngine, EngineFailed: if the engine cannot be used.
         """
         # Memory is planned for the longest prompts that a trial may choose.
         work, loss = work_of(config), LOSSES[config.train.loss]
@@ -128,7 +138,7 @@ class LanguagePolicy:
         with loading():
             loaded = load_model(config.model, seed, free, work, report)
         use_threads(config, loaded.device, loaded.shape.parameters)
-        # A large model's steps are long enough without this, and its memory is short.
+        # The steps of a large model are long enough without this, and its memory is scarce.
         if loaded.shape.parameters <= KEEP_FREED_PARAMETERS:
             keep_freed_memory(loaded.device)
         network: Any = loaded.network
@@ -170,7 +180,7 @@ class LanguagePolicy:
 
     @property
     def description(self) -> ModelDescription:
-        """The model being trained."""
+        """A description of the model that is trained."""
         loaded = self._loaded
         return ModelDescription(
             loaded.source,
@@ -195,11 +205,14 @@ class LanguagePolicy:
         temperature: float | None = None,
         most_tokens: int = 0,
     ) -> Sequence[Generation]:
-        """Sample answers to each question, with their tokens and the log-probabilities of the draws.
+        """Sample answers to each question, with their tokens and log-probabilities.
 
-        completions: answers to each question. seed: of these answers alone; later draws of the policy are as
-            if these had not been made. temperature: in place of the configured one. most_tokens: of an
-            answer, if fewer than configured; 0: as configured.
+        Args:
+            questions: the questions' texts.
+            completions: number of answers to each question.
+            seed: a separate seed for these answers, which leaves the policy's random state unchanged.
+            temperature: replaces the configured temperature.
+            most_tokens: lowers the configured limit on an answer's tokens; 0 leaves it.
         """
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
@@ -230,18 +243,18 @@ class LanguagePolicy:
         ]
 
     def answer(self, question: str) -> Completion:
-        """Return one greedy answer; draw no random number."""
+        """Return one greedy answer, without drawing random numbers."""
         return self.greedy([question])[0]
 
     def first_answer(self, question: str) -> Completion:
-        """Return one greedy answer of the weights that training began with."""
+        """Return one greedy answer by the weights from before training."""
         reference = self.learner.reference
         assert reference is not None and not self._driver.foreign
         with reference.in_place():
             return self.answer(question)
 
     def greedy(self, questions: Sequence[str]) -> Sequence[Completion]:
-        """Return one greedy answer to each question; draw no random number."""
+        """Return one greedy answer to each question, without drawing random numbers."""
         prompts = [self._chat.prompt(question) for question in questions]
         answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0))
         return [self._chat.read(sample.ids, sample.ended) for (sample,) in answers]
@@ -249,7 +262,7 @@ class LanguagePolicy:
     def update(self, batch: Sequence[Scored], weigh: Weigh = unweighed) -> UpdateReport:
         """Take one policy-gradient step on the batch; see `Learner.step`.
 
-        Without a completion that has an advantage there is no step.
+        No step is taken if no completion has an advantage.
         """
         given = [advantages(scored, self._loss, weigh) for scored in batch]
         rows = rows_of(batch, given, self._chat, self._sampling.limit, self._sampling.context, self._mean)
@@ -259,13 +272,13 @@ class LanguagePolicy:
         self.learner.rest()
         self.learner.on_policy = self._on_policy and self._driver.synced == self.version
         report = self._step(self.learner, rows)
-        # A step that was left out taught nothing.
+        # A skipped step taught nothing.
         return replace(report, useful=sum(map(any, given)) if report.tokens else 0)
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return our tokens of another node's completions, with the current policy's log-probabilities.
 
-        They are cut as `update` cuts them.
+        The tokens are truncated as in `update`.
         """
         self._driver.sleep()
         rows = [
@@ -281,10 +294,11 @@ class LanguagePolicy:
         ]
 
     def unfit(self, scored: Scored) -> str | None:
-        """Return why we cannot be trained on another's rollout (`protocols.SelectivePolicy`), or None.
+        """Return why another node's rollout cannot be trained on (`protocols.SelectivePolicy`), or None.
 
-        A wrong answer that is too long is cut where our own would have been, and is still wrong. A right one
-        would lose its answer. Likewise, only a right one has to begin with our opening.
+        A wrong answer that is too long is truncated where sampling would have stopped, and stays wrong. A
+        truncated right answer could become wrong, so it makes the rollout unfit. Similarly, only right
+        answers must begin with this model's opening.
         """
         room = min(self._sampling.limit, self._sampling.context - len(self._chat.prompt(scored.question)))
         if room <= 0:
@@ -301,15 +315,15 @@ class LanguagePolicy:
         return None
 
     def stepping(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> "LanguagePolicy":
-        """Return this policy with another step: where one is more than one process's."""
+        """Return a copy of this policy with another step function, such as one shared by several ranks."""
         other = copy(self)
         other._step = step
         return other
 
     def showing(self, examples: Examples, opening: str) -> "LanguagePolicy":
-        """Return this policy with other example turns and another opening; see `[model]`.
+        """Return a copy of this policy with other example turns and another opening; see `[model]`.
 
-        Raises NoModel if the model cannot be asked so.
+        Raises NoModel if the new prompt leaves no room for an answer.
         """
         other = copy(self)
         other._chat = self._chat.showing(examples, opening)
@@ -317,37 +331,37 @@ class LanguagePolicy:
         return other
 
     def watch(self, done: Done) -> None:
-        """Have `done` told how many answers are generated, and how many of a batch are trained on."""
+        """Report to `done` the number of answers generated, and of completions trained on in a batch."""
         self.learner.done = done
         if isinstance(self._driver.engine, OwnEngine):
             self._driver.engine.done = done
 
     @property
     def version(self) -> int:
-        """The number of updates behind these weights."""
+        """The number of updates that led to these weights."""
         return self.learner.updates
 
     def save(self, folder: Path) -> None:
-        """Save everything that a later process needs to go on exactly from here, into an existing folder.
+        """Save the complete state into an existing folder, so that a later process can continue exactly here.
 
-        Raises OSError where the disk is full.
+        Raises OSError if the disk is full.
         """
         for name, content in self.files():
             (folder / name).write_bytes(content)
 
     def files(self) -> Iterator[tuple[str, bytes | memoryview]]:
-        """Yield what `save` writes, one file at a time: its name and its content as of now."""
+        """Yield the name and the present content of each file that `save` writes, one at a time."""
         return policy_files.contents(self._identity(), self.learner, self._generator)
 
     def close(self) -> None:
-        """End what the engine has started. The policy cannot be used afterwards."""
+        """End the engine's processes. The policy cannot be used afterwards."""
         self._driver.close()
 
     def restore(self, folder: Path) -> bool:
-        """Go on from where `save` was called; return whether prompts have changed since.
+        """Continue from the state that `save` wrote. Returns whether the prompts have changed since then.
 
-        Token ids and log-probabilities of that time are then of no use. Raises CheckpointUnfit where it is of
-        another base model; see `policy_files.read`.
+        If they have, token ids and log-probabilities of that time must not be used. Raises CheckpointUnfit if
+        the state belongs to another base model; see `policy_files.read`.
         """
         for note in policy_files.read(folder, self._identity(), self.learner, self._generator):
             log.warning("%s", note)
@@ -356,9 +370,9 @@ class LanguagePolicy:
         return before.prompt != self._identity().prompt
 
     def load_weights(self, weights: bytes) -> None:
-        """Answer with these weights: all that updates change, as a safetensors file.
+        """Replace all trained weights by those of a safetensors file.
 
-        Raises ValueError where they are of another model.
+        Raises ValueError if they belong to another model.
         """
         policy_files.put_weights(self.trained, weights)
         self._driver.forget()
@@ -388,7 +402,7 @@ class LanguagePolicy:
 
 
 def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
-    """Raise NoModel where not even an empty question leaves room for an answer."""
+    """Raise NoModel if even an empty question leaves no room for an answer."""
     least = len(chat.prompt(""))
     if least >= sampling.context:
         raise NoModel(

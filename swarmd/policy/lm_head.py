@@ -1,10 +1,11 @@
-"""The head's product, for sampler and learner alike.
+"""The matrix product of the language model head, the same for sampler and learner.
 
-It is in float32, where a device has such products. In bfloat16 a logit of 20 is a multiple of 1/8. The two
-compute a token's states in different orders, and would round what is nearly the same apart, which importance
-ratios are sensitive to (MiniMax-M1, arXiv 2506.13585; ScaleRL, arXiv 2510.13786).
+It gives float32 if the device supports such products. In bfloat16 a logit of 20 is a multiple of 1/8. Sampler
+and learner compute a token's hidden states in different orders, and bfloat16 would round two nearly equal
+logits to different values. Importance ratios are sensitive to this (MiniMax-M1, arXiv 2506.13585; ScaleRL,
+arXiv 2510.13786).
 
-MPS gets large sums wrong, so there a gradient is added up in parts (MOST_TERMS).
+MPS computes large sums wrongly, so on MPS the gradient is summed in parts (MOST_TERMS).
 """
 
 from functools import reduce
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 
 from swarmd.policy.models.device import gives_float32
 
-# The most terms of a sum in a product. On M1 and M2 MPS adds what lies behind the operands where there are
-# more than 32,766, up to torch 2.13 without a word (pytorch/pytorch#193487). The gradient by a token's states
-# has one for each word of the vocabulary.
+# The most terms of a sum in a product. With more than 32,766 terms, MPS on M1 and M2 also adds memory after
+# the operands, and up to torch 2.13 reports no error (pytorch/pytorch#193487). The gradient with respect to a
+# token's states has one term for each token of the vocabulary.
 MOST_TERMS = MappingProxyType({"mps": 2**14})
 
 
 def take_over_head(network: nn.Module) -> None:
-    """Have a network's head compute as this file says; a CPU's stays as it is."""
+    """Make a network's head compute as this module describes. A head on a CPU stays unchanged."""
     head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
     weight = head.weight
     if type(head) is nn.Linear and (
@@ -35,7 +36,7 @@ def take_over_head(network: nn.Module) -> None:
 
 
 class OwnHead(nn.Linear):
-    """A head that gives float32 logits of 16-bit weights, where that can be: [..., d] -> [..., V]."""
+    """A head that gives float32 logits from 16-bit weights, if the device can: [..., d] -> [..., V]."""
 
     def forward(self, states: Tensor) -> Tensor:
         logits: Tensor = _Product.apply(states.flatten(0, -2), self.weight)  # type: ignore[no-untyped-call]
@@ -44,7 +45,7 @@ class OwnHead(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ, in float32 if there is such a product, for which torch has no gradient."""
+    """x Wᵀ with its gradient; in float32 if possible, for which torch defines no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Recurrent layers over packed sequences: a span starts from the state behind its prefix, and from no other.
+"""Recurrent layers over packed sequences: each span starts from the final state of its own prefix.
 
-For Qwen3.5's gated delta rule (arXiv 2412.06464). What else a layer computes is computed for the stream as it
-is; the convolution and the rule run on spans side by side. A token of padding has beta 0 and decay 0, which
-leaves the state as it was.
+For Qwen3.5's gated delta rule (arXiv 2412.06464). The convolution and the rule run on a batch of padded
+spans; the rest of the layer runs on the stream. A padding token has beta 0 and decay 0, which leaves the
+state unchanged.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-# The layer types that can read a stream here, of an architecture.
+# For each architecture, the recurrent layer types that can read a stream.
 RECURRENT: Final = MappingProxyType(
     {"qwen3_5_text": {"linear_attention"}, "qwen3_5_moe_text": {"linear_attention"}}
 )
-# Of B sequences, batch first.
+# The states of B sequences, batch first.
 State = tuple[Tensor, ...]
-# Reads [B, S, n], of which so many tokens count in each ([B]; None: all), from these states (None: from the
-# start); returns [B, S, m] and the states behind.
+# Reads [B, S, n] with the number of valid tokens per sequence ([B]; None: all), from the given states (None:
+# the initial state). Returns [B, S, m] and the final states.
 Step = Callable[[Tensor, Tensor | None, State | None], tuple[Tensor, State]]
 
 
 def read_streams(network: nn.Module) -> None:
-    """Have a network's delta rules take a `layout`, as its attention does."""
+    """Make a network's delta rule layers accept a `layout`, as its attention does."""
     for module in network.modules():
         kind: Any = type(module)
         if kind.__name__ in {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}:
@@ -40,7 +40,7 @@ def _on_stream(kind: Any) -> Any:
 
 
 class _OnStream:
-    """Mixed into transformers' layer, whose weights it reads."""
+    """A mixin for transformers' layer class, whose weights it uses."""
 
     def forward(self: Any, hidden_states: Tensor, *_args: Any, layout: Any, **_more: Any) -> Any:
         x = hidden_states[0]
@@ -50,7 +50,7 @@ class _OnStream:
         return self.out_proj(out.reshape(len(x), -1))[None]
 
     def _step(self: Any, read: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Do as `Step` says. The state is the convolution's last inputs, and the rule's matrix."""
+        """Run one step (see `Step`). The state is the convolution's last inputs and the rule's matrix."""
         from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
         batch, length, _ = read.shape

@@ -1,7 +1,7 @@
-"""The engine `own`: the trainer's network itself decodes (decode.py).
+"""The engine `own`: the trainer's own network decodes (decode.py).
 
-It shares the weights, so there is nothing to sync, and keeps nothing between calls: of `InferenceEngine` it
-has `generate` alone.
+The engine shares the weights, so no sync is needed, and it keeps nothing between calls. Of `InferenceEngine`
+it implements only `generate`.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnEngine:
-    """Answers with the trainer's own network."""
+    """Answers with the trainer's network."""
 
     def __init__(
         self,
@@ -32,19 +32,19 @@ class OwnEngine:
     ) -> None:
         """Wrap a network.
 
-        tokens: how many tokens' keys and values are held at once; fewer once memory was short. packed: use
-            packed weights, if that can be, until memory is short.
+        tokens: the most tokens whose keys and values are held at once; lowered when memory runs out. packed:
+            use packed weights if possible, until memory runs out.
         """
         self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
         self._packed = packed
-        self.done: Done = lambda *_: None  # told how many answers have ended
+        self.done: Done = lambda *_: None  # called with the number of finished answers
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
     ) -> list[list[Sample]]:
         """Generate answers; see `InferenceEngine`.
 
-        Raises NoModel where not even one prompt's completions fit into memory.
+        Raises NoModel if not even one prompt's completions fit into memory.
         """
         while True:
             try:
@@ -63,10 +63,10 @@ class OwnEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            # Out of the handler, so that the traceback no longer holds the tensors.
+            # Outside of the handler, so that the traceback no longer holds the tensors.
             release_cached(generator.device)
             self._packed = False
-            # Of networks that copy a prompt for each answer. Others may have several prompts in less.
+            # For networks that copy the prompt for each answer; covered networks may need less.
             largest = copies * (max(map(len, prompts)) + sampling.limit)
             if self._tokens < largest and all(
                 len(group) == 1

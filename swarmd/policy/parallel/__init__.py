@@ -1,1 +1,1 @@
-"""Processes beside the trainer: generators, further trainers, their questions and weights."""
+"""Processes in addition to the trainer: generators, further trainers, their questions and weights."""

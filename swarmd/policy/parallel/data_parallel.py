@@ -1,9 +1,9 @@
 """Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, all ranks take the same step.
 
-A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is
-the batch's gradient. Every rank holds the sum, the same bits, from the same all-reduce, and so the same
-weights and optimizer after each step. torch.distributed moves tensors only (its object collectives pickle);
-rows go over the pipes of the workers, as msgpack.
+A row's weight already refers to the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is
+the batch's gradient. Every rank receives the same bits from the same all-reduce, so all ranks have equal
+weights and optimizer states after each step. torch.distributed transfers tensors only, since its object
+collectives pickle; rows are sent over the workers' sockets as msgpack.
 """
 
 import os
@@ -33,22 +33,22 @@ from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, by_prompt, packed_tokens
 from swarmd.types import UpdateReport
 
-# How often all weights are compared, on devices of one kind.
+# The ranks compare all their weights after each such number of updates, if their devices are of one kind.
 CHECK_EVERY_UPDATES: Final = 100
-# For all ranks to join, once each has its weights.
+# Timeout for all ranks to join, after each has loaded its weights.
 JOIN_TIMEOUT: Final = timedelta(minutes=2)
-# Between the first rank that has its gradients and the last.
+# Timeout between the first rank that has its gradients and the last.
 UPDATE_TIMEOUT: Final = timedelta(minutes=30)
 
 
 def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """Split the rows into a share for each rank, with about as many tokens each.
+    """Split the rows into one share per rank, with about equal numbers of tokens.
 
-    Rows of one prompt stay together, and in order.
+    Rows with the same prompt stay together, and in order.
     """
     shares: list[list[Row]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    # The largest groups go first, each to the rank that has least.
+    # The largest groups are assigned first, each to the rank with the fewest tokens.
     for group in sorted(by_prompt(rows), key=packed_tokens, reverse=True):
         lightest = loads.index(min(loads))
         shares[lightest] += group
@@ -57,13 +57,13 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
 
 
 class RankLost(Exception):
-    """A rank ended while the others waited for it."""
+    """A rank ended while other ranks waited for it."""
 
 
 def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
-    """Meet the other ranks in a file, over loopback alone; wait for all of them.
+    """Meet the other ranks through a file, over loopback only, and wait for all of them.
 
-    Raises RankLost where one does not come.
+    Raises RankLost if a rank does not join.
     """
     if interface := next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
@@ -73,7 +73,7 @@ def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
     except RuntimeError as error:
         raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
-    # torch 2.14 gave it a public name.
+    # torch 2.14 made this function public.
     (getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout)(UPDATE_TIMEOUT)
 
 
@@ -87,7 +87,7 @@ def leave() -> None:
 
 
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
-    """Make every rank's gradients and sums those of all. Raises RankLost where one is gone."""
+    """Replace this rank's gradients and sums by the totals of all ranks. Raises RankLost if one has ended."""
     names = [f.name for f in fields(sums)]
     total = torch.tensor(
         [float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device
@@ -95,27 +95,27 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
     added = [total]
     for parameter in parameters:
         if parameter.grad is None:
-            # This rank had no rows.
+            # This rank had no rows for it.
             parameter.grad = torch.zeros_like(parameter)
         added.append(parameter.grad)
     try:
-        # All are begun before any is waited for: there are hundreds, and a wait takes longer than a sum.
+        # Start all reductions before waiting: there are hundreds, and waiting takes longer than summing.
         for tensor, work in [(tensor, dist.all_reduce(tensor, async_op=True)) for tensor in added]:
-            # NCCL would wait for a dead rank for ever; gloo says so itself.
+            # NCCL would wait for a dead rank for ever; gloo reports it.
             while tensor.is_cuda and not work.is_completed():
                 if not alive():
                     raise RankLost("another trainer ended")
                 time.sleep(2e-4)
             work.wait()
     except RuntimeError as error:
-        # Gloo and NCCL raise this for a connection that is broken or silent for too long.
+        # Gloo and NCCL raise this if a connection breaks or exceeds the timeout.
         raise RankLost(f"the connection to another trainer broke: {str(error).splitlines()[0]}") from error
     for name, value in zip(names, total.tolist(), strict=True):
         setattr(sums, name, type(getattr(sums, name))(value))
 
 
 def digest(learner: Learner) -> int:
-    """Return a checksum of all trained weights, which is the same on every rank."""
+    """Return a checksum of all trained weights, which is equal on all ranks."""
     check = 0
     for weight in learner.weights.values():
         check = zlib.crc32(weight.detach().flatten().view(torch.uint8).cpu().numpy().data, check)
@@ -123,10 +123,10 @@ def digest(learner: Learner) -> int:
 
 
 class Trainers:
-    """The other ranks as rank 0 sees them: processes that compute a share of each step.
+    """The other ranks as seen by rank 0: processes that compute a share of each step.
 
-    Give `step` to `LanguagePolicy.stepping`. Where a rank dies, all end; the daemon starts the trainer again
-    from its last checkpoint, as when rank 0 dies itself.
+    Pass `step` to `LanguagePolicy.stepping`. If one rank dies, all are ended. The daemon then restarts the
+    trainer from its last checkpoint, as after a crash of rank 0.
     """
 
     def __init__(
@@ -137,21 +137,21 @@ class Trainers:
         folder: Path,
         check_every: int = CHECK_EVERY_UPDATES,
     ) -> None:
-        """Prepare to train in `size` ranks, ourselves included.
+        """Prepare to train in `size` ranks, including this process.
 
-        start: starts the process of a rank. folder: private, for what the ranks read.
+        start: starts the process of a rank. folder: a private folder for the files that the ranks read.
         """
         self._size, self._policy, self._start, self._folder = size, policy, start, folder
-        # Of GPUs of two kinds the norms of a gradient differ by rounding, and so do weights.
+        # On different kinds of GPU, gradient norms differ by rounding, and so do the weights.
         self._checks, self._check_every = devices_alike(size), check_every
         self._children: list[WorkerProcess] = []
-        # The ranks' file stays until the end: NCCL's find each other there at their first sum only.
+        # The meeting file is kept until the end, since NCCL's ranks connect only at their first reduction.
         self._meeting = folder / "meeting"
-        # What every other rank must answer for the last step; None before the first.
+        # The reply that every other rank must give to the last step; None before the first step.
         self._expected: Stepped | None = None
 
     def __enter__(self) -> Self:
-        """Start the others, without waiting for them."""
+        """Start the other ranks, without waiting for them."""
         self._children = [self._start(rank) for rank in range(1, self._size)]
         return self
 
@@ -167,7 +167,7 @@ class Trainers:
 
     @property
     def alive(self) -> int:
-        """The number of ranks that run, ourselves included."""
+        """The number of running ranks, including this process."""
         return 1 + sum(child.alive for child in self._children)
 
     @property
@@ -176,9 +176,9 @@ class Trainers:
         return [child.pid for child in self._children]
 
     def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
-        """Take `Learner.step` shared among the ranks.
+        """Take `Learner.step`, shared among the ranks.
 
-        Raises RankLost where one dies, WorkerFailed where it said why.
+        Raises RankLost if a rank dies, and WorkerFailed if it reported why.
         """
         try:
             if self._expected is None:
@@ -203,12 +203,12 @@ class Trainers:
         return report
 
     def _check_last_step(self) -> None:
-        """Check that each of the others finished the last step with the same result as ours."""
+        """Check that each other rank finished the last step with this rank's result."""
         if any(_heard(child) != self._expected for child in self._children):
             raise RankLost("another trainer ended between two steps, or its weights are not ours any more")
 
     def _meet(self) -> None:
-        """Send the others our state, and wait for them to join."""
+        """Send this rank's state to the other ranks, and wait for them to join."""
         state, meeting = self._folder / "state", str(self._meeting)
         state.mkdir(mode=0o700)
         try:
@@ -220,7 +220,7 @@ class Trainers:
                 child.send(Join(str(state), meeting, rank, self._size))
             join(meeting, 0, self._size, self._policy.device.type)
             for child in self._children:
-                # The reply means that it joined, with its weights in place.
+                # The reply means that the rank has joined and loaded its weights.
                 _heard(child)
         finally:
             shutil.rmtree(state, ignore_errors=True)
@@ -234,10 +234,10 @@ def _heard(child: WorkerProcess) -> Message | None:
 
 
 def all_gather(data: bytes) -> list[bytes]:
-    """Return the bytes of each rank that has joined, by rank; wait for all. Raises RankLost.
+    """Return the bytes of all ranks, in order of rank; waits for all. Raises RankLost.
 
-    Sizes are exchanged first, then the bytes, padded to the longest. torch's `all_gather_object` pickles, and
-    nothing is unpickled here.
+    The ranks exchange sizes first, then the bytes, padded to the longest. torch's `all_gather_object`
+    pickles, and swarmd never unpickles.
     """
     sizes = [int(size) for size in _all(torch.tensor([len(data)]))]
     padded = torch.zeros(max(sizes), dtype=torch.uint8)

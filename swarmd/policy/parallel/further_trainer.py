@@ -1,4 +1,4 @@
-"""A further trainer process (rank above 0): computes its shard of each step and takes rank 0's step.
+"""A further trainer process (rank above 0), which computes its shard of each step and takes rank 0's step.
 
 It is started as `python -m swarmd.policy.parallel.further_trainer FD`.
 """
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def train(begin: Begin, inside: WorkerLink) -> None:
-    """Take step after step, until the trainer is gone."""
+    """Take steps until the trainer ends."""
     policy = LanguagePolicy.open(NodeConfig.model_validate_json(begin.config), begin.seed, begin.sharing)
     learner = policy.learner
     inside.send(WorkerReady())
@@ -36,7 +36,7 @@ def main() -> None:
     try:
         run(train)
     except RankLost as lost:
-        # Rank 0 loses touch too, and ends.
+        # Rank 0 loses the connection, too, and ends.
         log.warning("another trainer is lost: %s", lost)
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""A generator process: answers questions with the newest weights there are.
+"""A generator process: answers questions with the newest published weights.
 
 It is started as `python -m swarmd.policy.parallel.generator FD`.
 """
@@ -13,7 +13,7 @@ from swarmd.policy.parallel.worker import WorkerLink, run
 
 
 def generate(begin: Begin, inside: WorkerLink) -> None:
-    """Answer one question after another until the trainer is gone."""
+    """Answer questions until the trainer ends."""
     config = NodeConfig.model_validate_json(begin.config)
 
     def between() -> int:

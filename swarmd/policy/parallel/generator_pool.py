@@ -1,4 +1,4 @@
-"""The pool of generator processes: keeps them busy with questions. Each has a thread that listens to it."""
+"""The pool of generator processes, which keeps them busy with questions. A thread listens to each of them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from swarmd.types import Generation, Task
 
 
 class WorkerFailed(SwarmdError):
-    """A process that generates or trains cannot go on, and another would not either."""
+    """A generator or a further trainer cannot continue, and a restart would not help."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -28,14 +28,14 @@ class WorkerFailed(SwarmdError):
 
 
 class GeneratorLost(Exception):
-    """A generator ended while the trainer went on."""
+    """A generator process ended unexpectedly."""
 
 
 class Generators:
     """Implements `swarmd.protocols.Answers`.
 
-    Where a generator dies, all end; the daemon starts the trainer again from its last checkpoint, as when the
-    trainer dies itself.
+    If one generator dies, all are ended. The daemon then restarts the trainer from its last checkpoint, as
+    after a crash of the trainer itself.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class Generators:
     ) -> None:
         """Prepare `count` generators.
 
-        start: starts the generator of a number, from 0. flow: also holds figures for the round's report.
-        most: rollouts that a round takes now; None for all.
+        start: starts the generator with this number, counted from 0. flow: the questions and rollouts, with
+        figures for the round's report. most: returns how many rollouts a round takes now; None for all.
         """
         self._count, self._start, self.flow, self._most = count, start, flow, most
         self._children: list[WorkerProcess] = []
         self._threads: list[threading.Thread] = []
         self._working: set[int] = set()  # generators that have loaded their model
-        self._resting: set[str] = set()  # why they rest
+        self._resting: set[str] = set()  # the reasons why they rest
         self._changed = threading.Condition()
         self._failure: Exception | None = None
 
     def __enter__(self) -> Self:
-        """Start them, without waiting for them."""
+        """Start the generators, without waiting for them."""
         self._children = [self._start(number) for number in range(self._count)]
         for number, child in enumerate(self._children):
             self._threads.append(threading.Thread(target=self._listen, args=(number, child), daemon=True))
@@ -69,14 +69,14 @@ class Generators:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End them; what they have in hand is given up."""
+        """End the generators. Unfinished answers are lost."""
         for child in self._children:
             child.end()
         for thread in self._threads:
             thread.join()
 
     def collect(self) -> Sequence[tuple[Task, Generation]]:
-        """Return the finished rollouts, at most as many as a round takes, without waiting."""
+        """Return finished rollouts without waiting, at most as many as a round takes."""
         with self._changed:
             taken = self.flow.collect(self._most())
             for number in self._working:
@@ -84,9 +84,9 @@ class Generators:
             return taken
 
     def wait(self, rollouts: int, seconds: float) -> bool:
-        """Wait until `rollouts` are finished; return False when `seconds` are over first.
+        """Wait until `rollouts` are finished. Returns False if `seconds` pass first.
 
-        Raises GeneratorLost where one died, WorkerFailed where it said why.
+        Raises GeneratorLost if a generator died, and WorkerFailed if it reported why.
         """
         with self._changed:
             there = self._changed.wait_for(lambda: self.flow.finished >= rollouts or self._failure, seconds)
@@ -95,9 +95,9 @@ class Generators:
             return bool(there)
 
     def rest(self, resting: bool, why: str = "") -> None:
-        """Stop all generators between two tokens, or let them go on, where they rest for no other reason.
+        """Pause all generators between two tokens, or remove this reason for the pause.
 
-        Any thread may call it.
+        The generators continue when no reason is left. Any thread may call this.
         """
         with self._changed:
             before = bool(self._resting)
@@ -108,7 +108,7 @@ class Generators:
 
     @property
     def alive(self) -> int:
-        """Return how many have their model and can answer."""
+        """The number of generators that have loaded their model."""
         return len(self._working)
 
     @property
@@ -116,7 +116,7 @@ class Generators:
         return [child.pid for child in self._children]
 
     def _listen(self, number: int, child: WorkerProcess) -> None:
-        """Take in what a generator says, until it ends."""
+        """Handle a generator's messages until it ends."""
         failure: Exception
         try:
             while (message := child.receive()) is not None:
@@ -126,10 +126,10 @@ class Generators:
                 " or take a smaller model"
             )
         except Exception as error:
-            # A fault of ours, too, as in drawing a task.
+            # This includes errors of this process, such as in drawing a task.
             failure = error
         with self._changed:
-            # `wait` raises it in the loop.
+            # `wait` raises it in the trainer's loop.
             self._failure = self._failure or failure
             self._changed.notify_all()
 

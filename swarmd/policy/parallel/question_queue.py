@@ -2,7 +2,7 @@
 
 drawn -> at a generator -> finished -> taken by a round
                               |
-                              +-- overtaken by fresher ones
+                              +-- dropped, after fresher rollouts were taken
 """
 
 from collections import deque
@@ -10,35 +10,36 @@ from collections.abc import Callable, Iterable, Sequence
 
 from swarmd.types import Generation, Task
 
-# A rollout is dropped after so many rounds that took fresher ones.
+# A rollout is dropped after this many rounds took fresher ones instead.
 MAX_PASSED_OVER = 8
 
 
 class QuestionQueue:
-    """Questions out, rollouts back, and neither side waits for the other.
+    """Hands questions to generators and collects rollouts; neither side waits for the other.
 
-    A generator has `ahead` questions in hand, a round takes what is finished. Only where `enough` are on
-    their way or finished, and none is taken, is nothing more asked: it would be generated to be thrown away.
+    Each generator may have `ahead` unanswered questions. A round takes the rollouts that are finished. If the
+    questions in flight and the finished rollouts together reach `enough`, no questions are handed out, since
+    their answers would only be dropped.
     """
 
     def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, enough: int) -> None:
         """Start with an empty queue.
 
-        draw: returns so many more tasks. ahead: questions in flight that each generator may have. enough:
-            questions in flight and finished at which no more are handed out.
+        draw: draws the given number of tasks. ahead: the most questions in flight per generator. enough: the
+            total of questions in flight and finished rollouts at which no more questions are handed out.
         """
         self._draw, self._ahead, self._enough = draw, ahead, enough
-        self._out: dict[int, dict[int, Task]] = {}  # generator -> id -> its question
-        # Oldest first, each with the number of rounds that had taken rollouts before.
+        self._out: dict[int, dict[int, Task]] = {}  # generator -> id -> question in flight
+        # Oldest first. The number counts the rounds that had taken rollouts when this one finished.
         self._finished: deque[tuple[Task, Generation, int]] = deque()
         self._takes = 0
         self._ids = 0
-        self.overtaken = 0  # rollouts that were finished and never taken
-        self.tokens = 0  # generated so far
+        self.overtaken = 0  # rollouts that were dropped
+        self.tokens = 0  # tokens generated so far
 
     @property
     def finished(self) -> int:
-        """Return how many rollouts a round could take now."""
+        """The number of rollouts that a round could take now."""
         return len(self._finished)
 
     @property
@@ -46,7 +47,7 @@ class QuestionQueue:
         return sum(map(len, self._out.values()))
 
     def hand_out(self, generator: int) -> list[tuple[int, str]]:
-        """Return questions with their ids until this generator has enough again."""
+        """Return new questions with their ids, to fill this generator's share."""
         out = self._out.setdefault(generator, {})
         wanted = max(0, min(self._ahead - len(out), self._enough - self.in_flight - len(self._finished)))
         asked = dict(enumerate(self._draw(wanted), self._ids))
@@ -55,15 +56,15 @@ class QuestionQueue:
         return [(number, task.question) for number, task in asked.items()]
 
     def answered(self, generator: int, answers: Iterable[tuple[int, Generation]]) -> None:
-        """Record what a generator finished."""
+        """Record a generator's finished answers."""
         for number, generation in answers:
             self.tokens += sum(map(len, generation.tokens.ids))
             self._finished.append((self._out[generator].pop(number), generation, self._takes))
 
     def collect(self, most: int | None) -> list[tuple[Task, Generation]]:
-        """Take the freshest finished rollouts, oldest of them first, at most `most` (None: all).
+        """Take the newest finished rollouts, at most `most` (None: all); return them oldest first.
 
-        The others may be taken later, until they were passed over MAX_PASSED_OVER times.
+        The remaining rollouts may be taken later, until MAX_PASSED_OVER rounds have passed them over.
         """
         count = len(self._finished) if most is None else min(most, len(self._finished))
         taken = [self._finished.pop() for _ in range(count)]

@@ -1,9 +1,9 @@
-"""Weight sync from the trainer to the generators, without stopping either: one file in memory, replaced.
+"""Weight sync from the trainer to the generators by one file in memory, without stopping either side.
 
-The trainer writes every trained tensor (with LoRA, the adapter's alone) to a file of another name and renames
-it; between two tokens a generator checks whether there is a newer one. A rename is atomic, and a file that is
-being read stays as it was for its reader, so weights are never torn, even if either is killed. The version is
-the number of updates behind the weights.
+The trainer writes all trained tensors (with LoRA, only the adapter's) to a temporary file and renames it to
+its final name. Between two tokens, a generator checks for a newer file. A rename is atomic, and an open file
+stays unchanged for its reader. So a reader never gets a mix of two versions, even if either side is killed.
+The version is the number of updates that led to the weights.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ log = logging.getLogger(__name__)
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  Linux keeps it in memory; the folder inside is private
 _FILE: Final = "weights.safetensors"
-# The name of a tensor beside the weights, whose names have dots.
+# The version is stored as a tensor. Its name has no dot, so it cannot clash with a weight's name.
 _VERSION: Final = "version"
-# Copies of the weights at once: the current one, the one being written, and one still being read.
+# Copies of the weights that exist at once: the current one, one being written, and one still being read.
 _COPIES: Final = 3
 
 
 def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
-    """Make an empty folder for weights of `size` bytes that nobody else can read.
+    """Make an empty folder for weights of `size` bytes that only this user can read.
 
-    It is in memory where there is room, else among the temporary files. In memory it has a name of its own
-    for each state folder, so that the next run removes what a killed trainer left behind.
+    It is in memory if there is room, else in the folder for temporary files. The name in memory depends on
+    the state folder, so that the next run removes the files of a killed trainer.
     """
     name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]
     folder = memory / f"swarmd-{os.getuid()}-{name}"
-    # First, as what is left takes the room. A symbolic link, or somebody else's, stays: then mkdir fails.
+    # Free the room of a previous run first. A symbolic link or another user's folder stays, and mkdir fails.
     shutil.rmtree(folder, ignore_errors=True)
-    # This system may have no such place, or we may not use it.
+    # The system may lack this folder, or refuse access to it.
     with contextlib.suppress(OSError):
         if shutil.disk_usage(memory).free >= _COPIES * size:
             folder.mkdir(mode=0o700)
@@ -55,18 +55,18 @@ class WeightWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.version: int | None = None  # the version published last
+        self.version: int | None = None  # the last published version
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Write this version of the weights for the generators, unless it is there already.
+        """Write this version of the weights for the generators, unless it was written last.
 
-        Without room they go on with an older one, which is logged.
+        If there is no room, the generators continue with an older version, and a warning is logged.
         """
         if version == self.version:
             return
         fresh = self._folder / f".{_FILE}.{os.getpid()}"
         try:
-            # systemd removes it at its user's last logout, and from the temporary files after some days.
+            # systemd removes the folder at its user's last logout, and temporary files after some days.
             self._folder.mkdir(mode=0o700, exist_ok=True)
             fresh.write_bytes(tensor_file({**weights, _VERSION: torch.tensor(version)}))
             fresh.replace(self._folder / _FILE)
@@ -82,20 +82,20 @@ class WeightWriter:
 
 
 class WeightReader:
-    """A generator's side: call it between two tokens."""
+    """A generator's side. Call it between two tokens."""
 
     def __init__(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Read weights that a trainer publishes.
+        """Prepare to read the weights that a trainer publishes.
 
-        weights: written into.
+        weights: the tensors that are overwritten.
         """
         self._path, self._weights = folder / _FILE, weights
         self._seen: tuple[int, int] | None = None
-        self.version = -1  # -1: nothing was read yet
+        self.version = -1  # -1: nothing read yet
 
     def __call__(self) -> int:
-        """Read newer weights, if there are any. Returns the version of those in place."""
-        # The first weights may not be there yet, or the run is over.
+        """Load newer weights if there are any. Returns the version of the weights in use."""
+        # The file is missing before the first version, and after the end of the run.
         with contextlib.suppress(FileNotFoundError):
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns)

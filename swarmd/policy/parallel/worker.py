@@ -1,6 +1,6 @@
-"""A worker process: as the trainer sees it (start, messages, end), and the main loop inside it.
+"""A worker process: the trainer's handle (start, messages, end), and the main loop inside the process.
 
-Inside, the trainer's messages are read in a thread, and the process ends when the trainer has.
+Inside, a thread reads the trainer's messages, and the process exits when the trainer has ended.
 """
 
 import logging
@@ -21,25 +21,25 @@ from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 class WorkerProcess:
     """Runs `python -m MODULE FD`.
 
-    The process ends when its end of the pair says that we are gone, however we ended.
+    The process exits when the socket to this process closes, so it never outlives this process.
     """
 
     def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:
         """Start a worker process.
 
-        environment: variables added to our own.
+        environment: variables in addition to those of this process.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                # -P: no file of the working folder is imported
+                # -P: do not import files of the working folder
                 [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
             )
         self._channel = Channel(ours)
-        # Once the process has ended, `receive` returns None.
+        # `receive` returns None after the process has ended.
         self.send, self.receive = self._channel.send, self._channel.receive
         self.pid, self.kill = self._process.pid, self._process.kill
         self.send(begin)
@@ -49,9 +49,9 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
-        """Close its connection, on which it exits, and kill it if it does not.
+        """Close the connection, which makes the process exit, and kill it if it does not.
 
-        Returns how it ended, in words.
+        Returns a description of how the process ended.
         """
         self._channel.close()
         try:
@@ -66,11 +66,11 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLink:
-    """The worker's end. `messages` are those to be handled, in order; rest and work take effect at once."""
+    """The worker's end of the connection. `messages` queues all but Rest, which takes effect at once."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        # If nobody receives a message, `_hear` sees the same end and acts on it.
+        # Errors of `send` are ignored: if the trainer has ended, `_hear` notices it and exits.
         self.send = channel.send
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._may_work = threading.Event()
@@ -79,11 +79,11 @@ class WorkerLink:
         threading.Thread(target=self._hear, name="trainer", daemon=True).start()
 
     def rest(self) -> None:
-        """Wait here for as long as we are to rest."""
+        """Block while the trainer wants this worker to rest."""
         self._may_work.wait()
 
     def questions(self, most: int) -> list[tuple[int, str]]:
-        """Wait for at least one question; return at most `most` of those that are here."""
+        """Wait for at least one question; return at most `most` of the questions that have arrived."""
         found, self._left = self._left, []
         while not found or (len(found) < most and not self.messages.empty()):
             message = self.messages.get()
@@ -99,13 +99,13 @@ class WorkerLink:
                     (self._may_work.clear if resting else self._may_work.set)()
                 case _:
                     self.messages.put(message)
-        # The trainer is gone, or done with us; nobody wants what we have in hand.
+        # The trainer has ended or closed the connection; nobody needs the unfinished work.
         os._exit(0)
 
 
 def run(work: Callable[[Begin, WorkerLink], None]) -> None:
-    """Run `work` as a worker process: logging, the link to the trainer, and errors sent back over it."""
-    # It is the trainer's standard error, and so trainer.log.
+    """Run `work` as a worker process, with logging and a link to the trainer, to which errors are sent."""
+    # The worker shares the trainer's standard error, which goes to trainer.log.
     set_up_logging(None, stderr=True)
     inside = WorkerLink(Channel(socket.socket(fileno=int(sys.argv[1]))))
     begin = inside.messages.get()

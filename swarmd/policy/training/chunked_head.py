@@ -1,4 +1,4 @@
-"""The chunked head: log-probabilities and gradients from hidden states, a chunk of tokens at a time."""
+"""The chunked head: log-probabilities and gradients from hidden states, one chunk of tokens at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ from swarmd.policy.training.packing import Packed
 
 
 class Decoder:
-    """An adopted network (`attention.adopt`) in two halves, with a gradient."""
+    """An adopted network (`attention.adopt`), split into decoder and head, with gradients."""
 
     def __init__(self, network: nn.Module, device: torch.device, chunk: int = 0) -> None:
         """Split a network into decoder and head.
 
-        chunk: how many tokens' logits to hold at once; 0 for as many as a plan would.
+        chunk: the number of tokens whose logits are held at once; 0 for the number that a plan would choose.
         """
         model: Any = network
         self._decoder: nn.Module = model.base_model
@@ -34,14 +34,14 @@ class Decoder:
         self.chunk = chunk or chunk_of(config.vocab_size)
 
     def hidden(self, batch: Packed) -> Tensor:
-        """Return the states [N, d] of the tokens that predict the completions' tokens."""
+        """Return the hidden states [N, d] of the tokens that predict the completions' tokens."""
         stream = PackedLayout(batch.spans, self._device, self._dtype)
         states: Tensor = run(self._decoder, batch.ids, batch.positions, stream).last_hidden_state
-        # Picked as embeddings are: on CUDA a sum of gradients by index has another order each time.
+        # An embedding lookup: on CUDA, indexing would sum its gradients in another order each time.
         return F.embedding(batch.sources, states[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the head and all that the network does behind it: [n, d] -> [n, V]."""
+        """Apply the head and the network's later operations: [n, d] -> [n, V]."""
         logits: Tensor = self._head(hidden)
         return capped(logits if self._divisor == 1 else logits / self._divisor, self._softcap)
 
@@ -50,12 +50,12 @@ class Decoder:
 def recomputing(network: nn.Module) -> Iterator[None]:
     """Recompute activations until the block ends: layers keep only their inputs (arXiv 1604.06174).
 
-    Saves most of the memory of long batches for about a third more time.
+    This saves most of the memory of long batches and takes about a third more time.
     """
     layers = [m for m in network.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
-        # transformers asks `training` of the layer itself; what is inside stays in eval mode, without
-        # dropout.
+        # transformers checks `training` of the layer itself. The layer's submodules stay in eval mode,
+        # without dropout.
         layer.training, layer.gradient_checkpointing = True, True
         layer._gradient_checkpointing_func = partial(
             checkpoint, use_reentrant=False, preserve_rng_state=False
@@ -68,16 +68,16 @@ def recomputing(network: nn.Module) -> Iterator[None]:
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each target's log-probability, the entropy in nats and all probabilities [N, V].
+    """Return each target's log-probability, the entropy in nats, and all probabilities [N, V].
 
-    logits [N, V], targets [N]. In float32, and at the temperature at which the policy samples: that is the
-    policy. Without gradient; see `logits_gradient`.
+    logits: [N, V]. targets: [N]. Computed in float32 and at the sampling temperature, since this distribution
+    is the policy. Without gradient; see `logits_gradient`.
     """
     with torch.no_grad():
         scaled = logits.float() if temperature == 1 else logits.float() / temperature
         probabilities = scaled.softmax(-1)
-        # log Z from the likeliest token, whose probability is at least 1/V: exact, without a second pass of
-        # exponentials.
+        # Compute log Z from the likeliest token, whose probability is at least 1/V. This is exact and saves a
+        # second pass of exponentials.
         highest, likeliest = scaled.max(-1)
         normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
         entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)
@@ -85,9 +85,9 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 def logits_gradient(probabilities: Tensor, targets: Tensor, gradient: Tensor, temperature: float) -> Tensor:
-    """Return the gradient of a loss by the logits [N, V]: (1[target] − p) g / T.
+    """Return the gradient of a loss with respect to the logits [N, V]: (1[target] − p) g / T.
 
-    gradient: g [N], of the loss by the targets' log-probabilities. Overwrites `probabilities`.
+    gradient: g [N], the gradient with respect to the targets' log-probabilities. Overwrites `probabilities`.
     """
     gradient = gradient[:, None] / temperature
     return probabilities.mul_(-gradient).scatter_add_(1, targets[:, None], gradient)

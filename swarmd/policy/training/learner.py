@@ -1,13 +1,15 @@
-"""One policy-gradient step: forward and backward in micro-batches that fit, clip, Adam.
+"""One policy-gradient step: forward and backward in micro-batches that fit, gradient clipping, Adam.
 
-What is taken from GRPO (arXiv 2402.03300), and what is changed:
+The step follows GRPO (arXiv 2402.03300), with these changes:
 
 1. Advantages come with the rows (`packing.rows_of`). The learner knows neither groups nor rewards.
-2. One step a batch, so text that these very weights drew has ratio 1 by definition (`on_policy`), as in TRL:
-   the sampler's rounding in 16 bits would clip 3 to 4 % of its tokens. Replay and generators outside the
-   trainer bring old log-probabilities. Text of other nodes has ratio 1 (SAPO, section 3.2).
-3. No KL term in the loss; the KL from the start is only measured, every `kl_every` updates.
-4. A step is a sum over micro-batches of loss times weight, so their size changes memory and never the result.
+2. There is one step per batch. So text that these very weights drew has ratio 1 by definition (`on_policy`),
+   as in TRL; otherwise the sampler's rounding in 16 bits would clip 3 to 4 % of its tokens. Replay and
+   generators outside of the trainer bring old log-probabilities. Text of other nodes has ratio 1 (SAPO,
+   section 3.2).
+3. The loss has no KL term. The KL divergence from the start is only measured, every `kl_every` updates.
+4. A step is a sum over micro-batches of loss times weight. So their size changes the memory, never the
+result.
 
 `Learner` holds weights and optimizer, `ReferencePolicy` the start; `losses.LOSSES` has the loss per token.
 """
@@ -47,17 +49,17 @@ from swarmd.types import UpdateReport
 
 
 class ReferencePolicy:
-    """The weights that training began from, to measure the KL divergence from them; made before it begins.
+    """The weights from before training, to measure the KL divergence from them. Made before training starts.
 
-    An adapter is switched off: the base model is there. Where all weights are trained, a copy is put aside in
-    the machine's memory (not the accelerator's), as they were loaded, so before a checkpoint is restored; it
-    is exchanged with the trained ones while it is needed.
+    With an adapter, the adapter is switched off, which leaves the base model. If all weights are trained, a
+    copy is kept in the machine's memory (not the accelerator's) and exchanged with the trained weights while
+    it is needed. The copy holds the weights as they were loaded, before a checkpoint is restored.
     """
 
     def __init__(self, network: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
-        """Keep what is needed to restore the network's start.
+        """Keep the data that is needed to restore the weights from before training.
 
-        weights: the trained ones.
+        weights: the trained parameters.
         """
         self._adapted = [layer for _, layer in lora_layers(network)]
         self._copies = [
@@ -66,8 +68,8 @@ class ReferencePolicy:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the network back to its start until the block ends; nothing may be trained there."""
-        # Room for one weight. Where there is none, this fails before any has moved.
+        """Restore the weights from before training until the block ends. Do not train inside the block."""
+        # A buffer for one weight. If there is no memory for it, this fails before any weight has moved.
         most = max((w.nbytes for w, _ in self._copies if w.device.type != "cpu"), default=0)
         spare = torch.empty(most, dtype=torch.uint8)
         self._adapters(on=False)
@@ -98,11 +100,12 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MAX_SKIPS_IN_A_ROW: Final = 5
-# In float16 the loss is multiplied by a power of two, lest small gradients become 0 (arXiv 1710.03740,
-# section 3.2): by a quarter of it after a gradient that was not finite, by twice it after so many steps.
+# In float16 the loss is multiplied by a power of two, so that small gradients do not become 0 (arXiv
+# 1710.03740, section 3.2). The factor is divided by 4 after a non-finite gradient, and doubled every
+# STEPS_TO_DOUBLE updates.
 FIRST_SCALE: Final = 2.0**14
 STEPS_TO_DOUBLE: Final = 200
-# The logits of a padded micro-batch: half a GiB in float32, held about three times over.
+# The most logits of a padded micro-batch: half a GiB in float32, held about three times over.
 MAX_PADDED_LOGITS: Final = 2**27
 
 
@@ -115,12 +118,12 @@ class Diverged(SwarmdError):
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    train: TrainConfig  # with a learning rate, and an importance cap
-    # The temperature that the policy samples at: ratios and entropy are of that distribution.
+    train: TrainConfig  # with the learning rate and the importance cap filled in
+    # The sampling temperature, since ratios and entropy refer to the distribution that is sampled.
     temperature: float
-    micro_batch_tokens: int  # tokens of one forward pass
-    checkpointing: bool = False  # gradient checkpointing; else from the first time that memory is short
-    # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary.
+    micro_batch_tokens: int  # the most tokens of one forward pass
+    checkpointing: bool = False  # gradient checkpointing from the start; else after the first lack of memory
+    # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the size of the vocabulary.
     head_tokens: int = 0
 
 
@@ -133,13 +136,13 @@ class Sums:
     clipped: float = 0.0
     tokens: int = 0
     drift: float = 0.0
-    # Tokens with log-probabilities of the policy that drew them, over which `drift` is taken.
+    # Tokens whose log-probability under the policy that drew them is known; `drift` is summed over them.
     drawn: int = 0
     kl: float = 0.0
-    measured: int = 0  # tokens over which `kl` is taken
+    measured: int = 0  # tokens over which `kl` is summed
 
 
-# Where there are several trainers, makes every rank's gradients and sums those of all.
+# With several trainers: replaces each rank's gradients and sums by the totals of all ranks.
 Combine = Callable[[Sequence[nn.Parameter], Sums], None]
 
 
@@ -155,7 +158,11 @@ class Learner:
     ) -> None:
         """Prepare to train a network. Raises NoModel.
 
-        network: as training begins with it; what a checkpoint holds is loaded later.
+        Args:
+            network: as it is before training; a checkpoint's weights are loaded later.
+            learning: the settings of the updates.
+            device: the network's device.
+            rest: called between micro-batches; blocks while the process must rest.
         """
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.optimizer = Optimizer(self.weights, learning.train.optimizer)
@@ -163,29 +170,35 @@ class Learner:
         self.skipped = 0  # consecutive updates that were skipped
         self._network, self._learning, self._device, self.rest = network, learning, device, rest
         self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
-        # None means padded batches.
+        # None: the network needs padded batches.
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing
-        # Whether old log-probabilities are of the weights as they are, but for rounding.
+        # Whether old log-probabilities come from the present weights and differ only by rounding.
         self.on_policy = False
         self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
         self.reference = ReferencePolicy(network, self.weights) if learning.train.kl_every else None
-        # Told how many rows are done, of how many, and the share.
+        # Called with the number of finished rows, the number of all rows, and the share.
         self.done: Callable[[int, int, float], object] = lambda *_: None
 
     def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
 
-        Where nothing has a gradient, nothing moves. Where loss or gradient is not finite, the step is left
-        out and the report says 0 tokens and 1 skipped. Out of memory, it recomputes where it may, then uses
-        smaller micro-batches, from then on.
+        If no row has a gradient, no weight changes. If loss or gradient is not finite, the step is skipped
+        and the report has 0 tokens and 1 skipped. If memory runs out, all later updates recompute
+        activations, and if that is not enough, use smaller micro-batches.
 
-        Raises Diverged after five skipped steps in a row, NoModel when not even one row fits.
+        Args:
+            rows: completions with their weights.
+            combine: sums gradients over several trainers; None for a single trainer.
+
+        Raises:
+            Diverged: after five skipped steps in a row.
+            NoModel: if not even one row fits into memory.
         """
         if not rows and combine is None:
             return UpdateReport()
-        # With several trainers the others would wait for us within a step, and take us for lost.
+        # With several trainers, a rest within a step would make the other ranks wait until their timeout.
         rest = self.rest if combine is None else None
         sums = self._with_memory(rows, partial(self._accumulate, rest=rest))
         for weight in self.weights.values() if self._scale != 1 else ():
@@ -221,9 +234,9 @@ class Learner:
         )
 
     def logprobs(self, rows: Sequence[Row]) -> dict[Row, tuple[float, ...]]:
-        """Return the log-probabilities that the current policy gives each row's completion.
+        """Return each row's log-probabilities of its completion under the current policy.
 
-        Trains nothing; memory as in `step`.
+        Trains nothing. Uses memory as `step` does.
         """
         return self._with_memory(rows, self._row_logprobs)
 
@@ -237,7 +250,7 @@ class Learner:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            # Out of the handler, so that the traceback no longer holds the tensors.
+            # Outside of the handler, so that the traceback no longer holds the tensors.
             self._shrink(groups)
 
     def _micro_batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -261,7 +274,7 @@ class Learner:
                 f" {max(len(g[0]) for g in groups)} tokens, question included. Lower generate.max_new_tokens,"
                 " close other programs, or choose a smaller model."
             )
-        # Half of the largest that can be parted: a single long row would else keep the budget up for ever.
+        # Halve the largest micro-batch that can be split. A single long row would keep the budget too high.
         self._budget = (
             max(packed_tokens(g) if self._decoder else len(g) * len(g[0]) for g in groups if len(g) > 1) // 2
         )
@@ -283,7 +296,7 @@ class Learner:
                 self._note(groups, i)
         if not figures:
             return Sums()
-        # The one wait for the device.
+        # The only wait for the device.
         loss, entropy, clipped, drift, drawn, kl, own = torch.stack(figures).sum(0).tolist()
         tokens = sum(len(row.completion) for group in groups for row in group)
         measured = 0 if references[0] is None else int(own)
@@ -306,7 +319,7 @@ class Learner:
         return found
 
     def _note(self, groups: Sequence[Sequence[Row]], last: int) -> None:
-        """Tell that the micro-batches up to the `last` are done."""
+        """Report that the micro-batches up to `last` are done."""
         done, of = sum(map(len, groups[: last + 1])), sum(map(len, groups))
         self.done(done, of, done / of)
 
@@ -327,9 +340,9 @@ class Learner:
         return torch.cat(found)
 
     def _backward_packed(self, decoder: Decoder, batch: Packed, reference: Tensor | None) -> list[Tensor]:
-        """Run head and loss forward and backward in chunks, then the rest backward at once.
+        """Run head and loss forward and backward in chunks, then the decoder backward at once.
 
-        No more than a chunk of logits is held at a time. Returns the figures of each chunk.
+        So no more than one chunk of logits is held. Returns the figures of each chunk.
         """
         hidden, figures = decoder.hidden(batch), []
         gradient = torch.empty_like(hidden)
@@ -344,14 +357,14 @@ class Learner:
         return figures
 
     def _backward_logits(self, logits: Tensor, scores: Scores, reference: Tensor | None) -> Tensor:
-        """Add the gradients of the logits; return seven sums for the report, on the device.
+        """Backpropagate from the logits. Returns seven sums for the report, as a tensor on the device.
 
-        logits: [N, V], with a graph. reference: [N], log-probabilities.
+        logits: [N, V], with a graph. reference: [N], the reference policy's log-probabilities.
         """
         temperature = self._learning.temperature
         logprobs, entropy, probabilities = token_logprobs(logits, scores.targets, temperature)
-        # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO
-        # section 3.2).
+        # Text from other nodes is treated as if the current policy had written it: ratio 1 (SAPO section
+        # 3.2).
         drawn, current = ~scores.old.isnan(), logprobs.clone()
         drew = torch.where(drawn, scores.old, current)
         old = current if self.on_policy else drew
@@ -362,20 +375,21 @@ class Learner:
         logits.backward(
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
-        # The drift is 0 where the policy that drew is not known. The KL is taken over our own tokens: `k3`
-        # estimates none over text of other nodes, also if its log-probabilities of first use are known.
+        # The drift is 0 if the policy that drew the token is unknown. The KL is summed over this node's own
+        # tokens only: `k3` needs tokens of the measured policy, and replayed text of other nodes is not, even
+        # though its log-probabilities at first use are known.
         drift, kl = k3(current, drew), none
         if reference is not None:
             kl = torch.where(scores.own, k3(reference, current), 0.0)
-        # All of one type, for MPS stacks no others; a count of tokens is exact in float32.
+        # All sums have one type, since MPS cannot stack mixed types. A count of tokens is exact in float32.
         figures = (loss.detach(), entropy, none if clipped is None else clipped, drift, drawn, kl, scores.own)
         return torch.stack([figure.float().sum() for figure in figures])
 
     def _padded_logits(self, batch: Padded) -> Tensor:
         """Return the logits [N, V] at the positions that predict a completion token.
 
-        They are picked in front of the head, so that whatever a model does after it (soft-capping, scaling)
-        still happens.
+        The positions are selected before the head, so that the model's later operations (soft-capping,
+        scaling) still apply.
         """
 
         def pick(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -386,9 +400,9 @@ class Learner:
         return logits
 
     def _clip(self) -> float:
-        """Scale the gradients down to the largest norm allowed; return the norm they had.
+        """Scale the gradients down to the largest allowed norm; return their norm before.
 
-        It is summed in float32 whatever the gradients are in.
+        The norm is summed in float32 for gradients of any type.
         """
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if not gradients:

@@ -1,10 +1,10 @@
-"""The losses, what each reads of `[train]`, and the means over a batch.
+"""The losses, their keys of `[train]`, and the means over a batch.
 
-Pure; a new loss is a row of LOSSES and touches this file alone.
+This module is pure. A new loss is a row of LOSSES and changes only this file.
 
-Every tensor is flat, one element a completion token. A batch's loss is the sum over its completion tokens of
-a loss per token times the weight of its mean. The configuration imports this module in processes that must
-not load torch: only methods of tensors are used.
+Every tensor is flat, with one element per completion token. A batch's loss is the sum over its completion
+tokens of the token's loss times its weight in the mean. The configuration imports this module in processes
+that must not load torch, so only methods of tensors are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LossSettings(BaseModel):
     """The keys of `[train]` that belong to a loss; `TrainConfig` inherits them.
 
-    A new one also needs its line in the example file.
+    A new key also needs a line in the example file.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,8 +33,8 @@ class LossSettings(BaseModel):
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
-    # Gives grpo truncated importance weights in place of clipping. 0: off; None: 2 with a foreign engine or
-    # with replay, else off.
+    # Makes grpo use truncated importance weights instead of clipping. 0: off; None: 2 with a foreign engine
+    # or with replay, else off.
     importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
 
 
@@ -42,14 +42,14 @@ class LossSettings(BaseModel):
 class Loss:
     """A row of LOSSES."""
 
-    # (logprobs, old, advantages, settings) -> the loss of each token, to be minimised, and which tokens were
-    # clipped (bool; None: none). `old` are the log-probabilities of the policy that drew the token, without
-    # gradient; those of `logprobs` where they are not known.
+    # (logprobs, old, advantages, settings) -> the loss of each token, to be minimised, and whether it was
+    # clipped (bool; None: no token). `old` are the log-probabilities under the policy that drew the token,
+    # without gradient, or `logprobs` itself if they are unknown.
     per_token: Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor | None]]
-    # One a completion. Others' are weighed afterwards (`swarmd.experience.advantages`).
+    # One advantage per completion. Other nodes' are weighted afterwards (`swarmd.experience.advantages`).
     advantages: Callable[[Scored, LossSettings], Sequence[float]]
-    # Whether the loss has a ratio of new to old probabilities, and so can use importance weights in place of
-    # the clip.
+    # Whether the loss has a ratio of new to old probabilities, and so can use importance weights instead of
+    # clipping.
     uses_ratio: bool = False
 
 
@@ -58,14 +58,14 @@ def grpo(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute GRPO's clipped surrogate.
 
-    Where `importance_cap` is above 0, it is the policy gradient with truncated importance weights instead:
+    If `importance_cap` is above 0, compute the policy gradient with truncated importance weights instead:
     min(π / π_drawn, cap), without gradient.
     """
     low, high, current = settings.clip_low, settings.clip_high, logprobs.detach()
     if settings.importance_cap:
-        # For text that an engine or an older policy drew with other probabilities. They are truncated, so
-        # that a rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA,
-        # arXiv 1802.01561).
+        # For text that an engine or an older policy drew with other probabilities. The weights are truncated
+        # so that a rare token cannot dominate the batch: this is biased, but has bounded variance (Ionides
+        # 2008; IMPALA, arXiv 1802.01561).
         weights = (current - old).exp().clamp(max=settings.importance_cap)
         return surrogate(logprobs, current, advantages, low, high) * weights, None
     return surrogate(logprobs, old, advantages, low, high), clipped(current, old, advantages, low, high)
@@ -76,7 +76,7 @@ def asymre(
 ) -> tuple[Tensor, None]:
     """Compute Asymmetric REINFORCE (AsymRE, arXiv 2506.20520).
 
-    It has no ratio, so it also serves text that another policy wrote.
+    It has no ratio, so it also works for text that another policy wrote.
     """
     return -advantages * logprobs, None
 
@@ -90,8 +90,8 @@ LOSSES: Mapping[str, Loss] = {
 def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """Return the clipped surrogate per token, to be minimised.
 
-    It is PPO's (arXiv 1707.06347, eq. 7), with the asymmetric clip of DAPO (2503.14476, eq. 8) and no KL term
-    (SAPO section 4.2: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain
+    This is PPO's surrogate (arXiv 1707.06347, eq. 7) with the asymmetric clip of DAPO (2503.14476, eq. 8) and
+    no KL term (SAPO section 4.2: weight 0). `old` has no gradient. If it equals `logprobs`, this is the plain
     policy gradient.
     """
     ratio = (logprobs - old).exp()
@@ -105,29 +105,29 @@ def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high:
 
 
 def k3(logprobs: Tensor, drawn_with: Tensor) -> Tensor:
-    """Estimate KL(drawn || π) per token from tokens of the policy that drew them.
+    """Estimate KL(drawn || π) per token, from tokens that the policy `drawn` drew.
 
-    It is (r − 1) − log r with r = π / π_drawn: unbiased and never below 0 (Schulman, "Approximating KL
-    divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || reference) the tokens are π's own, and the
-    parts change: k3(reference, π).
+    The estimate is (r − 1) − log r with r = π / π_drawn, which is unbiased and never negative (Schulman,
+    "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || reference), the tokens
+    are drawn by π and the arguments are exchanged: k3(reference, π).
     """
     log_ratio = logprobs - drawn_with
     return log_ratio.expm1() - log_ratio
 
 
 def token_mean(lengths: Sequence[int]) -> list[float]:
-    """Weigh every completion token of the batch the same (DAPO, arXiv 2503.14476, eq. 12).
+    """Weight every completion token of the batch equally (DAPO, arXiv 2503.14476, eq. 12).
 
-    lengths, in tokens, and the weights: one a completion.
+    lengths: tokens of each completion. Returns one weight per completion.
     """
     tokens = sum(lengths)
     return [1 / tokens if n else 0.0 for n in lengths]
 
 
 def sequence_mean(lengths: Sequence[int]) -> list[float]:
-    """Weigh every completion the same, its tokens 1/|o| of it (GRPO, arXiv 2402.03300, eq. 3).
+    """Weight every completion equally, and each of its |o| tokens by 1/|o| (GRPO, arXiv 2402.03300, eq. 3).
 
-    Empty completions count, and weigh nothing.
+    Empty completions are counted, but have weight 0.
     """
     return [1 / (len(lengths) * n) if n else 0.0 for n in lengths]
 

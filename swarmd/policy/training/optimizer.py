@@ -1,12 +1,13 @@
-"""AdamW on float32 copies of 16-bit weights, and its saved state.
+"""AdamW with float32 copies of 16-bit weights, and its saved state.
 
-Weights in float32 are stepped as they are. One in bfloat16 has 8 significant bits: a step below a 512th of it
-is rounded away, and at the learning rates of post-training nearly all are. So of trained weights in 16 bits a
-float32 copy takes the steps, and the weight is the copy, rounded (Micikevicius et al., arXiv 1710.03740,
-section 3.1). 4 bytes a weight more.
+Float32 weights are stepped directly. A bfloat16 weight has 8 significant bits: a step below 1/512 of its
+value is rounded away, and at the learning rates of post-training nearly all steps are. So each 16-bit weight
+has a float32 copy that takes the steps, and the weight is this copy, rounded (Micikevicius et al., arXiv
+1710.03740, section 3.1). This takes 4 more bytes per weight.
 
-Adam as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` keeps its two moments in 8 bits, in
-blocks (Dettmers et al., arXiv 2110.02861), by bitsandbytes; tensors of fewer than 4,096 numbers keep 32.
+Adam is configured as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` stores the two moments
+in 8 bits, in blocks (Dettmers et al., arXiv 2110.02861), by bitsandbytes. Tensors of fewer than 4,096
+elements keep 32-bit moments.
 """
 
 from collections.abc import Mapping
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 
 from swarmd.errors import NoModel
 
-# Of float32 copies, in the names of tensors.
+# Prefix of the float32 copies' names in a checkpoint.
 MASTER: Final = "master"
 
 
 class Optimizer:
-    """Steps `weights` along their gradients. kind: "adamw" or "adamw8bit"."""
+    """Steps `weights` down their gradients. kind: "adamw" or "adamw8bit"."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter], kind: str = "adamw") -> None:
-        """Prepare to step the weights. Raises NoModel."""
+        """Prepare to step the weights. Raises NoModel if bitsandbytes is needed and does not work."""
         self.kind, self._weights = kind, weights
-        # Empty until the first step: a process that never trains holds no copies.
+        # Empty until the first step, so that a process that never trains holds no copies.
         self._masters = {
             name: nn.Parameter(torch.empty(0, device=weight.device))
             for name, weight in weights.items()
@@ -38,9 +39,9 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Take one step at this learning rate.
+        """Take one step with this learning rate.
 
-        Weights without a gradient stay; gradients are gone afterwards.
+        Weights without a gradient do not change. All gradients are cleared.
         """
         for group in self._adam.param_groups:
             group["lr"] = rate
@@ -52,19 +53,19 @@ class Optimizer:
                 continue
             if not master.numel():
                 master.data = weight.detach().float()
-            # Adam skips what has no gradient. So one gradient is in float32 at a time.
+            # Adam skips parameters without a gradient, so only one gradient is held in float32 at a time.
             master.grad = weight.grad.float()
             self._adam.step()
             master.grad = weight.grad = None
             weight.copy_(master)
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for weight in self._weights.values():
             weight.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint, as "<field>/<weight>": moments, step counts, master copies."""
+        """Return a checkpoint's tensors as "<field>/<weight>": moments, step counts, master copies."""
         found = {
             f"{MASTER}/{name}": master.detach() for name, master in self._masters.items() if master.numel()
         }
@@ -75,9 +76,9 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-        """Put back the trained weights, and what `tensors` gave of them.
+        """Restore the trained weights, and the state that `tensors` returned.
 
-        They may have been of another number of bits then.
+        The saved weights may have had another precision.
         """
         for name, weight in self._weights.items():
             exact = tensors.get(f"{MASTER}/{name}", weights[name])
@@ -91,7 +92,7 @@ class Optimizer:
             field, _, name = key.partition("/")
             if field != MASTER:
                 stepped = self._stepped[name]
-                # bitsandbytes counts in a number of its own.
+                # bitsandbytes counts steps in a Python int.
                 kept = (
                     int(value)
                     if field == "step" and self.kind == "adamw8bit"
@@ -104,10 +105,10 @@ def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
     if kind == "adamw":
         return torch.optim.AdamW(weights, weight_decay=0.0, fused=True)
     try:
-        # Imported here: it is heavy, and not everybody has it.
+        # Imported only here: it is large, and optional.
         from bitsandbytes.optim import AdamW8bit
     except (ImportError, OSError, RuntimeError) as error:
-        # Its binary does not match this machine's driver.
+        # OSError, RuntimeError: its binary does not match this machine's driver.
         raise NoModel(
             f"bitsandbytes, which train.optimizer = 'adamw8bit' needs, does not work here ({error}). "
             "Install a build of it for this machine, or set train.optimizer = 'adamw'."

@@ -1,4 +1,4 @@
-"""Packing: makes tensors of rollouts, each completion behind its shared prompt, in micro-batches that fit."""
+"""Packing: converts rollouts to tensors, completions after their shared prompt, in micro-batches that fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,8 @@ from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import to_device
 from swarmd.types import Scored
 
-# From so many padded tokens on a micro-batch is rather ended than padded: smaller ones cost more in calls.
+# A micro-batch of at least this many padded tokens is ended rather than padded more. Smaller micro-batches
+# would cost more in calls than in padding.
 WASTE_FROM_TOKENS: Final = 512
 # A row shorter than this share of the longest starts a new micro-batch.
 RAGGED: Final = 0.75
@@ -26,9 +27,9 @@ class Row:
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     advantage: float
-    old: tuple[float, ...] | None  # log-probabilities it was sampled with; None: take the current policy's
+    old: tuple[float, ...] | None  # log-probabilities at sampling; None: use the current policy's
     weight: float  # weight of each of its tokens in the batch's loss
-    own: bool = False  # whether our own policy drew it
+    own: bool = False  # whether this node's policy drew it
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
@@ -40,9 +41,9 @@ class Scores:
 
     targets: Tensor
     advantages: Tensor
-    old: Tensor  # NaN where the current policy's is to be used
+    old: Tensor  # NaN for a token whose log-probability is taken from the current policy
     weights: Tensor
-    own: Tensor  # bool: tokens that our own policy drew
+    own: Tensor  # bool: whether this node's policy drew the token
 
     def __getitem__(self, part: slice) -> "Scores":
         return Scores(
@@ -54,23 +55,23 @@ class Scores:
 class Packed:
     """A micro-batch of T tokens, with N completion tokens to predict.
 
-    First comes the prefix that all prompts share, then what is left of each prompt, once, with its
-    completions behind it. What completions of a prompt begin with in common is there once (a trie), so equal
-    ones are computed once. Their last tokens are not there: they predict nothing.
+    The stream starts with the common prefix of all prompts. Then comes the rest of each prompt, once,
+    followed by its completions. Common prefixes of a prompt's completions are stored once (a trie), so equal
+    completions are computed once. The last token of a completion is not stored, since it predicts nothing.
     """
 
     ids: Tensor  # [T]
     positions: Tensor  # [T], within each token's own sequence
     spans: tuple[Span, ...]
-    sources: Tensor  # [N]: where in the stream the token is that predicts each completion token
+    sources: Tensor  # [N]: stream index of the token that predicts each completion token
     scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A micro-batch of B rows padded on the right to T, for networks that cannot read a stream.
+    """A micro-batch of B rows padded on the right to T tokens, for networks that cannot read a stream.
 
-    No attention mask is needed: attention is causal, and padding comes after everything that is looked at.
+    No attention mask is needed: attention is causal, and padding comes after all tokens that matter.
     """
 
     ids: Tensor  # [B, T]
@@ -88,11 +89,18 @@ def rows_of(
 ) -> list[Row]:
     """Return the completions that have a gradient.
 
-    advantages: of each rollout's completions (`swarmd.experience.advantages`). Our own completions keep their
-    token ids and the log-probabilities they were drawn with; others' are re-encoded. Both are cut where our
-    own sampling would have stopped: at `limit` tokens, or at the end of the context. mean: from the lengths
-    of all completions of the batch, those without gradient included, the weight of each one's tokens in the
-    loss.
+    Completions of this node keep their token ids and their log-probabilities at sampling. Those of other
+    nodes are encoded again. Both are truncated where this node's sampling would have stopped: at `limit`
+    tokens, or at the end of the context.
+
+    Args:
+        batch: scored rollouts.
+        advantages: of each rollout's completions (`swarmd.experience.advantages`).
+        chat: encodes prompts and completions.
+        limit: the most tokens of a completion.
+        context: the most tokens of a prompt and its completion.
+        mean: maps the lengths of all completions of the batch, including those without a gradient, to the
+            weight of each completion's tokens in the loss.
     """
     rows: list[Row] = []
     for scored, of_rollout in zip(batch, advantages, strict=True):
@@ -122,10 +130,9 @@ def encoded(
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Group rows of one prompt to at most `budget` tokens, a prompt counted once.
+    """Group the rows into micro-batches of at most `budget` tokens, counting each prompt once.
 
-    A single row may exceed it. The completions of one prompt are parted only where they are over the budget
-    by themselves.
+    A single row may exceed the budget. The completions of one prompt are split only if they alone exceed it.
     """
     pieces = [piece for rows_of_one in by_prompt(rows) for piece in _pieces(rows_of_one, budget)]
     sized = [(packed_tokens(piece), piece) for piece in pieces]
@@ -134,7 +141,7 @@ def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
 
 
 def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each prompt, in order."""
+    """Return the rows of each prompt as a list, in order."""
     found: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(row.prompt, []).append(row)
@@ -142,18 +149,18 @@ def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def packed_tokens(rows: Sequence[Row]) -> int:
-    """Return the length of the stream of these rows, if their prompts have no common beginning."""
+    """Return the length of these rows' stream if their prompts have no common prefix."""
     return sum(map(len, {row.prompt for row in rows})) + sum(len(row.completion) for row in rows)
 
 
 def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Split rows of one prompt into pieces within the budget."""
+    """Split the rows of one prompt into pieces within the budget."""
     room = budget - len(rows[0].prompt)
     return grouped(rows, lambda piece, row: sum(len(r.completion) for r in (*piece, row)) <= room)
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> Packed:
-    """Pack rows into one stream; rows of one prompt must follow one another."""
+    """Pack rows into one stream. Rows with the same prompt must be adjacent."""
     ids: list[int] = []
     positions: list[int] = []
     sources: list[int] = []
@@ -184,9 +191,9 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
 def _lay(
     sequences: Sequence[Sequence[int]], behind: tuple[Span, ...], add: Callable[..., Span]
 ) -> list[list[int]]:
-    """Add these sequences, with what they begin with in common once.
+    """Append the sequences after their prefix; store their common prefixes once.
 
-    Returns where in the stream the tokens of each are.
+    Returns the stream indices of each sequence's tokens.
     """
     places: list[list[int]] = [[] for _ in sequences]
     branches: list[tuple[Sequence[int], tuple[Span, ...]]] = [(range(len(sequences)), behind)]
@@ -206,10 +213,10 @@ def _lay(
 
 
 def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> Iterator[list[Row]]:
-    """Group rows, longest first, to at most `budget` tokens with padding; a single row may exceed it.
+    """Group rows, longest first, into padded micro-batches of at most `budget` tokens.
 
-    head_tokens: completion tokens of one group, each of which costs a row of logits as wide as the
-        vocabulary.
+    A single row may exceed the budget. head_tokens: the most completion tokens of one group, each of which
+    needs a row of logits as wide as the vocabulary.
     """
 
     def fits(group: Sequence[Row], row: Row) -> bool:

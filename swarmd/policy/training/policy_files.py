@@ -1,10 +1,10 @@
 """A policy's files in a checkpoint: weights or adapter, optimizer and random state.
 
-They are safetensors and JSON, nothing else.
+All files are safetensors or JSON.
 
-    policy.json            which base model, and how it was being trained
+    policy.json            the base model, and the settings of the training
     weights.safetensors    every trained tensor, by its name in the network
-    training.safetensors   the optimizer's state as "<field>/<tensor name>", master copies among it, and the
+    training.safetensors   the optimizer's state as "<field>/<tensor name>", including master copies, and the
                            random state
 
 The caller makes the folder atomic (swarmd/trainer/checkpoint.py).
@@ -50,7 +50,7 @@ class ModelIdentity:
     lora_rank: int | None
     dtype: str
     device: str
-    prompt: str = ""  # digest of all that stands around a question
+    prompt: str = ""  # digest of the prompt around a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def contents(
 ) -> Iterator[tuple[str, bytes | memoryview]]:
     """Yield name and content of each file.
 
-    A content is made when it is asked for: a copy, which later updates leave alone.
+    Each content is copied when it is requested, so that later updates do not change it.
     """
     training = {_RANDOM: generator.get_state()} | learner.optimizer.tensors()
-    # Through bytes: safetensors' own file writer hides the errno of a full disk.
+    # Returned as bytes: safetensors' own file writer hides the errno of a full disk.
     yield "weights.safetensors", tensor_file(learner.weights)
     yield "training.safetensors", tensor_file(training)
     document = msgspec.json.encode(_Document(identity, learner.updates, optimizer=learner.optimizer.kind))
@@ -77,9 +77,9 @@ def contents(
 
 
 def described(document: bytes) -> ModelIdentity:
-    """Return what a checkpoint was trained from, by its policy.json.
+    """Return the base model of a checkpoint, from its policy.json.
 
-    Raises CheckpointUnfit where that cannot be told.
+    Raises CheckpointUnfit if the file cannot be read.
     """
     try:
         return _decoded(document).base
@@ -100,9 +100,9 @@ def _decoded(document: bytes) -> _Document:
 
 
 def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> list[str]:
-    """Put back what `contents` gave; returns what an operator should know.
+    """Restore the state that `contents` yielded. Returns notes for the operator.
 
-    Raises CheckpointUnfit; OSError, ValueError or KeyError where a file is damaged.
+    Raises CheckpointUnfit; OSError, ValueError or KeyError if a file is damaged.
     """
     document = _decoded((folder / "policy.json").read_bytes())
     _check(document.base, identity)
@@ -141,8 +141,8 @@ def _check(then: ModelIdentity, now: ModelIdentity) -> None:
             f"the checkpoint holds {_kind(then)} and the configuration asks for {_kind(now)}. "
             "Set model.lora and model.lora_rank as they were."
         )
-    # All weights are in the checkpoint: the name is enough. An adapter is worth something only on the very
-    # weights it was trained on.
+    # If all weights were trained, the checkpoint has them all, so an equal source is enough. An adapter is
+    # useful only on exactly the weights that it was trained on.
     if then.fingerprint != now.fingerprint and (now.lora_rank is not None or then.source != now.source):
         at = f" at {then.revision}" if then.revision else ""
         again = f"model.name = {then.source!r}" + (
@@ -178,11 +178,11 @@ _DTYPE_NAMES: Final = {
 def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     """Encode tensors of any device and layout as a safetensors file.
 
-    The bytes are the only copy: later changes of the tensors leave it alone. `safetensors.torch.save` makes
-    the same file (huggingface/safetensors, "Format") by way of NumPy and two more copies: two to five times
-    as long for the hundreds of small tensors of a small model.
+    The bytes are an independent copy. `safetensors.torch.save` makes the same file (huggingface/safetensors,
+    "Format"), but through NumPy and with two more copies. That takes two to five times as long for the
+    hundreds of small tensors of a small model.
     """
-    # Largest elements first, so that each tensor begins at a multiple of its element size.
+    # Largest elements first, so that each tensor starts at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     ends = [0, *accumulate(tensor.nbytes for _, tensor in ordered)]
     offsets = list(pairwise(ends))
@@ -206,9 +206,9 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
 
 
 def put_weights(trained: Mapping[str, Tensor], file: bytes) -> None:
-    """Give the trained parameters the values of a safetensors file.
+    """Copy the values of a safetensors file into the trained parameters.
 
-    Raises ValueError where they are of another model.
+    Raises ValueError if they belong to another model.
     """
     try:
         tensors = load(file)
