@@ -1,7 +1,7 @@
-"""TCP multiaddresses. Pure, and without libp2p, so that a configuration is checked before libp2p is loaded.
+"""TCP multiaddresses. Pure; does not import libp2p, so that a configuration can be checked quickly.
 
-Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>, and /p2p/<peer id>
-after it.
+Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>, then optionally
+/p2p/<peer id>.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ from p2p.identity import peer_id_of, public_key_of
 from p2p.types import PeerId
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-# With _, which no host should have and containers do.
+# Allows _, because names of containers have it, although host names should not.
 _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
-# Below the ports that systems give to outgoing connections: 32768 and up on Linux, 49152 and up elsewhere.
+# Below the ports of outgoing connections: 32768 and up on Linux, 49152 and up on other systems.
 OWN_PORTS: Final = range(10_000, 30_000)
-# Lengths of a packed address, and of the IP address in it. The two long ones lead through a relay.
+# Length of a packed address -> length of the IP address in it. The two long forms lead through a relay.
 PACKED_BYTES: Final = {6: 4, 18: 16, 38: 4, 50: 16}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a TCP connection goes or is accepted. `str()` gives its multiaddress, without a peer id."""
+    """A TCP host and port to dial or to listen at. `str()` gives its multiaddress without a peer id."""
 
     kind: str  # ip4, ip6, dns, dns4 or dns6
     host: str
@@ -36,19 +36,20 @@ class Endpoint:
 
 
 def own_ports(peer: PeerId) -> list[int]:
-    """Return the four ports that belong to a node, the one that it takes if it can first.
+    """Return the four ports that a node tries to listen at, in this order.
 
-    They follow from its key. A node that starts again is found where it was, a key that moves to another
-    machine takes its port along, and two nodes on one machine have different ports.
+    They are derived from its peer id. So a node has the same port after a restart or on another machine, and
+    two nodes on one machine have different ports.
     """
     drawn = hashlib.sha256(f"swarmd port {peer}".encode()).digest()
     return [OWN_PORTS[int.from_bytes(drawn[at : at + 8], "big") % len(OWN_PORTS)] for at in range(0, 32, 8)]
 
 
 def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:
-    """Parse the address of a bootstrap node into its peer id and where it listens.
+    """Parse the address of a bootstrap node into its peer id and endpoint.
 
-    Raises BadAddress, which names the text and shows what an address looks like.
+    Raises:
+        BadAddress: the text is malformed; the message has an example.
     """
     try:
         return _bootstrap(text)
@@ -59,7 +60,8 @@ def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:
 def parse_listen(text: str) -> Endpoint:
     """Parse an address to listen at.
 
-    Raises BadAddress, which names the text and shows what an address looks like.
+    Raises:
+        BadAddress: the text is malformed; the message has an example.
     """
     try:
         return _listen(text)
@@ -70,12 +72,12 @@ def parse_listen(text: str) -> Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint | None:
-    """Parse an address that another peer sent.
+    """Parse an address that another peer sent. Never raises.
 
-    Returns None, and never raises, where it is no TCP address or cannot be dialled, as one through a relay.
+    Returns None if it is no TCP address, cannot be dialled, or leads through a relay.
     """
     if "/p2p-circuit" in text:
-        # The first half of an address through a relay is the relay's.
+        # The host and port of such an address are the relay's, not the peer's.
         return None
     try:
         endpoint = _endpoint(text.split("/p2p/")[0].split("/"))
@@ -86,9 +88,9 @@ def parse_endpoint(text: str) -> Endpoint | None:
 
 
 def packed(address: str) -> bytes:
-    """Write a multiaddress as bytes: IP address, port and, if it leads through a relay, the relay's key.
+    """Encode a multiaddress as IP address, port and, if it leads through a relay, the relay's key.
 
-    Those are 6, 18, 38 or 50 bytes; none for an address of another form.
+    The result has 6, 18, 38 or 50 bytes, or none if the address has another form.
     """
     direct, _, relay = address.removesuffix("/p2p-circuit").partition("/p2p/")
     endpoint = parse_endpoint(direct)
@@ -99,7 +101,7 @@ def packed(address: str) -> bytes:
 
 
 def unpacked(raw: bytes) -> str:
-    """Read what `packed` wrote. Raises KeyError if the length is another."""
+    """Decode the result of `packed`. Raises KeyError on any other length."""
     cut = PACKED_BYTES[len(raw)]
     host, port, key = ipaddress.ip_address(raw[:cut]), raw[cut : cut + 2], raw[cut + 2 :]
     direct = f"/ip{host.version}/{host}/tcp/{int.from_bytes(port, 'big')}"

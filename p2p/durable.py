@@ -1,4 +1,4 @@
-"""Durable writes: after a power cut a file or a folder is wholly the old one or wholly the new one."""
+"""Atomic, durable writes: after a power cut a file or folder has its old or its new content, never a mix."""
 
 import contextlib
 import errno
@@ -19,25 +19,41 @@ T = TypeVar("T")
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = True) -> None:
-    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched.
+    """Write a file, replacing an existing one.
 
-    synced: wait for the disk. Without it kill -9 loses nothing, and a power cut may lose both files.
+    Args:
+        path: the file. Missing parent folders are made.
+        data: the new content.
+        mode: permissions of the new file.
+        synced: wait until the file is on disk. If False, the file survives kill -9, but a power cut may lose
+            the old and the new content.
+
+    Raises:
+        OSError: the file cannot be written; the old file is unchanged.
     """
     _place(path, data, mode, os.replace, synced)
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put `data` at `path`, where nothing is yet.
+    """Write a new file. An existing file is never touched.
 
-    An existing file is never touched. Raises FileExistsError, or another OSError.
+    Raises:
+        FileExistsError: there is a file at `path`.
+        OSError: the file cannot be written.
     """
     _place(path, data, mode, _link, synced=True)
 
 
 def load(path: Path, read: Callable[[bytes], T], without: str, most: int = -1) -> T | None:
-    """Return what `read` makes of a file's bytes, at most `most`; None where there is no file.
+    """Read and parse a file. Return None if it is missing or damaged.
 
-    One that cannot be read is set aside. without: what follows from that, for the log.
+    A damaged file is set aside, with a warning in the log.
+
+    Args:
+        path: the file.
+        read: parses the content. Raises ValueError if it is damaged.
+        without: the consequence of a lost file, for the warning.
+        most: how many bytes to read at most; -1 for all.
     """
     try:
         with path.open("rb") as file:
@@ -45,27 +61,27 @@ def load(path: Path, read: Callable[[bytes], T], without: str, most: int = -1) -
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        # msgspec's errors are ValueErrors. Where the folder cannot be written, the next save says so.
+        # msgspec's errors are ValueErrors. If the folder is not writable, the next save reports that.
         with contextlib.suppress(OSError):
             log.warning("%s was damaged (%s) and is now %s; %s", path, error, set_aside(path), without)
         return None
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be used, so that it can be looked into. Returns its new path."""
+    """Rename a damaged file to `<name>.corrupt`, so that it can be examined. Return its new path."""
     return path.replace(path.with_name(f"{path.name}.corrupt"))
 
 
 def free_aside(path: Path) -> Path:
-    """Return a free path for the old version of a file that is about to be replaced."""
+    """Return an unused path, `<name>.old` or with a number, for the backup of a file."""
     names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
 def draft_beside(path: Path) -> Path:
-    """Return a hidden name of this process beside `path`, to write it there first.
+    """Return a hidden path next to `path` for a draft; it ends in this process's id.
 
-    What processes that were killed have left under theirs is removed: it may be large, or hold a key.
+    Drafts of processes that no longer run are removed, because they may be large or contain a key.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         pid = left.suffix[1:]
@@ -76,7 +92,7 @@ def draft_beside(path: Path) -> Path:
 
 
 def lives(pid: str) -> bool:
-    """Return whether there is a process of this id; False where it is no id."""
+    """Return whether a process with this id runs; False if the text is not a process id."""
     try:
         os.kill(int(pid), 0)
     except PermissionError:
@@ -87,12 +103,15 @@ def lives(pid: str) -> bool:
 
 
 def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
-    """Rename a finished folder to `path` once every file in it is on disk. Raises OSError.
+    """Sync every file in a finished folder, then rename the folder to `path`. Raises OSError.
 
-    replacing: remove the folder that is there. Without it there may be none, or an empty one.
+    Args:
+        draft: the finished folder.
+        path: its final name.
+        replacing: first remove a folder at `path`. If False, such a folder must be empty or missing.
     """
     for entry in [*sorted(draft.rglob("*"), reverse=True), draft]:
-        # The content of a folder is synced before the folder.
+        # Reverse order syncs the content of a folder before the folder.
         sync(entry)
     if replacing and path.exists():
         shutil.rmtree(path)
@@ -101,7 +120,7 @@ def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what kills have left of files half written. Nobody else may write to the folder meanwhile."""
+    """Remove half-written files of killed processes. No other process may be writing to the folder."""
     for draft in folder.glob(".*." + "[0-9a-f]" * 16):
         draft.unlink(missing_ok=True)
 
@@ -124,7 +143,7 @@ def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk. Raises OSError, but not where folders cannot be synced."""
+    """Wait until a file or folder is on disk. Raises OSError, except if the system cannot sync folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -136,10 +155,10 @@ def sync(path: Path) -> None:
 
 
 def _link(draft: Path, path: Path) -> None:
-    """Move a draft to a path where no file is yet.
+    """Give a draft its final name, and never replace an existing file.
 
-    A hard link refuses to replace a file, in one step. On file systems without links an empty file holds the
-    place first.
+    A hard link fails atomically if the file exists. On file systems without hard links an empty file reserves
+    the name, and the draft then replaces it.
     """
     try:
         os.link(draft, path)

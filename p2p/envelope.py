@@ -1,13 +1,13 @@
-"""Signed frames: sealing, parsing and checking. Pure: bytes in, Envelope or Reason out.
+"""Signed frames: seal, parse and check them. Pure: takes bytes and returns an Envelope or a Reason.
 
 A frame is one canonical msgpack array, and its form is frozen for version 1:
 
     [tag "swarmd", version 1, swarm id (16 bytes), author's public key (32 bytes), sequence, sent_at in ms,
      kind, body, signature]
 
-The signature covers the raw bytes of everything before it, the array's header included. msgpack has many
-spellings of one value (long integers, str for bin, trailing bytes). A frame that we would encode differently
-is refused, so one content has one id, and nobody can pass off an old frame as a new one.
+The signature covers all bytes before it, including the array's header. msgpack can encode one value in
+several ways (long integers, str for bin, trailing bytes). A frame that we would encode differently is
+refused. So one content has one id, and an old frame cannot be re-encoded to look new.
 """
 
 from typing import Annotated
@@ -18,9 +18,9 @@ from p2p.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verif
 from p2p.types import Envelope, Reason
 
 VERSION = 1
-# Nobody forwards a longer frame.
+# Nodes refuse longer frames.
 MAX_FRAME_BYTES = 256 * 1024
-# The rest of a frame takes less than what is subtracted.
+# All fields but the body take less than 256 bytes.
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 256
 DOMAIN = b"swarmd frame v1"
 
@@ -49,7 +49,16 @@ _encoder = msgspec.msgpack.Encoder()
 def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: str, body: bytes) -> bytes:
     """Sign a body and return the frame.
 
-    now: seconds since the epoch. Raises ValueError where no receiver would admit the frame.
+    Args:
+        identity: the author's key.
+        swarm_id: 16 bytes (`Topic.swarm_id`).
+        sequence: the author's counter; never repeats.
+        now: seconds since the epoch.
+        kind: the body's type, a lower-case word of at most 32 letters.
+        body: the content.
+
+    Raises:
+        ValueError: no receiver would admit the frame.
     """
     fields = (
         "swarmd",
@@ -72,18 +81,18 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
 
 
 def parse(frame: bytes, swarm_id: bytes) -> Frame | Reason:
-    """Check form, version and swarm; leave size and signature to others."""
+    """Parse a frame and check its form, version and swarm, but not its size or signature."""
     if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
         return Reason.MALFORMED
     version = frame[1 + len(_TAG_BYTES)]
-    # A later version may be of any length and may go on in any way, but it begins like this.
+    # Frames of later versions begin with the same tag and a version number; the rest is free.
     if version != VERSION:
         newer = 0x90 <= frame[0] <= 0x9F and version < 0x80
         return Reason.WRONG_VERSION if newer else Reason.MALFORMED
     try:
         parsed = _decoder.decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # A ValueError means no UTF-8, a RecursionError arrays thousands deep.
+        # ValueError: text that is not UTF-8. RecursionError: arrays nested thousands deep.
         return Reason.MALFORMED
     # 0x99 is msgpack's array of nine.
     if frame[0] != 0x99 or _encoder.encode(parsed) != frame:
@@ -92,7 +101,7 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Reason:
 
 
 def check(parsed: Frame, frame: bytes) -> Envelope | Reason:
-    """Check the signature of a parsed frame. This check is expensive, so it comes last."""
+    """Check the signature of a parsed frame. This is expensive, so callers do it last."""
     if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
         return Reason.BAD_SIGNATURE
     return Envelope(

@@ -1,8 +1,7 @@
 """Errors an operator can act on.
 
-The command line prints the message, without a traceback, and exits with the class's code.
-
-The message says what to do; a class raised without one is told by its docstring.
+The command line prints the message without a traceback and exits with the class's `exit_code`. An error that
+is raised without a message shows the docstring of its class.
 """
 
 

@@ -1,7 +1,7 @@
-"""One Ed25519 key per node. The peer id is libp2p's, so every libp2p program knows the node by the same name.
+"""The node's Ed25519 key and its libp2p peer id: load, write, sign and verify.
 
-The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, peer-ids) with seed ‖ public
-key, 68 bytes. It checks itself: the two halves of a damaged file do not belong together.
+The key file has libp2p's format, a PrivateKey message (github.com/libp2p/specs, peer-ids) with seed ‖ public
+key, 68 bytes. A damaged file is detected because its public key does not match its seed.
 """
 
 import functools
@@ -18,15 +18,14 @@ from p2p import durable
 from p2p.errors import KeyFileUnusable, NoKeyFile
 from p2p.types import PeerId
 
-# Of a public key, and of the seed that a key is made of.
+# Length of a public key, and of the seed of a private key.
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 _PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 bytes follow
 # Identity multihash (code 0, 36 bytes) of libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow.
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
-# Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such
-# keys hold for messages that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for
-# it).
+# Points of small order with the sign bit cleared (libsodium's list, ed25519_ref10.c). With such a public key
+# anybody can make a valid "signature" of a message. OpenSSL accepts these keys, as RFC 8032 5.1.7 allows.
 _NOBODYS = frozenset(
     bytes.fromhex(key)
     for key in (
@@ -42,9 +41,10 @@ _NOBODYS = frozenset(
 
 
 class Identity:
-    """A node's key. Hold one per node, and never copy it to two running nodes.
+    """A node's private key. Two running nodes must never have the same key.
 
-    Raises ValueError unless the seed has 32 bytes.
+    Raises:
+        ValueError: the seed does not have 32 bytes.
     """
 
     def __init__(self, seed: bytes) -> None:
@@ -53,20 +53,17 @@ class Identity:
         self.peer_id: PeerId = peer_id_of(self.public_key)
 
     def __repr__(self) -> str:
-        # Never show the seed: this text ends up in logs.
+        # Logs contain this text, so it must not show the seed.
         return f"Identity({self.peer_id})"
 
     @property
     def seed(self) -> bytes:
-        """The secret itself, 32 bytes, for an engine that must hand it to its library."""
+        """The secret, 32 bytes, for an engine whose library needs it."""
         return self._key.private_bytes_raw()
 
     @property
     def private_file(self) -> bytes:
-        """The content of a key file, as secret as the seed.
-
-        It is libp2p's PrivateKey message, which go-libp2p reads too.
-        """
+        """The content of a key file: libp2p's PrivateKey message. It contains the seed."""
         return _PRIVATE_HEADER + self.seed + self.public_key
 
     @classmethod
@@ -109,13 +106,13 @@ class Identity:
             return cls.load(path)
         except NoKeyFile:
             cls(os.urandom(KEY_BYTES)).write(path, exist_ok=True)
-        # Another process may have been first; then its key counts.
+        # Another process may have made the file first. Its key then counts.
         return cls.load(path)
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
         """Return the 64-byte signature of `message` in a domain.
 
-        domain: 1 to 64 bytes that name what is signed, so that no signature can serve in another place.
+        domain: 1 to 64 bytes that name the purpose, so that a signature is not valid for another purpose.
         """
         return self._key.sign(_separated(domain, message))
 
@@ -128,9 +125,13 @@ class Identity:
 
     @classmethod
     def restore(cls, source: Path, path: Path) -> tuple["Identity", Path | None]:
-        """Put the key of a backup at `path`; returns the key, and the path of a copy of the old key file.
+        """Replace the key file at `path` by a backup.
 
-        Raises KeyFileUnusable if the backup is unusable or cannot be written; no key is lost then.
+        Returns:
+            The key, and the path at which the old key file was kept (None if there was none or the same).
+
+        Raises:
+            KeyFileUnusable: the backup is unusable or cannot be written. The old key is not lost.
         """
         try:
             with source.open("rb") as file:
@@ -150,9 +151,9 @@ class Identity:
         return identity, kept
 
     def write(self, path: Path, *, exist_ok: bool = False) -> None:
-        """Write the key to a new file, mode 0600. Never overwrites one. Raises KeyFileUnusable.
+        """Write the key to a new file, mode 0600; never overwrite a file. Raises KeyFileUnusable.
 
-        exist_ok: leave a file that is there as it is.
+        exist_ok: do not raise if the file exists.
         """
         try:
             durable.create(path, self.private_file)
@@ -167,7 +168,7 @@ class Identity:
             ) from None
 
 
-# Called for each frame, and base58 takes as long as a signature.
+# Cached, because it is called for each frame and base58 takes as long as checking a signature.
 @functools.lru_cache(maxsize=4096)
 def peer_id_of(public_key: bytes) -> PeerId:
     """Return libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
@@ -178,7 +179,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 @functools.lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
-    """Return the raw 32-byte public key in a peer id. Raises ValueError on all but Ed25519 peer ids."""
+    """Return the raw 32-byte public key in a peer id. Raises ValueError if it is no Ed25519 peer id."""
     if len(peer_id) != 52 or not peer_id.startswith("1"):
         raise ValueError("not an Ed25519 peer id: it has 52 letters and starts with 12D3Koo")
     try:
@@ -202,7 +203,7 @@ def verify(peer_id: str, domain: bytes, message: bytes, signature: bytes) -> boo
 
 
 def verify_key(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """Return what `verify` does, for a raw 32-byte public key."""
+    """Do the same as `verify`, for a raw 32-byte public key."""
     if len(public_key) == KEY_BYTES and public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _NOBODYS:
         return False
     try:
@@ -213,23 +214,23 @@ def verify_key(public_key: bytes, domain: bytes, message: bytes, signature: byte
 
 
 def nickname(peer_id: str) -> str:
-    """Return two words that people can remember, such as "brave-otter". Many peers share one."""
+    """Return two memorable words such as "brave-otter". Nicknames are not unique."""
     digest = sha256(peer_id.encode()).digest()
     return f"{ADJECTIVES[digest[0] % len(ADJECTIVES)]}-{ANIMALS[digest[1] % len(ANIMALS)]}"
 
 
 def _separated(domain: bytes, message: bytes) -> bytes:
-    """Return what is signed for a message in a domain.
+    """Return the bytes to sign for a message in a domain.
 
-    The length byte separates the domain from the message. The first word separates our signatures from those
-    that libp2p makes with the same key.
+    The length byte separates the domain from the message. The prefix "swarmd" keeps our signatures apart from
+    signatures that libp2p makes with the same key.
     """
     if not 1 <= len(domain) <= 64:
         raise ValueError("a signing domain has 1 to 64 bytes")
     return b"swarmd\0" + bytes([len(domain)]) + domain + message
 
 
-# The words of nicknames. Never reorder: a peer keeps its name.
+# The words of nicknames. Never reorder them, or peers get other nicknames.
 ADJECTIVES = (
     "able",
     "agile",

@@ -1,4 +1,4 @@
-"""A dictionary of bounded size, which forgets what was set least recently. Pure."""
+"""A dictionary of bounded size. If it is full, the entry that was set least recently is dropped. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Latest(OrderedDict[K, V]):
-    """Holds at most `most` entries: a flood of names fills no memory. The one set last is at the end."""
+    """Holds at most `most` entries, so that a flood of keys cannot fill the memory. The newest is last."""
 
     def __init__(self, most: int, items: Iterable[tuple[K, V]] = ()) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""This node in one swarm: identity, inbox, engine, blobs and sequence numbers."""
+"""This node as a member of one swarm: joins identity, inbox, engine, blobs and sequence numbers."""
 
 import dataclasses
 import logging
@@ -36,26 +36,27 @@ from p2p.types import (
     Verdict,
 )
 
-# How often to note the network groups of connected peers.
+# Seconds between two looks at the network groups of connected peers.
 NOTE_PEERS_EVERY_S = 10.0
-# How often to look for another node with our key.
+# Seconds between two searches for another node with our key.
 TWINS_EVERY_S = 5.0
-# How often to try to come back.
+# Seconds between two attempts to return to the swarm.
 RETURN_EVERY_S = 5.0
-# How long to stay away from another node with our key that started earlier.
+# Seconds that we stay out of the swarm when another node with our key started before us.
 AWAY_S = 30.0
-# The group of all connections whose own we have not noted: dialling again and again brings no more room.
+# All connections whose network group is not noted yet count as one group, so that a peer gains no room in the
+# inbox by dialling us again and again.
 NOT_NOTED = "not noted yet"
-# What one report costs its author, in frames of its quota: a second's worth.
+# Frames that one report takes off its author's quota: the quota of one second.
 _REPORT_CHARGE = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class _FirstStart:
-    """Reports the engine's first start alone.
+    """Passes on the engine's first `started` call and drops later ones.
 
-    The engine starts again whenever the member comes back, and starts late where the member was away.
+    The engine starts again whenever the member returns to the swarm.
     """
 
     def __init__(self, task_status: Started) -> None:
@@ -67,15 +68,17 @@ class _FirstStart:
 
 
 class Member:
-    """One member of a swarm, over an engine.
+    """One member of a swarm, on top of a p2p engine.
 
     Args:
-        build_engine: called once, with the engine's handlers; `run` runs the engine.
+        build_engine: builds the engine from its handlers. Called once; `run` runs the engine.
+        sequence: numbers for our frames, rising over restarts.
+        clock: returns seconds since the epoch.
         admitted: called with each admitted envelope of a kind that this version can use.
-        folder: for what protects from replays over restarts.
-        knows: whether this version can use a kind; frames of other kinds are only counted and passed on.
-        also: other swarms whose members this node helps to meet. An inbox of their own admits their frames,
-            which are then received and passed on, too. A node with `also` does not train.
+        folder: state folder for the file that protects from replays after a restart.
+        knows: whether this version can use a kind. Frames of other kinds are counted and forwarded.
+        also: other swarms whose members this node helps to meet. Each has a separate inbox; its frames are
+            received and forwarded, too. A node with `also` does not train.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Member:
         knows: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.identity = identity
-        # Our swarm's, then those of swarms whose members we help to meet.
+        # Our swarm's topic comes first, then the topics of `also`.
         self.topic, self.topics = topic, [topic, *dict.fromkeys(also)]
         self._recall = SeenFile(folder, clock)
         self.reputation = Reputation()
@@ -119,7 +122,8 @@ class Member:
         self._knows = knows
         self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()
-        self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned
+        # Refusals that `refused` has already returned.
+        self._returned: Counter[Reason] = Counter()
         self._sequence = sequence
         self._clock = clock
         self._admitted = admitted
@@ -135,27 +139,27 @@ class Member:
             )
         )
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
-        # USED and INTRODUCTION are added by whoever has an answer.
+        # The daemon adds the handlers of USED and INTRODUCTION.
         self.answers: dict[int, Answer] = {
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.TWINS: TwinCards(clock),
         }
-        # What is done with bodies of a kind before they are sealed.
+        # For a kind, the function that completes a body before `publish` seals it.
         self.completes: dict[str, Callable[[bytes], bytes]] = {}
         self._stay = trio.CancelScope()
-        # The event of coming back; None while we are in the swarm.
+        # Set by `come_back`; None while we are in the swarm.
         self._left: trio.Event | None = None
 
     @property
     def rejected(self) -> Counter[Reason]:
-        """Return how many frames were refused since the start, by reason, the trainer's reports included."""
+        """Count the frames refused since the start, by reason, including the trainer's reports."""
         return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
         """Stay in the swarm until cancelled (trio).
 
-        With `nursery.start` it returns our addresses once others can reach us.
+        With `nursery.start` it returns our addresses once other nodes can reach us.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -172,10 +176,9 @@ class Member:
         return self.engine.addresses()
 
     def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
-        """Admit or refuse a frame that arrived, and tell the engine whether to pass it on.
+        """Admit or refuse a frame that arrived, and tell the engine whether to forward it.
 
-        The engine calls this for every frame. It is quick: an admitted frame is noted in a file, without a
-        sync.
+        The engine calls this for every frame, so it must be quick: it never waits for the disk.
         """
         return self._receive(self.inbox, frame, via)
 
@@ -196,21 +199,22 @@ class Member:
         return Verdict.ACCEPT
 
     def score(self, peer: PeerId) -> float:
-        """Return our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""
+        """Return our score of a peer (`p2p.admission.reputation`), by which the engine chooses peers."""
         return self.reputation.score(peer, self._clock())
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
-        """Answer a peer's question; an unknown one gets an empty answer. The engine calls this."""
+        """Answer a peer's question for the engine. An unknown question gets an empty answer."""
         answer = self.answers.get(question[0]) if question else None
         return answer(peer, question) if answer is not None else b""
 
     def publish(self, kind: str, body: bytes) -> None:
         """Sign a body and send it.
 
-        Nothing is sent while the member has left, or while another node with our key runs that started
-        earlier.
-        Raises ValueError where no receiver would admit it: a body over `envelope.MAX_BODY_BYTES`, a
-        kind that is no word.
+        Nothing is sent after `leave`, or while another node runs that has our key and started earlier.
+
+        Raises:
+            ValueError: no receiver would admit the frame. The body is longer than `envelope.MAX_BODY_BYTES`,
+                or the kind is malformed.
         """
         if self._left is None and not self.earlier_twin():
             body = self.completes.get(kind, bytes)(body)
@@ -219,9 +223,9 @@ class Member:
             )
 
     def earlier_twin(self) -> bool | None:
-        """Return whether another node with our key started before us; None where there is no other.
+        """Return whether another node with our key started before us; None if there is none.
 
-        It runs now or ran some seconds ago.
+        The other node is running, or was within the last minutes (`p2p.peers.twins`).
         """
         return self._session.earlier_twin(self._clock())
 
@@ -230,7 +234,7 @@ class Member:
         return self._left is not None
 
     def leave(self) -> None:
-        """End all connections, and make none until `come_back`."""
+        """End all connections and stay out of the swarm until `come_back`."""
         self._left = trio.Event() if self._left is None else self._left
         self._stay.cancel()
 
@@ -243,9 +247,9 @@ class Member:
         self.blobs.put(blob)
 
     async def request(self, peer: PeerId, question: bytes, limit: int, at: str = "") -> bytes:
-        """Ask a peer, as `P2pEngine.request` does; a graylisted one is not asked and has no answer.
+        """Ask a peer, like `P2pEngine.request`, but return b"" at once if the peer is graylisted.
 
-        at: where it says that it can be reached. Raises Unanswered.
+        at: an address that the peer has signed, or "". Raises Unanswered.
         """
         if self.reputation.shunned(peer, self._clock()):
             return b""
@@ -260,7 +264,7 @@ class Member:
         self._blame(author, reason, now)
 
     def ignore(self, reason: Reason) -> None:
-        """Count an admitted frame that we cannot use. Nobody is to blame, and it was passed on."""
+        """Count an admitted frame that we cannot use. No peer is charged for it, and it is forwarded."""
         self.inbox.counts[reason] += 1
 
     def refused(self) -> Mapping[Reason, int]:
@@ -270,10 +274,10 @@ class Member:
         return refused
 
     async def _be_there(self, task_status: Started) -> None:
-        """Run the engine, except while another node with our key runs that started earlier.
+        """Run the engine, except while another node runs that has our key and started earlier.
 
-        Both would otherwise end each other's connections at every member that they share. While there is one,
-        the engine only comes back now and then for a check.
+        Two nodes with one key would end each other's connections at every peer that they share. So this node
+        stays away, and only starts the engine every AWAY_S to check whether the other node still runs.
         """
         first = _FirstStart(task_status)
         await self._stay_until_sent_away(first)
@@ -307,13 +311,14 @@ class Member:
             shown = [answer for answer in said.values() if answer]
             if shown and all(answer == NOTHING for answer in shown):
                 self._session.shown_nothing()
-            # Nobody is connected yet after a return: what was proved before it is what it came to check.
+            # After a return, `shown` is empty until a peer is connected. Until then the old proof does not
+            # count: we returned to check it.
             if shown and self.earlier_twin():
                 self._stay.cancel()
             await trio.sleep(TWINS_EVERY_S if shown else 1.0)
 
     async def _leave_card(self, peer: PeerId) -> bytes:
-        """Exchange cards with a peer, at most twice: one that is new to us is answered at once."""
+        """Exchange twin cards with a peer. If its card is new to us, answer that card at once."""
         for _ in range(2):
             answer = await self.engine.request(peer, self._session.question(self._clock()), MAX_CARD_BYTES)
             if not self._session.answered(answer, self._clock()):
@@ -327,12 +332,12 @@ class Member:
             self.engine.shut_out(peer, seconds)
 
     def _note_peers(self, now: float) -> None:
-        """Note the network groups of our peers, at most every NOTE_PEERS_EVERY_S, as frames arrive."""
+        """Note the network groups of our peers, at most once in NOTE_PEERS_EVERY_S."""
         if 0 <= now - self._noted_at < NOTE_PEERS_EVERY_S:
             return
         self._noted_at = now
         for peer in self.peers():
-            # There is none of a peer behind a relay: the relay's address is not the peer's.
+            # A peer behind a relay gets no group, because the relay's address says nothing about the peer.
             endpoint = parse_endpoint(peer.address)
             if endpoint is not None and (group := share_group_of_host(endpoint.host)) is not None:
                 self.reputation.met(peer.id, group)

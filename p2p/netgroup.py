@@ -1,9 +1,9 @@
-"""Network groups: addresses that one attacker gets cheaply count as one. Pure.
+"""Network groups: addresses that one attacker can get cheaply form one group. Pure.
 
-A group is a /16 of IPv4 or a /32 of IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of
-addresses in one data centre or at one provider are one group, thousands of groups are thousands of providers.
-IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056, 4380, 6052) counts as the IPv4 address. Loopback and all private
-networks are one group together, as somebody let those machines in.
+A group is a /16 of IPv4 or a /32 of IPv6, as in Bitcoin Core's address manager (netgroup.cpp). Thousands of
+addresses at one provider are usually one group, while thousands of groups take many providers. IPv4 inside
+IPv6 (RFC 4291 2.5.5.2, 3056, 4380, 6052) counts as the IPv4 address. Loopback and all private networks are
+one group, because somebody has let those machines into the local network.
 """
 
 import ipaddress
@@ -12,9 +12,9 @@ from functools import lru_cache
 from p2p.address import parse_endpoint
 
 LOCAL = "local"
-# The lowest port that is dialled because a peer names it.
+# The lowest port that we dial if only a peer named it.
 MIN_PORT = 1024
-# The group of names. Only the operator gives names, and where they lead is known when they are dialled.
+# The group of host names. Only the operator gives names; they are resolved when they are dialled.
 NAME = "name"
 _LOCAL = [
     ipaddress.ip_network(text)
@@ -35,7 +35,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(maxsize=1 << 14)
 def group_of(address: str) -> str | None:
-    """Return the group of a multiaddress, or None where nobody can dial it."""
+    """Return the group of a multiaddress, or None if nobody can dial it."""
     endpoint = parse_endpoint(address)
     if endpoint is None:
         return None
@@ -43,10 +43,10 @@ def group_of(address: str) -> str | None:
 
 
 def share_group_of_host(host: str) -> str | None:
-    """Return the group by which shares of what arrives are counted.
+    """Return the group of a host for fair shares of incoming frames.
 
-    It is `group_of_host`, except that in a local network each machine is its own group: somebody let the
-    machine in, but the names on it are as many as it likes.
+    It is `group_of_host`, except that each machine of a local network is a separate group. Somebody let that
+    machine in, but it can make as many keys as it likes.
     """
     group = group_of_host(host)
     return f"{LOCAL} {machine_of_host(host)}" if group == LOCAL else group
@@ -56,7 +56,7 @@ def share_group_of_host(host: str) -> str | None:
 def group_of_host(host: str) -> str | None:
     """Return the group of an IP address.
 
-    None where it is none that a peer can have: multicast, reserved or malformed.
+    None if no peer can have the address: it is multicast, unspecified, reserved or malformed.
     """
     ip = _ip(host)
     if ip is None or ip.is_multicast or ip.is_unspecified or (ip.version == 4 and ip.is_reserved):
@@ -67,15 +67,15 @@ def group_of_host(host: str) -> str | None:
 
 
 def is_public(host: str) -> bool:
-    """Return whether this is an IP address on the internet, neither private nor local nor reserved."""
+    """Return whether this is an IP address of the internet: not private, local or reserved."""
     ip = _ip(host)
     return ip is not None and ip.is_global and group_of_host(host) not in (LOCAL, None)
 
 
 def on_internet(address: str) -> bool:
-    """Return whether a multiaddress, or that of the relay in it, is public and of a port that any user has.
+    """Return whether the multiaddress, or its relay's, has a public host and an unprivileged port.
 
-    Nobody can have us dial our own network, or the services of a machine, by naming such.
+    So a peer cannot make us dial our own network or a machine's system services by naming them.
     """
     endpoint = parse_endpoint(address.split("/p2p/")[0])
     return endpoint is not None and endpoint.port >= MIN_PORT and is_public(endpoint.host)
@@ -84,8 +84,9 @@ def on_internet(address: str) -> bool:
 def machine_of_host(host: str) -> str:
     """Return the part of an address that a machine cannot change by itself.
 
-    That is all of an IPv4 address and the /64 of an IPv6 one (RFC 4291 2.5.4); but all of a link-local one,
-    as its /64 is that of every machine on the link. Text that is no address is returned as it is.
+    This is a whole IPv4 address, or the /64 of an IPv6 address (RFC 4291 2.5.4). A link-local IPv6 address
+    counts whole, because all machines on the link share one /64. Text that is no address is returned
+    unchanged.
     """
     ip = _ip(host)
     if isinstance(ip, ipaddress.IPv6Address) and not ip.is_link_local:
@@ -94,9 +95,9 @@ def machine_of_host(host: str) -> str:
 
 
 def block_of_host(host: str) -> str | None:
-    """Return the /24 of an IPv4 address or the /48 of an IPv6 one, which mostly belong to one site.
+    """Return the /24 of an IPv4 address or the /48 of an IPv6 address; mostly one site has the whole block.
 
-    None where it is none that a peer can have.
+    None if no peer can have the address.
     """
     ip = _ip(host)
     if ip is None or group_of_host(host) is None:
@@ -106,7 +107,7 @@ def block_of_host(host: str) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def only_here(address: str) -> bool:
-    """Return whether the address is loopback or link-local, and so names another machine to another peer."""
+    """Return whether the address is loopback or link-local, so it leads each peer to a different machine."""
     endpoint = parse_endpoint(address)
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return False
@@ -115,7 +116,7 @@ def only_here(address: str) -> bool:
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an IP address without its zone; give the IPv4 address where one is embedded in IPv6."""
+    """Parse an IP address, ignoring its zone. If IPv6 embeds an IPv4 address, return that."""
     try:
         ip = ipaddress.ip_address(host.split("%")[0])
     except ValueError:

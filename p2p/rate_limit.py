@@ -1,4 +1,4 @@
-"""Rate limits: token buckets, a rate shared in turn, counts of what runs at once, bans of flooding peers.
+"""Rate limits: token buckets, a fairly shared rate, counters of running tasks, bans of flooding peers.
 
 Pure; `now` is an argument, in seconds.
 """
@@ -14,7 +14,7 @@ from p2p.latest import Latest
 
 FIRST_BAN_S, LONGEST_BAN_S = 60.0, 16 * 60.0
 _MAX_PEERS = 1024
-# Tokens of one claim on a shared rate.
+# Most tokens of one claim on a shared rate.
 MAX_PIECE = 16 * 1024
 
 K = TypeVar("K", bound=Hashable)
@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Hashable)
 class TokenBucket:
     """Holds `burst` tokens when full, and is refilled with `rate` tokens a second.
 
-    A clock that was set back refills nothing.
+    If the clock is set back, nothing is refilled.
     """
 
     __slots__ = ("_at", "burst", "left", "rate")
@@ -32,20 +32,20 @@ class TokenBucket:
         self.rate, self.burst, self.left, self._at = rate, burst, burst, now
 
     def refill(self, now: float) -> float:
-        """Refill it, and return the tokens in it now."""
+        """Refill the bucket up to `now` and return its tokens."""
         self.left = min(self.burst, self.left + max(0.0, now - self._at) * self.rate)
         self._at = now
         return self.left
 
     def spend(self, tokens: float) -> None:
-        """Take tokens, even into debt of at most one burst. Below 0 gives them back."""
+        """Take tokens. The debt is at most one burst. A negative number gives tokens back."""
         self.left = max(-self.burst, self.left - tokens)
 
     def wait(self, now: float, tokens: float = 1.0) -> float:
         """Take the tokens and return 0.0, or take none and return the seconds until there are enough.
 
-        Rounding may leave a little more to wait for after these seconds. They are never so few that `now`
-        stays the same when they are added, so whoever waits and asks again makes progress.
+        Because of rounding, the tokens may still be a little short after that time. The result is always large
+        enough that `now + result > now`, so a caller that waits and asks again makes progress.
         """
         if self.refill(now) >= tokens:
             self.spend(tokens)
@@ -54,9 +54,9 @@ class TokenBucket:
 
 
 class TokenBuckets(Generic[K]):
-    """A token bucket for each key. At `most` keys the least recently used is forgotten.
+    """A token bucket for each key. Over `most` keys, the least recently used bucket is dropped.
 
-    An unused bucket fills up, so forgetting one gives away one burst at most.
+    A key whose bucket was dropped starts with a full one, so it gains at most one burst.
     """
 
     def __init__(self, rate: float, burst: float, most: int = _MAX_PEERS) -> None:
@@ -64,7 +64,7 @@ class TokenBuckets(Generic[K]):
         self._buckets: Latest[K, TokenBucket] = Latest(most)
 
     def of(self, key: K, now: float) -> TokenBucket:
-        """Return the bucket of this key; a new one is full."""
+        """Return the bucket of this key; a new bucket is full."""
         bucket = self._buckets.get(key) or TokenBucket(self.rate, self.burst, now)
         self._buckets[key] = bucket
         return bucket
@@ -75,9 +75,9 @@ class TokenBuckets(Generic[K]):
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """A claim on a shared rate.
+    """A waiting request for tokens of a shared rate.
 
-    size: tokens; set it to 0 to give the claim up. grant: called when its turn has come.
+    size: tokens; set it to 0 to withdraw the claim. grant: called when its turn has come.
     """
 
     size: float
@@ -85,28 +85,33 @@ class Claim:
 
 
 class _Share:
-    """One network group, machine or connection in the tree of those that share a rate.
+    """A node in the tree that shares a rate: a network group, machine or connection.
 
-    Of the parts of a share, the one that has used fewest tokens is served next, so each gets as many as the
-    others, however it cuts its claims.
+    The child that has used the fewest tokens is served next. So all children get equally many tokens, whatever
+    the size of their claims.
     """
 
     def __init__(self, used: float = 0.0) -> None:
-        self.waiting = 0  # claims in it and below
-        self.used = used  # tokens, measured against the siblings
-        self._even = 0.0  # tokens that those which wait have used on average
+        self.waiting = 0  # claims in this share and its children
+        self.used = used  # tokens, comparable among siblings
+        self._even = 0.0  # average tokens used by the waiting children
         self._parts: dict[Hashable, _Share] = {}
         self._claims = deque[Claim]()
 
     def put(self, by: Sequence[Hashable], claim: Claim) -> None:
-        """Add a claim. by: group, machine and connection, for example; a shorter path is served first."""
+        """Add a claim.
+
+        by: the path in the tree, for example group, machine and connection. Claims that stop higher in the
+            tree are served first.
+        """
         self.waiting += 1
         if not by:
             self._claims.append(claim)
             return
         part = self._parts.setdefault(by[0], _Share(self._even))
         if not part.waiting:
-            # A part that pauses between its claims loses nothing, but a long pause earns nothing.
+            # A child that pauses between claims keeps its turn, but a long pause saves up no more than one
+            # piece.
             part.used = max(part.used, self._even - MAX_PIECE)
         part.put(by[1:], claim)
 
@@ -114,7 +119,7 @@ class _Share:
         self.waiting -= 1
         if self._claims:
             return self._claims.popleft()
-        # Of those that have used as much the newest comes first, as it may have claimed nothing until now.
+        # Among equal children the newest comes first, because it may have got nothing so far.
         waiting = [part for part in reversed(self._parts.values()) if part.waiting]
         part = min(waiting, key=lambda one: one.used)
         claim = part.pop()
@@ -129,10 +134,10 @@ class _Share:
 
 
 class SharedRate(_Share):
-    """One token bucket shared in turn, such as by network group, machine and connection.
+    """A token bucket that is shared fairly, for example by network group, machine and connection.
 
-    A claim is granted while anything is left, and the bucket goes into debt for it: a large claim need not
-    find the bucket full. Keep claims small, `piece` at most, as each claim delays all that come after it.
+    A claim is granted if the bucket has any tokens left, and may put it into debt. So a large claim need not
+    wait for a full bucket. A claim delays all later ones, so claims must be at most `piece` tokens.
     """
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
@@ -141,7 +146,7 @@ class SharedRate(_Share):
         self.piece = min(MAX_PIECE, burst / 2)
 
     def serve(self, now: float) -> float:
-        """Grant what there are tokens for, and return the seconds until there are some again."""
+        """Grant claims until the tokens are used up, and return the seconds until there are tokens again."""
         while self._bucket.refill(now) > 0:
             if not self.waiting:
                 return 0.0
@@ -153,7 +158,7 @@ class SharedRate(_Share):
 
 @contextmanager
 def counted(counter: Counter[K], key: K) -> Iterator[None]:
-    """Count one more of this key while the block runs. What is 0 takes no place in the counter."""
+    """Count one more of this key while the block runs. A key that falls to 0 is removed."""
     counter[key] += 1
     try:
         yield
@@ -164,25 +169,25 @@ def counted(counter: Counter[K], key: K) -> Iterator[None]:
 
 
 class Bans:
-    """Bans of peers, each twice as long as the one before it within a day.
+    """Bans of peers. A ban within a day of a peer's last ban is twice as long as that one.
 
-    At _MAX_PEERS the one set least recently is forgotten.
+    Over _MAX_PEERS, the ban set least recently is dropped.
     """
 
     def __init__(self) -> None:
         self._until: Latest[str, float] = Latest(_MAX_PEERS)
-        # Peer -> how often it was banned by `ban_again`, end of the last of these bans
+        # Peer -> number of bans by `ban_again`, and the end of the last one.
         self._again: Latest[str, tuple[int, float]] = Latest(_MAX_PEERS)
 
     def banned(self, peer: str, now: float) -> bool:
         return self._until.get(peer, -math.inf) > now
 
     def ban(self, peer: str, now: float, seconds: float) -> None:
-        """Ban the peer, unless it has a longer ban already."""
+        """Ban the peer for this time, or until its present ban ends if that is later."""
         self._until[peer] = max(now + seconds, self._until.get(peer, 0.0))
 
     def ban_again(self, peer: str, now: float, longest: float = LONGEST_BAN_S) -> float:
-        """Ban the peer for FIRST_BAN_S, or twice as long as the last time. Returns the seconds."""
+        """Ban the peer for FIRST_BAN_S, or twice as long as the last time. Return the seconds."""
         times, until = self._again.get(peer, (0, now))
         times = times if now - until < 24 * 3600 else 0
         seconds = min(longest, FIRST_BAN_S * float(1 << times))
@@ -192,13 +197,13 @@ class Bans:
 
 
 class RateLimit(Bans):
-    """Token buckets for what each peer may send, and bans of those that send more.
+    """Token buckets that limit what each peer sends to us; a peer that exceeds its limit is banned.
 
-    Engines use it. The peer that hands us a frame pays for it before anything in it is checked, as forged and
-    broken frames have no author. A peer in the mesh passes on everybody's frames, so its rate is that of a
-    busy swarm. A peer whose bucket is empty is banned.
+    The peer that hands us a frame pays for it before the frame is checked, because forged and broken frames
+    have no author. A peer in the mesh forwards frames of the whole swarm, so its rate must be high enough for
+    a busy swarm.
 
-    buckets: by what is sent.
+    buckets: a set of buckets for each sort of traffic.
     """
 
     def __init__(self, buckets: Mapping[str, TokenBuckets[str]]) -> None:
@@ -206,7 +211,7 @@ class RateLimit(Bans):
         self._buckets = buckets
 
     def pay(self, peer: str, now: float, what: str, amount: float = 1.0) -> bool:
-        """Charge the peer, or ban it and return False where it has too few tokens."""
+        """Charge the peer and return True. If it has too few tokens, ban it and return False."""
         if self._buckets[what].of(peer, now).wait(now, amount) == 0:
             return True
         self._buckets[what].forget(peer)

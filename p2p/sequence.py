@@ -1,4 +1,4 @@
-"""Numbers on disk that outlive a crash or a power cut, and the sequence numbers of our own frames."""
+"""Numbers on disk that survive a crash or a power cut, and the sequence numbers of our frames."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,14 @@ from p2p.errors import StateUnwritable
 
 
 class NumberFile:
-    """One number on disk. A lost file counts as 0, and one that cannot be read, which is set aside."""
+    """One number on disk. It is 0 if the file is missing or damaged; a damaged file is set aside."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.value = durable.load(path, _number, "the clock takes its place", 32) or 0
 
     def write(self, value: int, *, synced: bool = True) -> None:
-        """Replace the number; with `synced` it is on disk when this returns. Raises StateUnwritable."""
+        """Replace the number. If `synced`, it is on disk when this returns. Raises StateUnwritable."""
         try:
             durable.replace(self._path, b"%d\n" % value, synced=synced)
         except OSError as error:
@@ -27,17 +27,17 @@ class NumberFile:
 
 
 def _number(text: bytes) -> int:
-    """Parse what `write` writes. Raises ValueError on anything else."""
+    """Parse a line written by `NumberFile.write`. Raises ValueError on any other content."""
     if not (text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20):
         raise ValueError("no number")
     return int(text)
 
 
 class SequenceFile:
-    """An iterator of rising numbers, none used twice. Reserves a block of them on disk before the first.
+    """An iterator of rising numbers that never repeat, even after a crash.
 
-    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses
-    fewer than a thousand a second can never have reached those.
+    Before it uses a block of numbers, it reserves the block on disk. If the file is lost or damaged, numbers
+    continue from the clock in milliseconds. These are unused if the node used fewer than 1,000 a second.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
@@ -50,7 +50,7 @@ class SequenceFile:
     def __next__(self) -> int:
         """Return the next number.
 
-        Raises StateUnwritable when a new block cannot be reserved; then nothing may be published.
+        Raises StateUnwritable if a new block cannot be reserved; then nothing may be published.
         """
         if self._next >= self._reserved.value:
             self._reserved.write(self._next + self._block)

@@ -1,6 +1,6 @@
 """The GossipSub topic of a swarm.
 
-Peers of another name or digest subscribe to another topic, so they never meet.
+The topic contains the swarm's name and digest, so nodes with another name or digest never meet ours.
 """
 
 import re
@@ -16,11 +16,12 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 class Topic:
     """A swarm's name and digest. `str(topic)` is its GossipSub topic, `/swarmd/1/<name>/<digest>`.
 
-    Raises ValueError on a part that is no word.
+    Raises:
+        ValueError: the name or the digest has other characters than a-z, 0-9 and -, or is too long.
     """
 
     name: str
-    # Covers all that peers must agree on: what is asked, and the wire version.
+    # Covers everything that peers must agree on: the curriculum's questions and the wire version.
     digest: str
 
     def __post_init__(self) -> None:
@@ -35,7 +36,7 @@ class Topic:
 
     @cached_property
     def swarm_id(self) -> bytes:
-        """The 16 bytes in every frame that name its swarm, so that nobody can replay it in another."""
+        """The 16 bytes in every frame that name its swarm, so that it cannot be replayed in another swarm."""
         return sha256(str(self).encode()).digest()[:16]
 
     @cached_property

@@ -1,8 +1,9 @@
 """The types of the network layer: peers, frames, verdicts, and the interface of an engine.
 
-It knows no rollouts, tasks or models. How far a message has come is in its type:
+This layer knows nothing of rollouts, tasks or models. A message's type says which checks it has passed:
 
-    bytes (a frame) -> Envelope: signature and limits hold; `p2p.envelope.check` alone makes one
+    bytes: a frame as it arrived, not checked
+    Envelope: form, signature and limits hold; only `p2p.envelope.check` makes one
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -20,13 +21,13 @@ class Verdict(Enum):
 
     ACCEPT = "accept"  # use it and forward it
     IGNORE = "ignore"  # drop it; nobody is to blame
-    REJECT = "reject"  # drop it; the peer that sent it could have checked this
+    REJECT = "reject"  # drop it and blame the forwarder, which could have checked it
 
 
 class Reason(Enum):
     """Why a frame or its content is refused. The value is the text that operators read.
 
-    It is returned and not raised, as hostile peers are normal.
+    Functions return a reason instead of raising it, because hostile peers are normal.
     """
 
     TOO_LARGE = "too large"
@@ -43,7 +44,7 @@ class Reason(Enum):
     SHUNNED = "of a peer that has misbehaved"
     UNKNOWN_KIND = "of a kind that this version does not know"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
-    # What admission cannot find (`Member.report`):
+    # Admission cannot find these; the node reports them later through `Member.report`.
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
     MISLABELLED = "another task than its author offered"
@@ -58,15 +59,15 @@ class Reason(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the operator can do where there are many of these; empty where a few are normal."""
+        """What the operator can do about many of these; empty if there is nothing to do."""
         return _REMEDIES.get(self, "")
 
 
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.OLD, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
-    # `p2p.admission.reputation` counts these, not GossipSub, as the frame may be good.
+    # The frame may be good, so `p2p.admission.reputation` charges the peer instead of GossipSub.
     | {Reason.FLOODING, Reason.SHUNNED}
-    | {Reason.USELESS}  # costs quota alone: others may learn from it
+    | {Reason.USELESS}  # costs only quota: other nodes may learn from it
     | {Reason.UNKNOWN_KIND}  # a later version may use it
 )
 _REMEDIES = {
@@ -89,8 +90,8 @@ class Envelope:
     sent_at: float  # seconds since the epoch, by the author's clock
     kind: str
     body: bytes
-    via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
-    group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
+    via: PeerId | None = None  # the peer that handed it to us; None if the engine does not know
+    group: str = ""  # the author's network group (`p2p.netgroup`); empty if we never met the author
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +104,22 @@ class Peer:
     connected_at: float
 
 
-# Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, and
-# the peer that handed it over where the engine knows. Must be quick.
+# Called for every frame that arrives, with the peer that handed it over, or None if the engine does not know.
+# An engine that can wait for the verdict calls it before it forwards the frame. Must be quick.
 Deliver = Callable[[bytes, PeerId | None], Verdict]
-Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
+Score = Callable[[PeerId], float]  # our score of a peer: 0 if it is clean, below 0 if it misbehaved
 # Answers a peer's question of at most MAX_QUESTION_BYTES. Must be quick.
 Answer = Callable[[PeerId, bytes], bytes]
 MAX_QUESTION_BYTES = 4096
-# `P2pEngine.request`: called with peer, question and the most bytes of the answer.
+# `P2pEngine.request`: takes the peer, the question and the largest answer in bytes.
 Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 
 
 class PeerRequest(IntEnum):
-    """All questions that members ask each other: a question's first byte.
+    """The kinds of questions that members ask each other: a question's first byte.
 
-    To add one: a line here, and its answer in `Member.answers`. A number is never given again: 2, 4
-    and 5 were given.
+    To add a kind, add a line here and its handler to `Member.answers`. Never reuse a number; 2, 4 and 5 are
+    retired.
     """
 
     BLOBS = 1  # `p2p.blobs.blobs`
@@ -131,16 +132,16 @@ class PeerRequest(IntEnum):
         return bytes([self]) + content
 
     def content(self, message: bytes) -> bytes | None:
-        """Return what follows the first byte; None where the message is another question, or none."""
+        """Return the message without its first byte; None if it is empty or of another kind."""
         return message[1:] if message[:1] == bytes([self]) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What an engine calls.
+    """The functions that an engine calls.
 
-    also: topics of other swarms that the engine joins besides ours, on a node that only helps others to meet.
-    The engine counts their members among its own, announces itself to them, and passes on what this admits.
+    also: topics of other swarms that the engine also joins, on a node that only helps nodes to meet. The engine
+        treats their members like ours, announces itself to them, and forwards the frames that they admit.
     """
 
     deliver: Deliver
@@ -154,9 +155,9 @@ class Unanswered(Exception):
 
 
 class Started(Protocol):
-    """What `trio.Nursery.start` hands to a task that reports when it is ready.
+    """The `task_status` argument that `trio.Nursery.start` passes to a task.
 
-    It is trio's own type, which its stubs do not name.
+    trio has this type, but its stubs do not export it.
     """
 
     def started(self, value: Sequence[str]) -> None: ...
@@ -165,7 +166,7 @@ class Started(Protocol):
 class P2pEngine(Protocol):
     """Moves frames between the members of one swarm.
 
-    An engine is built with `Handlers`; one suite of contract tests judges them all.
+    An engine is built with `Handlers`. All engines pass the same contract tests.
     """
 
     me: PeerId
@@ -173,7 +174,7 @@ class P2pEngine(Protocol):
     async def run(self, task_status: Started = ...) -> None:
         """Stay in the swarm until cancelled (trio).
 
-        Reports its addresses once others can reach it; until then it may raise OperatorError.
+        Reports its addresses once other nodes can reach it; until then it may raise OperatorError.
         """
 
     def publish(self, frame: bytes) -> None:
@@ -183,23 +184,23 @@ class P2pEngine(Protocol):
         """
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Ask a peer and return its answer of at most `limit` bytes, empty where it has none.
+        """Ask a peer and return its answer of at most `limit` bytes; empty if the peer has no answer.
 
-        Dials the peer where there is no connection, and never ends one. It has no deadline of its own: cancel
-        it. Raises Unanswered.
+        Dials the peer if it is not connected, and never ends a connection. There is no timeout: the caller
+        cancels. Raises Unanswered.
         """
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
-        """Ban the peer for so long: hang up, neither dial nor accept it. Returns at once."""
+        """Ban the peer: hang up, and neither dial nor accept it meanwhile. Return at once."""
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Note a member that was announced on our local network at these addresses. Returns at once."""
+        """Note a member that was announced on our local network at these addresses. Return at once."""
 
     def told_of(self, peer: PeerId, address: str) -> None:
-        """Note where a peer can be reached, as a frame says that it signed itself. Returns at once."""
+        """Note an address of a peer from a frame that the peer signed. Return at once."""
 
     def reached_at(self) -> str:
-        """Return a multiaddress at which the internet reaches this member; empty while none is known.
+        """Return a multiaddress at which the internet can reach this member; empty if none is known.
 
         It may lead through a relay.
         """
@@ -207,10 +208,10 @@ class P2pEngine(Protocol):
     def peers(self) -> Sequence[Peer]: ...
 
     def connected(self) -> Collection[PeerId]:
-        """Return all peers we are connected to, of our swarm or not."""
+        """Return all peers we are connected to, in our swarm or not."""
 
     def present(self, topic: Topic) -> int:
-        """Return how many connected peers are in a topic that we are in."""
+        """Count the connected peers in a topic that we are in."""
 
     def addresses(self) -> Sequence[str]:
-        """Return the multiaddresses at which others can dial this member, each ending in /p2p/<peer id>."""
+        """Return the multiaddresses at which peers can dial this member, each ending in /p2p/<peer id>."""
