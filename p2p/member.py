@@ -178,7 +178,7 @@ class Member:
     def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
         """Admit or refuse a frame that arrived, and tell the engine whether to forward it.
 
-        The engine calls this for every frame, so it must be quick: it never waits for the disk.
+        The engine calls this for every frame, so it must be quick: files are written without a sync.
         """
         return self._receive(self.inbox, frame, via)
 

@@ -44,8 +44,8 @@ class TokenBucket:
     def wait(self, now: float, tokens: float = 1.0) -> float:
         """Take the tokens and return 0.0, or take none and return the seconds until there are enough.
 
-        Because of rounding, the tokens may still be a little short after that time. The result is always large
-        enough that `now + result > now`, so a caller that waits and asks again makes progress.
+        Because of rounding, the tokens may still be a little short after that time. But the result is always
+        so large that `now + result > now`, so a caller that waits and asks again makes progress.
         """
         if self.refill(now) >= tokens:
             self.spend(tokens)
@@ -87,8 +87,8 @@ class Claim:
 class _Share:
     """A node in the tree that shares a rate: a network group, machine or connection.
 
-    The child that has used the fewest tokens is served next. So all children get equally many tokens, whatever
-    the size of their claims.
+    The child that has used the fewest tokens is served next. So all children get equally many tokens, no
+    matter how large their claims are.
     """
 
     def __init__(self, used: float = 0.0) -> None:

@@ -1,20 +1,21 @@
-"""Limits dials of addresses that peers named: they may be a third party's. Pure; `now` is an argument."""
+"""Limits dials of addresses that peers named, which may belong to a victim. Pure; `now` is an argument."""
 
 from p2p.address import Endpoint
 from p2p.netgroup import LOCAL, MIN_PORT, block_of_host, group_of_host
 from p2p.rate_limit import TokenBucket, TokenBuckets
 
-# Dials without an answer, of addresses in one block (/24 of IPv4, /48 of IPv6).
+# Unanswered dials of addresses in one block (/24 of IPv4, /48 of IPv6): rate and burst.
 UNANSWERED_PER_S, UNANSWERED_AT_ONCE = 1 / 60, 8.0
-# The same for all blocks of local networks: their nodes meet each other, many at once.
+# Blocks of local networks have higher limits, because many nodes there meet each other at once.
 LOCAL_FACTOR = 16.0
 _MAX_BLOCKS = 4096
 
 
 class Dials:
-    """Counts dials by block: a third party may be named under many ports, keys and addresses.
+    """Limits unanswered dials for each block of addresses.
 
-    A dial that proves the peer costs nothing.
+    Blocks are counted because an attacker can name one victim with many ports, keys and addresses. A dial
+    that the named peer answers is refunded.
     """
 
     def __init__(self) -> None:
@@ -24,14 +25,14 @@ class Dials:
         )
 
     def begin(self, endpoint: Endpoint | None, now: float) -> bool:
-        """Return whether to dial an endpoint that nobody proved. None and names are never dialled."""
+        """Return whether to dial an unproved endpoint, and charge its block. Names are never dialled."""
         block = block_of_host(endpoint.host) if endpoint is not None else None
         if endpoint is None or block is None or endpoint.port < MIN_PORT:
             return False
         return not self._of(endpoint, block, now).wait(now)
 
     def proved(self, endpoint: Endpoint, now: float) -> None:
-        """Note that the peer that was named answered."""
+        """Refund a dial: the named peer answered."""
         if (block := block_of_host(endpoint.host)) is not None:
             self._of(endpoint, block, now).spend(-1)
 

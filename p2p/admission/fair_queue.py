@@ -1,7 +1,7 @@
-"""Fair shares of what is full: whoever has most in it loses the oldest. Pure.
+"""A bounded queue with fair shares: if it is full, the largest owner loses its oldest entry. Pure.
 
-Network groups have equal shares, and authors in each. So a flood, or a crowd of names on few addresses,
-pushes out its own entries. An author whose group is not known counts as a group of its own.
+All network groups have equal shares, and all authors within a group. So a flood of frames, or a crowd of keys
+on few addresses, pushes out only its own entries. An author of unknown group counts as a separate group.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -14,15 +14,15 @@ K = TypeVar("K")
 
 
 class Turns:
-    """Items in a tree of who they came by, such as network group, connection and author.
+    """A tree of queues, for example by network group, connection and author.
 
-    At each level all are served in turn, and whoever has most bytes loses the oldest. All paths have the same
-    length.
+    At each level the children are served in turn, and the child with the most bytes loses its oldest item.
+    All paths have the same length.
     """
 
     def __init__(self) -> None:
-        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # the next one's turn comes first
-        self._waiting: deque[tuple[Any, int]] = deque()  # those of one author with their bytes, oldest first
+        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # children; the first is served next
+        self._waiting: deque[tuple[Any, int]] = deque()  # in a leaf: items and their bytes, oldest first
         self.frames = self.bytes = 0
 
     def put(self, by: Sequence[Hashable], item: Any, size: int) -> None:
@@ -34,11 +34,11 @@ class Turns:
             self._waiting.append((item, size))
 
     def pop(self) -> tuple[Any, int]:
-        """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
+        """Remove and return the next item and its bytes. Raises StopIteration if the tree is empty."""
         return self._remove(None if self._waiting else next(iter(self._parts)), Turns.pop)
 
     def drop(self) -> tuple[Any, int]:
-        """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""
+        """Remove and return the largest owner's oldest item. Raises ValueError if the tree is empty."""
         key = max(self._parts, key=lambda part: self._parts[part].bytes) if not self._waiting else None
         return self._remove(key, Turns.drop)
 
@@ -55,9 +55,9 @@ class Turns:
 
 
 def fair_share(items: Iterable[tuple[K, str, PeerId]], count: int) -> set[K]:
-    """Choose `count` of these to keep, the newest of each author.
+    """Choose `count` items to keep, with fair shares; each author keeps its newest.
 
-    items: each with its network group, "" where that is not known, and its author, the oldest first.
+    items: (item, network group or "" if unknown, author), oldest first.
     """
     by_author = in_turn([*items][::-1], lambda item: item[2])
     by_group = in_turn(by_author, lambda item: item[1] or item[2])
@@ -65,7 +65,7 @@ def fair_share(items: Iterable[tuple[K, str, PeerId]], count: int) -> set[K]:
 
 
 def in_turn(items: Iterable[K], owner: Callable[[K], Hashable]) -> list[K]:
-    """Sort so that each owner's first comes before anybody's second, and otherwise as it was."""
+    """Sort items in rounds: each owner's first item, then each owner's second, and so on. Stable."""
     had = Counter[Hashable]()
 
     def turn(item: K) -> int:
@@ -75,8 +75,8 @@ def in_turn(items: Iterable[K], owner: Callable[[K], Hashable]) -> list[K]:
     return sorted(items, key=turn)
 
 
-# What waits at once. Each item counts with no less than an equal part of the bytes, so that neither many
-# small ones nor a few large ones push out those of others.
+# Limits of the queue. An item counts as MAX_BYTES / MAX_FRAMES bytes at least, so that neither many small
+# items nor a few large ones push out other authors' items.
 MAX_FRAMES = 1024
 MAX_BYTES = 32 * 1024 * 1024
 

@@ -1,8 +1,8 @@
 """Bans hosts that keep producing banned peers. Pure; `now` is an argument.
 
-A new key costs nothing, so a banned peer can come back under another id. An address costs something: where
-several peers from one address were banned, no new connection from there is accepted for a while. An honest
-peer at the same address, behind one router, keeps its connections, and we dial it as before.
+A new key costs nothing, so a banned peer can return with another id; but a new address has a price. If
+several peers from one address were banned, we accept no new connections from that address for a while. An
+honest peer behind the same router keeps its connections, and we still dial it.
 """
 
 import logging
@@ -12,7 +12,7 @@ from p2p.netgroup import machine_of_host
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.types import PeerId
 
-# A host is banned when more than BANNED_AT_ONCE of its peers were banned, and one more every ONE_MORE_S.
+# A host may have BANNED_AT_ONCE banned peers, and one more every ONE_MORE_S. Beyond that it is banned.
 BANNED_AT_ONCE = 3.0
 ONE_MORE_S = 600.0
 _KNOWN = 1024
@@ -29,10 +29,9 @@ class HostBans:
         self._known: Latest[PeerId, None] = Latest(_KNOWN)  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:
-        """Count a banned peer of this host, and ban the host where there were too many.
+        """Count a banned peer of this host, and ban the host if there were too many, with a warning.
 
-        host: an IP address as text, or "" where it is not known; then nothing is counted. Each peer counts
-        once, as its own ban keeps it out. Logs a warning when it bans the host.
+        Each peer counts once. host: an IP address as text; if it is "" (unknown), nothing is counted.
         """
         if not host or self.knows(peer):
             return

@@ -1,4 +1,4 @@
-"""Places for connections that come in: who gets one, and who has to leave. Pure; `now` is an argument."""
+"""Inbound connection slots: which connections get one, and which is evicted. Pure; `now` is an argument."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,23 +10,24 @@ from p2p.rate_limit import TokenBuckets
 
 K = TypeVar("K")
 
-# libp2p's network has 160 connections in all; the rest is for peers that we dial.
+# Inbound connections. The libp2p engine has 160 connections in all; the rest is for peers that we dial.
 MOST = 112
-# Connections from one machine: each costs a handshake before we know whose it is.
+# New connections from one machine: rate and burst. Each costs a handshake before we know the peer.
 ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
-# One network group may open so many times as many.
+# A network group may open this many times as many.
 GROUP_FACTOR = 4.0
-# Who came so long ago has met others by now.
+# A peer that connected this long ago has found other members by now, so it can be evicted.
 SERVED_S = 60.0
 
 
 def one_too_many(held: Mapping[K, Sequence[Hashable]], newcomer: Sequence[Hashable]) -> K | None:
-    """Return whose place a newcomer gets if all are taken; None if the newcomer gets none.
+    """Return the holder to evict for a newcomer if all slots are taken; None to refuse the newcomer.
 
-    It is the youngest of the largest network group, in it of the largest machine, and so on. The newcomer
-    counts, and its own part is the largest of equal ones.
+    It is the youngest holder in the largest network group, there in the largest machine, and so on. The
+    newcomer is counted, and of equally large groups its own is taken.
 
-    held: the path of each, such as network group and machine, the oldest first. All have the same length.
+    held: the path of each holder, for example network group and machine, oldest first. All paths have the
+        same length.
     """
     found: dict[K | None, Sequence[Hashable]] = {None: newcomer, **dict([*held.items()][::-1])}
     for level in range(len(newcomer)):
@@ -38,12 +39,15 @@ def one_too_many(held: Mapping[K, Sequence[Hashable]], newcomer: Sequence[Hashab
 def who_leaves(
     groups: Mapping[K, str], own: str, may_leave: Callable[[K], bool] = lambda _: True
 ) -> K | None:
-    """Return who makes room for a newcomer of the network group `own` if all places are taken, if anybody.
+    """Return the holder to evict for a newcomer if all slots are taken; None to refuse the newcomer.
 
-    No group may have too many: the largest loses its youngest (`one_too_many`). Else the oldest leaves that
-    may, of the newcomer's group or a larger one.
+    If one group has too many holders, it loses its youngest (`one_too_many`). Otherwise the oldest holder is
+    evicted that is in the newcomer's group or a larger one and for which `may_leave` is true.
 
-    groups: the group of each, the oldest first.
+    Args:
+        groups: the network group of each holder, oldest first.
+        own: the newcomer's network group.
+        may_leave: whether a holder may be evicted though its group does not have too many.
     """
     if (youngest := one_too_many({one: (group,) for one, group in groups.items()}, (own,))) is not None:
         return youngest
@@ -60,28 +64,29 @@ def who_leaves(
 
 @dataclass(slots=True)
 class Arrival:
-    """A connection that came in and has a place."""
+    """An inbound connection that holds a slot."""
 
     machine: str
     group: str
     since: float
-    peer: Any = None  # once it has proved who it is
+    peer: Any = None  # the peer id, once the connection has proved it
 
 
 class InboundSlots:
     def __init__(self) -> None:
-        self.held: dict[Any, Arrival] = {}  # connection -> what is known of it, oldest first
-        # Whether a peer has a reservation with us.
+        self.held: dict[Any, Arrival] = {}  # by connection, oldest first
+        # Whether a peer has a relay reservation with us.
         self.reserved: Callable[[Any], bool] = lambda _: False
         self._by_machine = TokenBuckets[str](ARRIVALS_PER_S, ARRIVALS_AT_ONCE)
         self._by_group = TokenBuckets[str](GROUP_FACTOR * ARRIVALS_PER_S, GROUP_FACTOR * ARRIVALS_AT_ONCE)
 
     def take(self, connection: Any, host: str, now: float) -> Any:
-        """Give a place to a connection from a host.
+        """Give a slot to a new connection from a host.
 
-        Returns the connection to close for it, if any: this one itself, where it gets no place.
+        Returns the connection to close, if any: an evicted one, or this one if it gets no slot.
 
-        Its machine pays first: what it has too many costs its neighbours nothing.
+        The machine's rate limit is charged before its group's, so a machine over its limit takes nothing from
+        its neighbours.
         """
         arrival = Arrival(machine_of_host(host), group_of_host(host) or "", now)
         if any(
@@ -99,11 +104,12 @@ class InboundSlots:
         return leaving
 
     def _least_needed(self, newcomer: Arrival, now: float) -> Any:
-        """Return the connection that leaves for a newcomer, if any.
+        """Return the connection to evict for a newcomer, if any.
 
-        If no group has too many (`who_leaves`), it is one that was served and holds no reservation: members
-        would keep all places of a bootstrap node for good. For a machine that is here already only one of its
-        own leaves: many nodes behind one router take turns.
+        If no group has too many (`who_leaves`), the oldest connection is evicted that is older than SERVED_S
+        and holds no reservation. Otherwise early members would fill a bootstrap node for good. If the
+        newcomer's machine already has slots, only a connection from that machine is evicted, so that many
+        nodes behind one router take turns.
         """
         machines = {its.machine for its in self.held.values()}
 

@@ -2,10 +2,10 @@
 
 Pure; `now` is an argument. docs/admission.md has them as a table.
 
-Checks run cheapest first: quota of the connection, size, form, version, swarm, our own echo, time, repetition
-(`p2p.admission.replays`), quota and score of the author that the frame names, and last the signature. An
-author is charged only for what it really signed, so nobody can use up another's quota. What nobody signed is
-charged to the connection that brought it.
+Checks run cheapest first: the connection's quota, size, form, version, swarm, our own echo, time, replay
+(`p2p.admission.replays`), the named author's quota and score, and last the signature. An author is charged
+only for frames that it signed, so nobody can use up another node's quota. A forged frame is charged to the
+connection that brought it.
 """
 
 from collections import Counter
@@ -24,9 +24,9 @@ from p2p.types import Envelope, PeerId, Reason
 class AdmissionLimits:
     """Limits of one node. A token bucket holds its burst when full."""
 
-    # The quota of one author. It sends a frame a round; tiny models play several a second. A burst is no
-    # longer than what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it
-    # comes out of order.
+    # The quota of one author. A node sends one frame a round; tiny models play several rounds a second. A
+    # burst is shorter than the memory of an author's frames (`replays.FRAMES`), so that a burst that arrives
+    # out of order loses no frame.
     frames_per_second: float = 5.0
     frames_burst: float = 60.0
     bytes_per_second: float = 512 * 1024.0
@@ -36,7 +36,7 @@ class AdmissionLimits:
     via_frames_burst: float = 600.0
     via_bytes_per_second: float = 4 * 1024 * 1024.0
     via_bytes_burst: float = 32 * 1024 * 1024.0
-    # Remembered at once.
+    # Authors that are remembered.
     authors: int = 8_192
 
 
@@ -44,10 +44,15 @@ class Inbox:
     """The admission of one member to one swarm.
 
     Args:
-        group_of: a connection's network group, "" where it is not known.
-        not_before: frames sent earlier are old, so that a restart admits no replays.
+        me: our peer id.
+        swarm_id: 16 bytes (`Topic.swarm_id`).
+        limits: quotas; None for the default.
+        not_before: frames sent earlier are refused, so that a restart admits no replays. Seconds since the
+            epoch.
+        reputation: the scores of peers; None for new ones.
+        group_of: returns a connection's network group, "" if it is unknown.
         note: called with every admitted frame, before `receive` returns.
-        verify: `envelope.check`, or a cache of it where many members in one process receive one frame.
+        verify: `envelope.check`, or a cache of it if many members in one process receive the same frame.
     """
 
     def __init__(
@@ -83,9 +88,9 @@ class Inbox:
         self._via_bytes = TokenBuckets[PeerId](self.limits.via_bytes_per_second, self.limits.via_bytes_burst)
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Reason:
-        """Check a frame, and return its envelope or why it is refused.
+        """Check a frame, and return its envelope or the reason to refuse it.
 
-        now: seconds since the epoch. via: the peer that handed it over, where that is known.
+        now: seconds since the epoch. via: the peer that handed the frame over, None if unknown.
         """
         outcome = self._from(via, frame, now)
         if isinstance(outcome, Reason):
@@ -93,9 +98,9 @@ class Inbox:
         return outcome
 
     def charge(self, author: PeerId, frames: float, now: float) -> None:
-        """Take `frames` off an author's quota, as an admitted frame of it proved bad.
+        """Take `frames` off an author's quota, because one of its admitted frames proved bad.
 
-        It goes down to one burst below zero.
+        The quota falls to one burst below zero at most.
         """
         bucket = self._frames.of(public_key_of(author), now)
         bucket.refill(now)
@@ -106,7 +111,7 @@ class Inbox:
             # The engine does not know the connection: only the author can be charged.
             return self._admit(frame, now, NOBODY)
         frames, size = self._via_frames.of(via, now), self._via_bytes.of(via, now)
-        # Frames over the limit are not charged, so the connection is used again as soon as it is slower.
+        # Frames over the limit are not charged, so the connection's frames count again once it slows down.
         if frames.refill(now) < 1 or size.refill(now) < len(frame):
             return Reason.FLOODING
         frames.spend(1)

@@ -1,21 +1,22 @@
-"""Replay protection: remembers which of each author's latest frames came.
+"""Replay protection: remembers the latest frames of each author.
 
-Pure; `now` is an argument. A restart begins with nothing remembered: what was sent before is old then
-(`p2p.admission.seen_file`).
+Pure; `now` is an argument. Nothing is remembered over a restart; frames sent before the restart are refused
+instead (`p2p.admission.seen_file`).
 
-Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them
-signed. Of each author the last FRAMES sent are remembered. A forgotten frame raises a **horizon**, and frames
-sent up to it are old:
+Theory of operation. A frame is identified by its author, sequence number and time of sending, all signed. The
+last FRAMES frames of each author are remembered. Forgetting a frame raises a **horizon**, and a frame that
+was sent at or before the horizon is refused as old. There are two kinds:
 
-- an author's own horizon, if it has more than FRAMES. So the times that an author chooses count for nobody
-  else;
-- the horizon of its slot, if the author is forgotten. Each author has one of SLOTS slots, and nobody can
-  choose a key with the slot of another author. A slot is at most AHEAD_S ahead of now. So a crowd of authors
-  delays the first frame of a newcomer by accident only, and by AHEAD_S at most.
+- The author's horizon rises if the author has more than FRAMES frames. So the times that one author chooses
+  do not affect other authors.
+- The horizon of the author's slot rises if the author is forgotten. A salted hash gives each author one of
+  SLOTS slots, so nobody can choose a key that shares the slot of a victim. A slot's horizon is at most
+  AHEAD_S ahead of now. So a crowd of authors delays a newcomer's first frame only by accident, and by AHEAD_S
+  at most.
 
-Room is shared by **holder**, the connection that brought an author, and by its network group. If there is no
-room, the author that has been silent for longest is forgotten, of the holder that has most, in the group that
-has most. So a crowd forgets its own authors, and an author that is forgotten comes back with its next frame.
+Memory is shared fairly between **holders**, the connections that bring authors, and between their network
+groups. If it is full, the largest holder in the largest group loses the author that was silent for longest.
+So a crowd pushes out its own authors. A forgotten author is remembered again from its next frame.
 """
 
 from array import array
@@ -26,31 +27,32 @@ from typing import NamedTuple
 
 from p2p.types import PeerId, Reason
 
-# How much older than now a frame may be, by its author's clock.
+# Largest age of a frame, by its author's clock.
 WINDOW_S = 300.0
 # How far an author's clock may be ahead of ours.
 AHEAD_S = 10.0
-# A start that is further ahead of now says that the clock was set back: a restart is at most 30 s ahead.
+# If `not_before` is further ahead of now, the clock was set back. After a mere restart it is at most
+# `seen_file.PROMISE_S` ahead.
 SET_BACK_S = 70.0
-# Frames of one author that are remembered.
+# Remembered frames of one author.
 FRAMES = 64
-# Horizons of authors that are not remembered. A crowd of 1,500 new authors a second, with clocks that are
-# AHEAD_S ahead, keeps 3 % of them ahead of now.
+# Horizons for forgotten authors. An attack of 1,500 new authors a second, whose clocks are AHEAD_S ahead,
+# keeps 3 % of the slots ahead of now.
 SLOTS = 1 << 19
 
 
 class Holder(NamedTuple):
-    """Who brought an author."""
+    """The connection that brought an author."""
 
-    group: str  # of the connection
+    group: str  # network group of the connection
     via: PeerId  # the peer at the other end
 
 
-NOBODY = Holder("", PeerId(""))  # the holder of authors of which no connection is known
+NOBODY = Holder("", PeerId(""))  # the holder of authors whose connection is unknown
 
 
 class Trace(NamedTuple):
-    """What replay protection keeps of one admitted frame."""
+    """The fields of an admitted frame that replay protection remembers."""
 
     author: bytes  # public key
     sequence: int
@@ -62,7 +64,7 @@ class _Author:
 
     def __init__(self, holder: Holder, horizon: int) -> None:
         self.holder, self.horizon = holder, horizon
-        # One entry for each frame, the earliest first.
+        # Parallel arrays with one entry for each frame, earliest first.
         self.sent_at, self.sequences = array("Q"), array("Q")
 
     @property
@@ -76,7 +78,7 @@ class _Author:
         self.forget(max(0, len(self.sent_at) - FRAMES))
 
     def forget(self, count: int) -> None:
-        """Forget the frames that were sent first."""
+        """Forget the `count` earliest frames and raise the horizon to the last of them."""
         if count:
             self.horizon = max(self.horizon, self.sent_at[count - 1])
             del self.sent_at[:count], self.sequences[:count]
@@ -85,23 +87,23 @@ class _Author:
 class Replays:
     """Remembers the frames of at most `limit` authors.
 
-    not_before: seconds since the epoch; what was sent earlier is old.
+    not_before: frames sent earlier are refused as old. Seconds since the epoch.
     """
 
     def __init__(self, limit: int, not_before: float = 0.0) -> None:
         self._limit = limit
         self._start = round(not_before * 1000)
-        # By slot. Only pages that are written take memory.
+        # Horizon of each slot, in ms. With mmap only the written pages take memory.
         self._horizons = memoryview(mmap(-1, 8 * SLOTS)).cast("Q")
         self._authors: dict[bytes, _Author] = {}
-        self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
+        self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # the longest silent author first
 
     def refuses(self, trace: Trace, now: float) -> Reason | None:
-        """Return why this frame may not be admitted: STALE, OLD or DUPLICATE."""
+        """Return STALE, OLD or DUPLICATE if this frame may not be admitted, else None."""
         key, sequence, sent_at = trace
         if not now - WINDOW_S <= sent_at / 1000 <= now + AHEAD_S:
             return Reason.STALE
-        # The clock was set back, and all frames would be old until it caught up.
+        # The clock was set back: without this, all frames would be old until it caught up.
         if self._start > (now + SET_BACK_S) * 1000:
             self._start = int((now + AHEAD_S) * 1000)
         author = self._authors.get(key)
@@ -111,12 +113,13 @@ class Replays:
         return Reason.OLD if sent_at < self._start or sent_at <= horizon else None
 
     def remember(self, trace: Trace, holder: Holder, now: float) -> None:
-        """Remember an admitted frame; `refuses` found nothing against it."""
+        """Remember an admitted frame, for which `refuses` returned None."""
         author = self._authors.get(trace.author)
         if author is None:
             author = self._place(trace.author, _Author(holder, self._horizons[_slot(trace.author)]))
         elif len(self._held.get(holder, ())) < len(self._held[author.holder]):
-            # A connection that was only faster once does not hold the author.
+            # Move the author to this holder because it has fewer authors, so that a connection that was once
+            # faster does not keep it.
             self._remove(trace.author)
             author.holder = holder
             self._place(trace.author, author)
@@ -124,12 +127,12 @@ class Replays:
         author.add(trace.sequence, trace.sent_at)
         expired = int((now - WINDOW_S) * 1000)
         author.forget(bisect_left(author.sent_at, expired))
-        # Of these nothing can be let in again.
+        # All frames of these authors are too old to be admitted again.
         held = self._held[author.holder]
         while (first := next(iter(held.items())))[1].newest < expired:
             self._forget(first[0])
         if len(self._authors) > self._limit:
-            groups = Counter[str]()  # authors that each network group holds
+            groups = Counter[str]()  # number of authors by network group
             for its, authors in self._held.items():
                 groups[its.group] += len(authors)
             most = max(self._held, key=lambda held: (groups[held.group], len(self._held[held])))
@@ -140,7 +143,7 @@ class Replays:
         return author
 
     def _forget(self, key: bytes) -> None:
-        """Forget an author; its frames are old from now on."""
+        """Forget an author and raise its slot's horizon, so that its frames so far are old."""
         slot = _slot(key)
         self._horizons[slot] = max(self._horizons[slot], self._remove(key).newest)
 
@@ -154,5 +157,5 @@ class Replays:
 
 
 def _slot(key: bytes) -> int:
-    """Return the slot of an author. Python salts the hash, so an attacker cannot know it."""
+    """Return the slot of an author. Python salts the hash, so an attacker cannot predict the slot."""
     return hash(key) % SLOTS
