@@ -1,4 +1,4 @@
-"""The address book: known peers, and which of them to dial next. Pure; `now` and `rng` are arguments."""
+"""The address book: known peers, and the choice of the next to dial. Pure; `now`, `rng` are arguments."""
 
 import itertools
 import random
@@ -15,21 +15,21 @@ from p2p.peers.buckets import MISS_EVERY_S, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Kn
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
-# Peers that the operator named come on top.
+# Known peers, not counting those that the operator named.
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE
 # Addresses of one peer.
 MAX_ADDRESSES = 8
 MAX_FILE_BYTES = 8 * 1024 * 1024
-# How often a peer that we reached before is preferred to one that others named.
+# Probability that a draw takes a peer that we reached before, if there is one.
 TRIED_FIRST = 0.95
-# Unknown peers that one peer may name.
+# New peers that one peer may name: rate and burst.
 TOLD_PER_S, TOLD_AT_ONCE = 0.1, 40.0
-# How often another peer's word renews an entry.
+# Seconds after which another peer's report renews an entry.
 HEARSAY_EVERY_S = 3600.0
-# How often a lasting connection renews it.
+# Seconds after which a lasting connection renews an entry.
 CONNECTED_EVERY_S = 3600.0
 NEARBY = PeerId("nearby")  # the teller of all peers that are announced on our local network
-AUTHORS = PeerId("authors")  # the teller of all that say in a frame where they are
+AUTHORS = PeerId("authors")  # the teller of all peers that give their address in a frame
 
 Candidate = tuple[PeerId, list[str]]
 
@@ -45,16 +45,16 @@ _decoder = msgspec.json.Decoder(_File)
 class AddressBook:
     """Holds at most MAX_PEERS peers, in buckets by network group (`p2p.peers.buckets`).
 
-    key: 16 or more secret random bytes, for a book without a file; a file brings its own.
+    key: 16 or more secret random bytes. `restore` replaces it by the file's key.
     """
 
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
-        self.changed = False  # since it was saved
+        self.changed = False  # whether the book differs from its file
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
-        self._last_success = 0.0  # of any peer that we dialled
+        self._last_success = 0.0  # time of the last successful dial of any peer
 
     def __len__(self) -> int:
         return len(self._known)
@@ -71,7 +71,7 @@ class AddressBook:
         return address in (known.proved, *known.pinned) or NAME in map(group_of, known.pinned)
 
     def pin(self, peer: PeerId, endpoint: Endpoint) -> None:
-        """Add a bootstrap address of the operator, which is never forgotten."""
+        """Add the operator's bootstrap address, which is never removed."""
         if peer != self.me:
             known = self._known.setdefault(peer, Known())
             self._tables.remove(peer)
@@ -89,13 +89,17 @@ class AddressBook:
     ) -> None:
         """Add addresses of a peer.
 
-        Addresses that nobody could dial are left out, and DNS names, as others should not choose what we look
-        up. Ids that no member has are left out too: DHT nodes may name any, and a file with one would be
-        taken for damaged.
+        Addresses that nobody can dial are left out. So are DNS names, so that peers cannot make us look up
+        names. Ids that are not Ed25519 peer ids are ignored: DHT nodes may send any, and `restore` would take
+        a file with such an id for damaged.
 
-        teller: the peer that sent the addresses; None: the peer itself, over a connection that proves it.
-        source: the network group of the teller's own connection; None counts as the group of the first
-        address.
+        Args:
+            peer: the peer to add.
+            addresses: its multiaddresses.
+            now: seconds since the epoch.
+            teller: the peer that sent the addresses. None if it is the peer itself, over a connection that
+                proves its id.
+            source: the network group of the teller's connection. None for the group of the first address.
         """
         itself = teller is None or teller == peer
         known = self._known.get(peer)
@@ -123,7 +127,7 @@ class AddressBook:
     def succeeded(self, peer: PeerId, address: str | None, now: float) -> None:
         """Note that we are connected to a peer.
 
-        address: the one we dialled, or None where the peer dialled us, which proves no address.
+        address: the address that we dialled. None if the peer dialled us, which proves no address.
         """
         if address is not None:
             self._last_success = now
@@ -136,27 +140,29 @@ class AddressBook:
             self._set(known, [known.proved, *known.addresses])
 
     def still_connected(self, peers: Iterable[PeerId], now: float) -> None:
-        """Note hourly that these peers are connected.
+        """Note that these peers are connected, at most once an hour.
 
-        Otherwise a peer that was connected for a month would count as gone, and no restart would dial it.
+        Otherwise a peer that has been connected for a month would count as gone and not be dialled after a
+        restart.
         """
         for known in filter(None, map(self._known.get, peers)):
             if now - known.last_success > CONNECTED_EVERY_S:
                 known.last_success, self.changed = now, True
 
     def met(self, peer: PeerId, now: float) -> None:
-        """Move a peer to `tried`: we dialled it, and it is of our swarm."""
+        """Move a peer to `tried`: we dialled it, and it belongs to our swarm."""
         known = self._known.get(peer)
         if known is not None and (known.pinned or self._placed(peer, known, self._tables.tried, now)):
             known.tried = True
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
-        """Note that the peer answered at none of these addresses; its others are next."""
+        """Note that the peer answered at none of these addresses, and move them behind the rest."""
         known = self._known.get(peer)
         if known is None:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
-        # Otherwise our own network may be down.
+        # Count a miss only if another dial succeeded since the last failure. Otherwise our own network may be
+        # down.
         if self._last_success > known.last_failure and now - known.missed > MISS_EVERY_S:
             known.misses, known.missed = known.misses + 1, now
         known.last_failure, known.failures = now, known.failures + 1
@@ -164,12 +170,12 @@ class AddressBook:
             self._forget(peer)
 
     def lost(self, peer: PeerId, now: float) -> None:
-        """Note that the connection ended. The peer is dialled again soon, as it may be restarting."""
+        """Note that the connection ended. The peer may be restarting, so it is dialled again soon."""
         if (known := self._known.get(peer)) is not None:
             known.last_success, known.failures, self.changed = now, 0, True
 
     def stranger(self, peer: PeerId, now: float) -> None:
-        """Forget a peer that answered and is not of our swarm, unless the operator named it."""
+        """Remove a peer that answered but is not of our swarm, unless the operator named it."""
         if (known := self._known.get(peer)) is not None:
             known.last_failure, known.failures = now, max(known.failures, 10)
             self._forget(peer)
@@ -182,16 +188,23 @@ class AddressBook:
         avoid: Collection[str] = (),
         count: int | None = None,
     ) -> list[Candidate]:
-        """Return peers that are due, at most `count`, best first.
+        """Draw up to `count` peers to dial, best first, from those whose waiting time is over.
 
-        Each has addresses of one group: a peer with addresses in many groups is drawn for one of them, and
-        dialled in that one. No address is of a group in `avoid`.
+        Groups take turns, in random order, and each turn draws one of the group's peers. So ten thousand
+        addresses of one group are drawn no more often than one address. A peer takes part with its first
+        group that is not in `avoid`, and only its addresses of that group are returned.
 
-        A group is drawn, and a peer of it, until each group had its turn, and so on:
-        ten thousand addresses of one group are drawn no more often than one. Peers that we reached before are
-        preferred. Of the others, half are drawn from those that connected to us from the group they claim, a
-        quarter by the group of the peer that named them, and a quarter by their own group, as a liar can name
-        all groups.
+        Peers that we reached before are preferred (TRIED_FIRST). The other peers are drawn from three lists,
+        because an attacker can name peers in all groups: half of the draws from peers that connected to us
+        from the group they claim, a quarter in turns of the tellers' groups, a quarter in turns of the peers'
+        groups.
+
+        Args:
+            now: seconds since the epoch.
+            rng: draws.
+            without: peers to leave out.
+            avoid: network groups to leave out.
+            count: at most how many; None for all.
         """
         tried, new, told, came = (defaultdict[str, list[PeerId]](list) for _ in range(4))
         groups: dict[PeerId, str] = {}
@@ -223,7 +236,7 @@ class AddressBook:
         ]
 
     def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
-        """Return the bootstrap peers that are due."""
+        """Return the bootstrap peers whose waiting time is over."""
         return [
             (peer, list(k.addresses))
             for peer, k in self._known.items()
@@ -231,7 +244,7 @@ class AddressBook:
         ]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
-        """Choose a peer that we never reached, to dial it only to check that it is there."""
+        """Choose a peer that we never reached, for a dial that only checks whether it is there."""
         proved = {peer for peer, known in self._known.items() if known.tried or known.pinned}
         return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
 
@@ -243,11 +256,14 @@ class AddressBook:
         )
 
     def restore(self, content: bytes, latest: float) -> None:
-        """Add what a file holds, into a book that has at most pinned peers.
+        """Add the peers of a file to a book that has no peers but pinned ones.
 
-        Raises ValueError or RecursionError on anything else than what `dump` gives, and then changes nothing.
+        Args:
+            content: the result of `dump`.
+            latest: later times in the file are replaced by this one. Seconds since the epoch.
 
-        latest: no time in it is later, seconds since the epoch.
+        Raises:
+            ValueError: the content is malformed; the book is unchanged. Nested arrays raise RecursionError.
         """
         if len(content) > MAX_FILE_BYTES:
             raise ValueError("too long")
@@ -265,10 +281,10 @@ class AddressBook:
     def _placed(
         self, peer: PeerId, known: Known, put: Callable[[PeerId, Known], Sequence[PeerId]], now: float
     ) -> bool:
-        """Put a peer into a table; in a full bucket it takes the place of one that is not worth it.
+        """Put a peer into a table. Return False if the bucket is full and no peer in it can be evicted.
 
-        Of its own group that is any that did not answer while others did: a group has so few places that
-        those who are gone would keep out all who come later.
+        A terrible peer can be evicted (`Known.terrible`). So can a peer of the newcomer's group that has a
+        miss: a group has so few places that peers that are gone would keep out all later ones.
         """
         full = put(peer, known)
         if full:
@@ -288,7 +304,7 @@ class AddressBook:
         return True
 
     def _forget(self, peer: PeerId) -> None:
-        """Remove a peer, unless it is a bootstrap peer."""
+        """Remove a peer from its table, and from the book unless it is a bootstrap peer."""
         self._tables.remove(peer)
         if not self._known[peer].pinned:
             del self._known[peer]
@@ -301,14 +317,14 @@ class AddressBook:
 
 
 def _checked(name: str, known: Known, latest: float) -> tuple[PeerId, Known]:
-    """Check an entry of the file, without what holds for one run alone.
+    """Check an entry of the file, and reset the fields that are valid for one run only.
 
-    Raises ValueError where the id is none.
+    Raises ValueError if the peer id is malformed.
     """
     public_key_of(name)
     known.addresses = [str(one) for one in map(parse_endpoint, known.addresses[:MAX_ADDRESSES]) if one]
     known.pinned, known.failures, known.last_failure = [], 0, 0.0
-    # Where the clock was far ahead, these would count as fresh for years.
+    # If the clock was far ahead when the file was written, these would count as fresh for years.
     known.heard, known.missed = min(known.heard or latest, latest), min(known.missed, latest)
     known.last_success = min(known.last_success, latest)
     known.source = known.source[:64] or (known.group if known.addresses else "")
@@ -324,8 +340,8 @@ def _is_member_id(peer: PeerId) -> bool:
 
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
-    """Return the addresses that we may be able to dial, likely ones first, at most MAX_ADDRESSES."""
-    said = {  # addresses with their groups
+    """Return at most MAX_ADDRESSES addresses that we may be able to dial, the most likely first."""
+    said = {  # address -> network group
         str(endpoint): group
         for endpoint in map(parse_endpoint, itertools.islice(addresses, 4 * MAX_ADDRESSES))
         if endpoint is not None and endpoint.kind in ("ip4", "ip6") and (group := group_of(str(endpoint)))
@@ -334,12 +350,13 @@ def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
         return list(said)[:MAX_ADDRESSES]
     if source != LOCAL:
         said = {address: group for address, group in said.items() if group != LOCAL or not only_here(address)}
-    # We can reach the teller's group. Private networks of a distant peer are hardly ever ours.
+    # The teller's group comes first, because we can reach it. Private networks come last, because a distant
+    # peer is hardly ever in our private network.
     return sorted(said, key=lambda address: (said[address] != source, said[address] == LOCAL))[:MAX_ADDRESSES]
 
 
 def _turns(lists: dict[str, list[PeerId]], rng: random.Random) -> Iterator[PeerId]:
-    """Take one item of each list in turn; the lists and their items are in random order."""
+    """Yield one item of each list in turn. The order of lists and items is random."""
     while lists:
         for name in rng.sample([*lists], len(lists)):
             drawn = lists[name].pop(rng.randrange(len(lists[name])))

@@ -1,4 +1,4 @@
-"""Keeps an address book on disk, as peers.json. A disk that fails is logged and stops nothing."""
+"""Keeps an address book on disk, as peers.json. Disk errors are logged and do not stop the node."""
 
 import logging
 from collections.abc import Callable
@@ -10,25 +10,27 @@ import trio
 from p2p import durable
 from p2p.peers.addressbook import MAX_FILE_BYTES, AddressBook
 
-# The least time between two saves, and a second more for each SAVE_PEERS: a large book is some MB.
+# Seconds between two saves: SAVE_EVERY_S, or one second for each SAVE_PEERS peers if that is longer, because
+# a large book has some MB.
 SAVE_EVERY_S, SAVE_PEERS = 5.0, 50
 
 log = logging.getLogger(__name__)
 
 
 class AddressBookFile:
-    """The file of one book, which is read into it. A damaged one is set aside: peers can be found again.
+    """The file of one book. The constructor reads it into the book; a damaged file is set aside.
 
-    path: None keeps it nowhere. clock: seconds since the epoch.
+    path: None to keep no file. clock: returns seconds since the epoch.
     """
 
     def __init__(self, book: AddressBook, path: Path | None, clock: Callable[[], float]) -> None:
-        # Whether it was told that the file cannot be written.
+        # `_told`: whether the log has a warning that the file cannot be written.
         self._book, self._path, self._told = book, path, False
         if path is not None:
             durable.load(
                 path,
-                # The clock may not be set yet, and a copied file may be of any date.
+                # The later of two times, because the clock may not be set yet, and a copied file may have any
+                # date.
                 lambda content: book.restore(content, max(path.stat().st_mtime, clock())),
                 "peers are found anew",
                 MAX_FILE_BYTES + 1,
@@ -43,14 +45,14 @@ class AddressBookFile:
         while True:
             await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
             if (write := self._due()) is not None:
-                # In a thread, as the disk may be slow.
+                # In a thread, because the disk may be slow.
                 await trio.to_thread.run_sync(write)
 
     def _due(self) -> Callable[[], None] | None:
-        """Return what writes the book as it is now; None where nothing has changed."""
+        """Return a function that writes a snapshot of the book; None if nothing has changed."""
         if self._path is None or not self._book.changed:
             return None
-        # What changes during the write is written the next time.
+        # Changes during the write are saved the next time.
         self._book.changed = False
         return partial(self._write, self._path, self._book.dump())
 
@@ -59,7 +61,7 @@ class AddressBookFile:
             durable.replace(path, content)
             self._told = False
         except OSError as error:
-            # A full disk must not stop the network, nor fill the log every five seconds.
+            # A full disk must not stop the network, nor add a line to the log every five seconds.
             self._book.changed = True
             level, self._told = logging.DEBUG if self._told else logging.WARNING, True
             log.log(level, "cannot write the address book %s: %s", path, error.strerror)

@@ -1,12 +1,15 @@
 """The address book's two tables of buckets: a flood of addresses fills only a part of them. Pure.
 
-After Bitcoin Core's address manager (addrman.h), smaller, and stricter, as peer ids cost less than IP
-addresses. `new` holds peers that we never reached: the network group of the peer that named them has
-NEW_REACH buckets, one of them for each group it names. `tried` holds peers that we dialled ourselves and that
-were of our swarm: a group has one bucket. No group has more than SHARE places in a bucket; private networks,
-which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups
-and peer ids that fall into one bucket. A full bucket takes no peer, unless one in it is not worth keeping
-(`AddressBook`).
+The design is that of Bitcoin Core's address manager (addrman.h), but smaller, and stricter because peer ids
+cost less than IP addresses.
+
+- `new` holds peers that we never reached. All peers that are named from one network group share NEW_REACH
+  buckets, and the named peer's group decides which of these.
+- `tried` holds peers that we dialled and that were of our swarm. Each group has one bucket.
+
+No group has more than SHARE places in a bucket. Private networks are one group; it has LOCAL_REACH buckets
+and no such share. A secret in the hash prevents an attacker from choosing groups and peer ids that fall into
+one bucket. A full bucket takes a new peer only if it can evict one (`AddressBook`).
 """
 
 from collections.abc import Sequence
@@ -20,39 +23,39 @@ from p2p.types import PeerId
 
 NEW_BUCKETS, TRIED_BUCKETS, SIZE = 256, 128, 16
 NEW_REACH, LOCAL_REACH, SHARE = 2, 4, 4
-# The wait after a failed dial; it doubles with each further one.
+# The wait after a failed dial; it doubles with each further failure.
 FIRST_WAIT_S = 1.0
-# The longest wait for a peer that we were connected to within _FRESH_S, and for the rest.
+# The longest wait for a peer that was connected less than _FRESH_S before the failure, and for other peers.
 FRESH_WAIT_S = 8.0
 STALE_WAIT_S = 300.0
 _FRESH_S = 600.0
 _DAY_S = 86_400.0
-# A peer that nobody named for so long is gone.
+# A peer that was neither named nor connected for this long counts as gone.
 HORIZON_S = 30 * _DAY_S
-# Failures closer together are one miss.
+# Failures that are closer together count as one miss.
 MISS_EVERY_S = 3600.0
 _MISSES_NEW, _MISSES_SEEN, _SEEN_S = 3, 10, 7 * _DAY_S
 
 
-_Time = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # seconds since the epoch; 0: never
+_Time = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # seconds since the epoch; 0 for never
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
 class Known(msgspec.Struct):
-    """One known peer, as it also stands in the address book's file."""
+    """One known peer, in the address book and in its file."""
 
-    addresses: list[str] = []  # best first: the one that worked last
-    # Addresses that the operator gave; a peer with one is never forgotten.
+    addresses: list[str] = []  # best first; the address that worked last is the best
+    # Addresses from the operator. A peer with such an address is never removed.
     pinned: list[str] = []
     proved: str = ""  # the address at which we last reached it
     source: str = ""  # network group of the peer that named it first
-    itself: bool = False  # the peer named itself, from the network group of its address
+    itself: bool = False  # the peer named itself, over a connection from the network group of its address
     heard: _Time = 0.0
-    last_success: _Time = 0.0  # connected, whoever dialled
+    last_success: _Time = 0.0  # last connected, in either direction
     last_failure: _Time = 0.0
-    failures: _Count = 0  # in a row
-    misses: _Count = 0  # failures while other peers could be reached: the fault was the peer's
-    missed: _Time = 0.0  # when the last of them was
+    failures: _Count = 0  # consecutive failures
+    misses: _Count = 0  # failures while we could reach other peers, so that the peer was at fault
+    missed: _Time = 0.0  # time of the last miss
     tried: bool = False  # we dialled it, and it was of our swarm
 
     @property
@@ -60,7 +63,7 @@ class Known(msgspec.Struct):
         return group_of(self.addresses[0]) or ""
 
     def due(self, now: float) -> float:
-        """Return when to dial again: at once, where the clock was set back since the last failure."""
+        """Return the time of the next dial: 0 (now) if the clock was set back since the last failure."""
         if self.failures == 0 or self.last_failure > now:
             return 0.0
         fresh = self.pinned or self.last_failure - self.last_success < _FRESH_S
@@ -69,7 +72,7 @@ class Known(msgspec.Struct):
         )
 
     def terrible(self, now: float) -> bool:
-        """Return whether the peer is not worth its place."""
+        """Return whether the peer is not worth keeping: it is gone, or has too many misses."""
         if self.pinned:
             return False
         if now - max(self.heard, self.last_success) > HORIZON_S:
@@ -84,14 +87,15 @@ class Tables:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        # Table and number -> peers in it, with their groups
+        # (table, bucket number) -> the peers in the bucket, with their groups.
         self._buckets: dict[tuple[str, int], dict[PeerId, str]] = {}
         self._place: dict[PeerId, tuple[str, int]] = {}
 
     def new(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
-        """Put the peer into `new`.
+        """Put the peer into `new`. Return () on success.
 
-        Where the bucket is full the peer stays where it was; returns those of which one has to go first.
+        If there is no room, the peer stays where it was, and the result lists peers of which one must be
+        removed first.
         """
         row = (
             self._hash("peer", peer) % LOCAL_REACH
@@ -101,7 +105,7 @@ class Tables:
         return self._put(("new", self._hash("new", known.source, row) % NEW_BUCKETS), peer, known.group)
 
     def tried(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
-        """Move the peer into `tried`. Returns as `new` does."""
+        """Move the peer into `tried`. The result is like that of `new`."""
         row = self._hash("peer", peer) % LOCAL_REACH if known.group == LOCAL else 0
         return self._put(("tried", self._hash("tried", known.group, row) % TRIED_BUCKETS), peer, known.group)
 

@@ -1,13 +1,12 @@
-"""Dial-back: asks connected members to dial this node anew, to learn whether others can reach it.
+"""Dial-back: a node asks connected members to dial it, to learn whether other nodes can reach it.
 
-Question: byte 3 and a port as two bytes, big-endian. Answer: one byte, then the IP address that the asker's
-connection comes from, 4 or 16 bytes: 0, it is not tried; 1, it is being tried, ask again; 2, the asker itself
-answered there; 3, it did not.
+Question: byte 3 and a port as two bytes, big-endian. Answer: one byte for the outcome, then the IP address
+from which the asker's connection comes, 4 or 16 bytes. Outcomes: 0, refused; 1, dial in progress, ask again;
+2, reached, the asker answered there; 3, not reached.
 
-The answering member dials only the address that the connection comes from, at a port from 1024 up, within a
-rate limit, and tells only whether the asker's own key answered there. So nobody can use it to dial or to
-probe a third party (as in AutoNAT of libp2p: github.com/libp2p/specs, autonat, autonat-v1.md, "Security
-Considerations").
+The member dials only the address from which the connection comes, at a port from 1024 up, within a rate
+limit. It reports only whether the asker's key answered there. So nobody can use it to dial or probe a third
+party (like libp2p's AutoNAT: github.com/libp2p/specs, autonat, autonat-v1.md, "Security Considerations").
 """
 
 import ipaddress
@@ -27,17 +26,17 @@ from p2p.peers.noise_probe import NoPeer, knock
 from p2p.rate_limit import TokenBucket
 from p2p.types import Ask, Peer, PeerId, PeerRequest
 
-# How long an outcome is kept. In that time one peer is tried at most PORTS times.
+# Seconds for which an outcome is kept. In that time at most PORTS ports of one peer are dialled.
 KEPT_S = 30.0
 PORTS = 2
-# Dials for all peers together.
+# Dials for all peers together: rate and burst.
 DIALS_PER_S, DIALS_AT_ONCE = 1.0, 8.0
 ASK_AGAIN_S = 0.5
-# The time for one member's answer.
+# Timeout of one member's answer.
 MEMBER_TIMEOUT_S = 8.0
-# Members that are asked.
+# Members that we ask at most.
 MAX_ASKED = 4
-# An outcome and an IPv6 address.
+# The outcome and an IPv6 address.
 MAX_REPLY_BYTES = 17
 PORT_BYTES = 2
 
@@ -64,14 +63,14 @@ def question(port: int) -> bytes:
 
 
 def answered(message: bytes) -> DialBackReply | None:
-    """Parse an answer; None where it is none."""
+    """Parse an answer; None if it is malformed."""
     if len(message) not in (1, 5, 17) or message[0] > max(Outcome):
         return None
     return DialBackReply(Outcome(message[0]), ipaddress.ip_address(message[1:]) if len(message) > 1 else None)
 
 
 def seen_at(peer: Peer | None) -> Address | None:
-    """Return where the peer's connection comes from; None through a relay, as it would be the relay's."""
+    """Return the IP address from which the peer's connection comes; None if it comes through a relay."""
     endpoint = parse_endpoint(peer.address) if peer is not None else None
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return None
@@ -80,7 +79,7 @@ def seen_at(peer: Peer | None) -> Address | None:
 
 
 class DialBack:
-    """Answers the question. Dials only while `run` runs."""
+    """Answers dial-back questions. Dials only while `run` runs."""
 
     def __init__(
         self,
@@ -100,11 +99,11 @@ class DialBack:
             try:
                 await trio.sleep_forever()
             finally:
-                # Others may still ask while the node ends.
+                # Peers may still ask while the node stops.
                 self._nursery = None
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Answer a question; empty for another one."""
+        """Answer a dial-back question; empty if it is malformed."""
         content = PeerRequest.DIAL_BACK.content(message)
         if content is None or len(content) != PORT_BYTES:
             return b""
@@ -143,9 +142,9 @@ class DialBack:
 
 
 def can_be_dialled(replies: Iterable[DialBackReply]) -> bool | None:
-    """Return whether the whole internet can dial us; None where no member outside our network could say.
+    """Return whether nodes on the internet can dial us; None if no member outside our network could tell.
 
-    IPv6 alone is not enough: many members have none.
+    Being reached over IPv6 alone counts as False, because many members have no IPv6.
     """
     said = {
         (reply.outcome, reply.seen_at.version)
@@ -158,12 +157,12 @@ def can_be_dialled(replies: Iterable[DialBackReply]) -> bool | None:
 
 
 def who_dials_back(peers: Iterable[Peer], ports: Mapping[str, int]) -> dict[PeerId, int]:
-    """Choose up to MAX_ASKED members, and the port at which each is to dial us back.
+    """Choose up to MAX_ASKED members, and the port at which each should dial us back.
 
-    IPv4 and IPv6 take turns. Of each, distant members come first, then those that we dialled: they see the
-    address that others would dial.
+    IPv4 and IPv6 take turns. Members outside our local network come first, because they see our public
+    address; among them members that we dialled.
 
-    ports: where we listen, of "ip4" and "ip6".
+    ports: our listen ports, by "ip4" and "ip6".
     """
     met = sorted(
         (group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound", peer.id, endpoint.kind)
@@ -177,9 +176,9 @@ def who_dials_back(peers: Iterable[Peer], ports: Mapping[str, int]) -> dict[Peer
 
 
 async def ask_members(ask: Ask, members: Mapping[PeerId, int]) -> dict[PeerId, DialBackReply]:
-    """Have these members dial us back, at the same time, each at its port.
+    """Ask these members, all at the same time, to dial us back at the given ports.
 
-    Those that do not know the question, or have no outcome in time, are left out.
+    Members that do not know the question, or have no outcome in time, are left out.
     """
 
     async def until_tried(member: PeerId) -> DialBackReply | None:

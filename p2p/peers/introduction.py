@@ -1,13 +1,19 @@
-"""Introductions: what a peer says of itself, whether it takes our frames, and whom it sees.
+"""Introductions: asks a peer about itself, whether it refuses our frames, and how many members it sees.
 
-A node asks now and then, to find out why it is alone.
+A node asks some peers now and then, so that its operator can see why it is alone.
 
 Question: byte 8 and the swarm's name. Answer: msgpack [1, time, digest, trains, runs, doing, refuses,
-[[digest, members], …]]: its clock in ms, the digest of its swarm, the name of what it trains, what it runs
-("swarmd 0.1.0, …"), "training", "paused" or "helping", whether it ignores our frames because of what we did,
-and the swarms of this name that it is in, with how many members of each it is connected to; empty where the
-question has another name. A later version may add fields. Nothing proves an answer: it is shown to the
-operator, and nothing is decided by it.
+[[digest, members], …]], or empty if the question names another swarm.
+
+- time: the peer's clock in ms.
+- digest: the digest of its swarm.
+- trains: the name of the curriculum that it trains on.
+- runs: its version, "swarmd 0.1.0, …".
+- doing: "training", "paused" or "helping".
+- refuses: whether it ignores our frames because of our offences.
+- the last field: the swarms of this name that it is in, each with the number of members it is connected to.
+
+A later version may add fields. An answer can be a lie, so it is only shown to the operator.
 """
 
 import logging
@@ -24,11 +30,11 @@ VERSION: Final = 1
 MAX_ANSWER_BYTES = 2560
 # Swarms in an answer.
 MAX_SWARMS = 16
-# Peers that are asked.
+# Peers that we ask at most.
 MAX_ASKED = 6
-# The time for one peer's answer.
+# Timeout of one peer's answer.
 PEER_TIMEOUT_S = 5.0
-# How much of a name is shown.
+# Longer names are truncated.
 SHOWN_CHARACTERS = 64
 TRAINING, PAUSED, HELPING = "training", "paused", "helping"
 
@@ -58,9 +64,9 @@ class Introduction(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Introduced(Introduction, frozen=True):
-    """A peer's answer, when it came."""
+    """A peer's answer, and the difference of its clock."""
 
-    ahead: float  # seconds that its clock is ahead of ours, give or take the time that the answer took
+    ahead: float  # seconds that its clock is ahead of ours, with the answer's travel time as error
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -68,10 +74,16 @@ _decoder = msgspec.msgpack.Decoder(Introduction)
 
 
 class Introducer:
-    """Answers the question.
+    """Answers introduction questions.
 
-    topics: our swarm's, then those of others whose members we help to meet. present: returns how many members
-    of a topic we are connected to. refused: returns whether we ignore a peer's frames.
+    Args:
+        topics: our swarm's topic, then the topics of other swarms whose members we help to meet.
+        present: returns how many members of a topic we are connected to.
+        trains: the name of our curriculum.
+        runs: our version.
+        doing: returns TRAINING, PAUSED or HELPING.
+        refused: returns whether we ignore a peer's frames.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -110,7 +122,7 @@ def question(name: str) -> bytes:
 
 
 def answered(message: bytes, now: float) -> Introduced | None:
-    """Parse an answer; None where it is none, or one of another version."""
+    """Parse an answer; None if it is malformed or of another version."""
     try:
         said = _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -121,9 +133,10 @@ def answered(message: bytes, now: float) -> Introduced | None:
 async def ask(
     request: Ask, peers: Collection[PeerId], name: str, clock: Callable[[], float]
 ) -> Mapping[PeerId, Introduced | None]:
-    """Ask these peers at the same time; None for those that do not know the question.
+    """Ask these peers, all at the same time.
 
-    Whoever does not answer is left out.
+    Returns the answers by peer. The value is None if the answer cannot be parsed, as from a peer that does
+    not know the question. Peers that do not answer are left out.
     """
 
     async def ask_peer(peer: PeerId) -> Introduced | None:
@@ -135,11 +148,11 @@ async def ask(
 async def ask_each(
     ask: Callable[[PeerId], Awaitable[R]], peers: Iterable[PeerId], patience: float
 ) -> Mapping[PeerId, R]:
-    """Ask each of these peers, all at the same time, and return what they said.
+    """Ask each of these peers, all at the same time, and return their answers.
 
-    Whoever does not answer within `patience` seconds is left out.
+    Peers that do not answer within `patience` seconds are left out.
 
-    ask: asks one; may raise Unanswered.
+    ask: asks one peer; may raise Unanswered.
     """
     said: dict[PeerId, R] = {}
 

@@ -1,4 +1,4 @@
-"""Listen addresses: finds free ports, and the addresses at which others dial them. For all engines."""
+"""Listen addresses, for all engines: finds free ports, and the addresses at which peers can dial us."""
 
 import contextlib
 import errno
@@ -16,22 +16,25 @@ import psutil
 from p2p.address import Endpoint
 from p2p.errors import AddressMissing, CannotListen
 
-# Interfaces of Docker, libvirt, VMware, VirtualBox, Podman and LXC: no other machine can dial them.
+# Interfaces of Docker, libvirt, VMware, VirtualBox, Podman and LXC. Other machines cannot dial them.
 _BRIDGE: Final = re.compile(r"docker\d+|br-[0-9a-f]{12}|(virbr|vmnet|vboxnet|podman|cni|lxcbr|lxdbr).*")
-# Addresses of the internet, as far as routes go: they are for documents, and nobody has them.
+# Documentation addresses (RFC 5737, 3849), used to look up the route to the internet. Nobody owns them.
 SOMEWHERE: Final = (Endpoint("ip4", "192.0.2.1", 9), Endpoint("ip6", "2001:db8::1", 9))
 
 
 @contextlib.contextmanager
 def held_ports(listen: Sequence[Endpoint], own: Sequence[int] = ()) -> Iterator[list[Endpoint]]:
-    """Hold a port in place of every 0, the same for IPv4 and IPv6 if it can be. Raises CannotListen.
+    """Replace each port 0 by a free port, and keep these ports bound inside the `with` block.
 
-    It is the first of `own` that is free, else any free one. /ip6/:: beside other addresses is left out on a
-    machine without IPv6.
+    A port 0 becomes the first free port of `own`, else any free port; the same for IPv4 and IPv6 if possible.
+    If the machine has no IPv6, /ip6/:: is left out, unless it is the only address.
 
-    Ports are checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port. On
-    Linux no other program is given them meanwhile: a bound socket that does not listen is not in the way of
-    one with SO_REUSEADDR, which libraries set. Once it is left, listen at once.
+    The check binds without SO_REUSEPORT, which libraries set and which would let two nodes share a port. On
+    Linux the library can listen inside the block, because a bound socket that does not listen does not block
+    a socket with SO_REUSEADDR. Other systems refuse that, so there the ports are released first.
+
+    Raises:
+        CannotListen: a port is taken, or an address cannot be used.
     """
     with contextlib.ExitStack() as stack:
         held: list[Endpoint] = []
@@ -46,10 +49,10 @@ def held_ports(listen: Sequence[Endpoint], own: Sequence[int] = ()) -> Iterator[
 
 
 def dialable(addresses: Sequence[str]) -> list[str]:
-    """Return listen addresses as others dial them: this machine's own in place of 0.0.0.0 and ::.
+    """Return the addresses to dial for listen addresses: replace 0.0.0.0 and :: by this machine's addresses.
 
-    Loopback comes first, then what `outward_first` says. Those of bridges to containers and virtual machines
-    are left out, and those that will soon be gone.
+    Loopback comes first, then the order of `outward_first`. Bridges to containers and virtual machines are
+    left out, and so are temporary IPv6 addresses.
     """
     found: list[str] = []
     for address in addresses:
@@ -73,32 +76,32 @@ def dialable(addresses: Sequence[str]) -> list[str]:
 
 
 def outward_first(hosts: Iterable[str], towards: Sequence[Endpoint] = SOMEWHERE) -> list[str]:
-    """Sort this machine's addresses: first those that what it sends to the internet comes from."""
+    """Sort this machine's addresses, with the source addresses of outgoing internet traffic first."""
     sources = {*map(_source, towards)}
     return sorted(hosts, key=lambda host: (host not in sources, host))
 
 
 def _passing() -> set[str]:
-    """Return IPv6 addresses that this machine drops after a day or a week (RFC 8981). Linux alone says so."""
+    """Return the temporary IPv6 addresses, which last a day or a week (RFC 8981); empty except on Linux."""
     try:
         found = [line.split() for line in Path("/proc/net/if_inet6").read_text("ascii").splitlines()]
     except OSError:
         return set()
-    # The kernel's flags: temporary, deprecated.
+    # 0x21: the kernel's flags for temporary and deprecated addresses.
     return {
         str(IPv6Address(bytes.fromhex(host))) for host, _, _, _, flags, _ in found if int(flags, 16) & 0x21
     }
 
 
 def has_route(endpoint: Endpoint) -> bool:
-    """Return whether there is a route to this IP address; where a name leads is not looked up."""
+    """Return whether there is a route to this IP address. Names are not looked up and count as reachable."""
     return not endpoint.kind.startswith("ip") or _source(endpoint) is not None
 
 
 def _source(endpoint: Endpoint) -> str | None:
-    """Return the address that what is sent there comes from; None: there is no route.
+    """Return our source address for packets to this endpoint; None if there is no route.
 
-    Sends nothing: connecting a UDP socket only looks a route up.
+    No packet is sent: connecting a UDP socket only looks up the route.
     """
     family = socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET
     try:
@@ -110,9 +113,9 @@ def _source(endpoint: Endpoint) -> str | None:
 
 
 def _bound(endpoint: Endpoint, first: Sequence[int], *, needed: bool) -> socket.socket | None:
-    """Bind a socket there, in place of port 0 at one of `first` that is free.
+    """Bind a socket to the endpoint. If its port is 0, try the ports `first` before any free port.
 
-    Returns None where the machine has no IPv6 and the address is not needed.
+    Returns None if the machine has no IPv6 and the address is not needed.
     """
     try:
         for port in first if endpoint.port == 0 else ():
@@ -138,7 +141,7 @@ def _open(endpoint: Endpoint) -> socket.socket:
     six = endpoint.kind == "ip6"
     bound = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # Connections of a node that was just stopped do not count.
+        # Old connections of a node that was just stopped must not block the port.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if six:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,13 +1,11 @@
-"""Discovery on the local network by multicast DNS, as libp2p does it.
+"""Discovery on the local network by multicast DNS, as in libp2p (github.com/libp2p/specs, discovery/mdns.md).
 
-github.com/libp2p/specs, discovery/mdns.md.
+A node announces the service `_p2p._udp.local` under a random name. The TXT record has a string
+`dnsaddr=<multiaddress>` for each of the node's addresses on this network, and `swarmd=<16 hex digits>` for
+each of its swarms (a bootstrap node has several). It contains no swarm's name and no public address.
 
-A node announces the service `_p2p._udp.local` under a random name, with a TXT record of strings: one
-`dnsaddr=<multiaddress>` for each of its addresses on this network, and a `swarmd=<16 hex digits>` for each of
-its swarms (a bootstrap node has several). The swarm's name is not in it, and no public address.
-
-Nothing proves an announcement: every machine on the network can send any. So we only dial addresses on
-networks that this machine is in, and the peer that answers proves its key.
+Announcements are not signed: every machine on the network can send any. So we only dial addresses on networks
+that this machine is in, and the peer that answers must prove its key.
 """
 
 import contextlib
@@ -34,14 +32,14 @@ if TYPE_CHECKING:
 SERVICE = "_p2p._udp.local."
 # Addresses of one node.
 MAX_ADDRESSES = 8
-# How often to check our own addresses.
+# Seconds between two checks whether our addresses have changed.
 CHECK_EVERY_S = 15.0
 # The wait after a failure.
 TRY_AGAIN_S = 300.0
 CLOSE_TIMEOUT_S = 5.0
-# The time for the rest of an announcement.
+# Timeout for the records of an announced service.
 ANSWER_TIMEOUT_MS = 3000
-# One string (RFC 1035, 3.3.14).
+# Longest string of a TXT record (RFC 1035, 3.3.14).
 _MAX_TEXT_BYTES = 255
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -50,12 +48,12 @@ log = logging.getLogger(__name__)
 
 
 def swarm_tag(topic: Topic) -> str:
-    """Return a digest by which members of one swarm know each other. It does not reveal the swarm's name."""
+    """Return the digest that identifies a swarm in announcements. It does not reveal the swarm's name."""
     return sha256(b"swarmd mdns:" + topic.swarm_id).hexdigest()[:16]
 
 
 def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
-    """Return the data of the TXT record: strings, each after its length."""
+    """Return the data of the TXT record: length-prefixed strings."""
     strings = [
         *(f"swarmd={tag}" for tag in tags),
         *(f"dnsaddr={address}" for address in addresses[:MAX_ADDRESSES]),
@@ -68,9 +66,9 @@ def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
 def read_text(
     data: bytes, tags: Sequence[str], networks: Sequence[Network]
 ) -> tuple[PeerId, list[str]] | None:
-    """Parse an announcement: the peer, and its addresses on our networks.
+    """Parse an announcement into the peer and its addresses on our networks.
 
-    None where it is of none of our swarms, or malformed.
+    None if it is malformed, or names none of our swarms.
     """
     strings: list[bytes] = []
     at = 0
@@ -81,7 +79,7 @@ def read_text(
         return None
     found: dict[PeerId, list[str]] = {}
     for text in strings[: 4 * MAX_ADDRESSES]:
-        # Skips addresses of other transports, which other programs have.
+        # Skip other programs' addresses of other transports.
         with contextlib.suppress(BadAddress, UnicodeDecodeError):
             if text.startswith(b"dnsaddr="):
                 peer, endpoint = parse_bootstrap(text[len(b"dnsaddr=") :].decode("ascii"))
@@ -93,11 +91,11 @@ def read_text(
 
 
 def own_networks() -> dict[str, Network]:
-    """Return this machine's addresses and their networks, without loopback and link-local ones."""
+    """Return this machine's addresses and their networks, except loopback and link-local ones."""
     found: dict[str, Network] = {}
     for item in (item for items in psutil.net_if_addrs().values() for item in items):
         if item.family in (socket.AF_INET, socket.AF_INET6) and item.netmask:
-            # 255.255.255.0 or ffff:ffff::, as a number of bits.
+            # The prefix length of a netmask such as 255.255.255.0 or ffff:ffff::.
             bits = int(ipaddress.ip_address(item.netmask)).bit_count()
             network = ipaddress.ip_network(f"{item.address.split('%')[0]}/{bits}", strict=False)
             if not network.is_loopback and not network.is_link_local:
@@ -106,7 +104,10 @@ def own_networks() -> dict[str, Network]:
 
 
 class Mdns:
-    """Announces this node and hears others. heard: called with each announced member and its addresses."""
+    """Announces this node and listens for other nodes.
+
+    heard: called with each announced member and its addresses.
+    """
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class Mdns:
     async def run(self) -> None:
         """Announce and listen until cancelled.
 
-        Without an address that others here could dial, it waits for one. Where multicast does not work, it
-        logs that once and tries again now and then, as the machine may come into another network.
+        If this node has no address on a local network, wait for one. If multicast does not work, log a
+        warning once and try again every TRY_AGAIN_S, because the machine may move to another network.
         """
         said = False
         while True:
@@ -134,7 +135,7 @@ class Mdns:
                 else:
                     await trio.sleep(CHECK_EVERY_S)
             except Exception as error:
-                # The library has many exceptions, for sockets, interfaces and packets.
+                # zeroconf raises many kinds of exceptions, for sockets, interfaces and packets.
                 level, said = logging.DEBUG if said else logging.WARNING, True
                 log.log(
                     level,
@@ -144,7 +145,7 @@ class Mdns:
                 await trio.sleep(TRY_AGAIN_S)
 
     def _announced(self) -> list[str]:
-        """Return those of our addresses that this machine has on one of its networks."""
+        """Return our listen addresses that are on one of this machine's networks."""
         found = [(address, parse_endpoint(address)) for address in self._addresses()]
         return [
             address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks
@@ -157,11 +158,11 @@ class Mdns:
                 await trio.sleep(CHECK_EVERY_S)
         finally:
             with trio.CancelScope(deadline=trio.current_time() + CLOSE_TIMEOUT_S, shield=True):
-                # The stubs that libp2p brings are older than trio.
+                # The installed stubs of trio, a dependency of libp2p, are older than trio itself.
                 await trio.to_thread.run_sync(open_one.close, abandon_on_cancel=True)  # type: ignore[call-arg]
 
     def _open(self, own: Sequence[str], token: trio.lowlevel.TrioToken) -> "zeroconf.Zeroconf":
-        """Open zeroconf and register the service. Waits, so it runs in a thread."""
+        """Open zeroconf and register the service. Blocks, so it must run in a thread."""
         import zeroconf
 
         hosts = [endpoint.host for _, endpoint in map(parse_bootstrap, own)]
@@ -179,7 +180,7 @@ class Mdns:
             or zeroconf.InterfaceChoice.Default
         )
         try:
-            # Nobody else has this name, so the library need not ask for it first.
+            # The name is random, so the library need not check first whether another node has it.
             there.register_service(service, cooperating_responders=True)
             zeroconf.ServiceBrowser(there, SERVICE, handlers=[partial(self._changed, token)])
         except BaseException:
@@ -205,7 +206,7 @@ class Mdns:
             log.debug("an announcement was not understood: %r", error)
             return
         if info is not None and info.text:
-            # The node may be ending.
+            # The node may be stopping.
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(self._noticed, info.text)
 

@@ -1,8 +1,8 @@
 """Partial Noise handshake over a new connection, which learns the listener's peer id.
 
-Dial-backs use it, as an engine makes no second connection to a peer, and the check of bootstrap addresses,
-which has no engine. We reveal nothing of ourselves: in Noise XX the responder proves its key first, and then
-we hang up. At most 120 bytes are sent, the same to every listener.
+Dial-backs use it, because an engine makes no second connection to a peer. The check of bootstrap addresses
+uses it, because no engine runs then. We reveal nothing about us: in Noise XX the responder proves its key
+first, and then we hang up. At most 120 bytes are sent, whoever listens.
 
 Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise.
 The protocol is chosen by multistream-select 1.0: github.com/multiformats/multistream-select.
@@ -24,23 +24,23 @@ from p2p.address import parse_bootstrap
 from p2p.identity import KEY_BYTES, peer_id_of
 from p2p.types import PeerId
 
-# The time for all of it.
+# Timeout of the whole probe.
 PROBE_TIMEOUT_S = 5.0
 _CHOICE = b"\x13/multistream/1.0.0\n\x07/noise\n"  # each line after its length
 _SIGNED = b"noise-libp2p-static-key:"
-# Field 1, 36 bytes: libp2p's PublicKey message, of type 1 (Ed25519), 32 bytes follow.
+# Field 1, 36 bytes: libp2p's PublicKey message of type 1 (Ed25519); the key's 32 bytes follow.
 _KEY_HEADER = bytes.fromhex("0a2408011220")
-# Field 2, 64 bytes.
+# Field 2, 64 bytes: the signature.
 _SIGNATURE_HEADER = bytes.fromhex("1240")
 _PAYLOAD = struct.Struct("6s32s2s64s")
-# What encryption adds.
+# The authentication tag that encryption adds.
 _TAG_BYTES = 16
-# The listener's answer.
+# Longest handshake message of the listener.
 _MAX_MESSAGE_BYTES = 4096
 
 
 class NoPeer(Exception):
-    """No libp2p peer with an Ed25519 key answers; the message says what was found."""
+    """No libp2p peer with an Ed25519 key answers. The message says why."""
 
 
 class Handshake:
@@ -49,7 +49,7 @@ class Handshake:
     def __init__(self) -> None:
         self._noise = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
         self._noise.set_as_initiator()
-        # Our own key would be told in the third message only, which is never sent.
+        # Only the third message would reveal our key, and that is never sent.
         self._noise.set_keypair_from_private_bytes(Keypair.STATIC, os.urandom(KEY_BYTES))
         self._noise.start_handshake()
 
@@ -68,7 +68,7 @@ class Handshake:
             payload = self._noise.read_message(message)
             return _proved(bytes(payload), self._noise.noise_protocol.handshake_state.rs.public_bytes)
         except (InvalidTag, InvalidSignature, ValueError) as error:
-            # A ValueError means a point of low order, or a malformed payload.
+            # ValueError: a point of low order, or a malformed payload.
             raise NoPeer(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
 
 
@@ -78,7 +78,7 @@ async def knock(
     *,
     patience: float = PROBE_TIMEOUT_S,
 ) -> PeerId:
-    """Return the peer that listens there. `host` may be a name. Raises NoPeer."""
+    """Return the id of the peer that listens at host and port. `host` may be a name. Raises NoPeer."""
     handshake = Handshake()
     first = handshake.first()
     with trio.move_on_after(patience):
@@ -101,7 +101,7 @@ async def knock(
 
 
 async def probe(addresses: Iterable[str], connected: Collection[PeerId] = ()) -> list[dict[str, Any]]:
-    """Probe bootstrap addresses, all at the same time, but for those whose peer is connected."""
+    """Probe bootstrap addresses, all at the same time. Connected peers count as answering."""
     found: dict[str, dict[str, Any]] = {address: {} for address in addresses}
 
     async def knock_at(address: str) -> None:
@@ -115,7 +115,7 @@ async def probe(addresses: Iterable[str], connected: Collection[PeerId] = ()) ->
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:
-    """Probe a bootstrap address: does the peer that it names answer there, or what else does?"""
+    """Probe a bootstrap address, and report whether the peer that it names answers there."""
     wanted, endpoint = parse_bootstrap(bootstrap)
     since = time.monotonic()
     try:
@@ -138,9 +138,9 @@ async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
 
 
 def _no_peer(error: OSError) -> NoPeer:
-    """Say why nobody was reached, in the system's own words: trio puts the address before them.
+    """Return a NoPeer with the system's error text, without the address that trio puts before it.
 
-    trio tries each address of a name, and raises an error whose cause is all of theirs.
+    trio tries each address of a name, and raises an error whose cause is a group of all their errors.
     """
     cause = error.__cause__
     errors: Sequence[Any] = cause.exceptions if isinstance(cause, ExceptionGroup) else [error]
@@ -154,8 +154,8 @@ def _no_peer(error: OSError) -> NoPeer:
 def _proved(payload: bytes, static: bytes) -> PeerId:
     """Check libp2p's NoiseHandshakePayload: the identity's key, and its signature over the static key.
 
-    Both stand first and in this order, as every implementation writes them; what follows is for later.
-    Raises ValueError, InvalidSignature.
+    Every implementation writes these two fields first, in this order; later fields are ignored. Raises
+    ValueError or InvalidSignature.
     """
     if len(payload) < _PAYLOAD.size:
         raise ValueError("its payload is too short")

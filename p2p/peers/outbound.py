@@ -1,11 +1,11 @@
-"""Outbound peer selection against eclipse attacks: which peers to dial, and which of them to keep.
+"""Outbound peer selection against eclipse attacks: which peers to dial, and which connections to keep.
 
-Also when connections made for one question end. Pure; `now`, `rng` are arguments.
+Also decides when connections that were made for one question end. Pure; `now`, `rng` are arguments.
 
-An attacker that would surround a node can fill its inbound places, and most of what it learns of other peers.
-So inbound connections count as members, but do not protect: a node wants GROUPS members of the swarm that it
-dialled itself, each in a network group of its own, where so many groups are known (Heilman et al., "Eclipse
-Attacks on Bitcoin's Peer-to-Peer Network", USENIX Security 2015, and the counter-measures of Bitcoin Core).
+An attacker that wants to isolate a node can fill its inbound slots and most of its address book. So inbound
+connections count as members, but give no protection. A node therefore dials GROUPS members of the swarm, each
+in a different network group if it knows so many groups (Heilman et al., "Eclipse Attacks on Bitcoin's
+Peer-to-Peer Network", USENIX Security 2015, and Bitcoin Core's counter-measures).
 """
 
 import random
@@ -17,16 +17,16 @@ from p2p.netgroup import group_of
 from p2p.peers.addressbook import AddressBook, Candidate
 from p2p.types import PeerId
 
-# Members of the swarm to be connected to, inbound ones included.
+# Connected members that we want, including inbound ones.
 TARGET_MEMBERS = 8
-# Network groups to have dialled a member in.
+# Network groups in which we want a member that we dialled.
 GROUPS = 10
-# Connections, those to strangers included.
+# Connections that we dialled, including those to nodes outside our swarm.
 MAX_OUTBOUND = 20
 DIALS_AT_ONCE = 4
-# The time in which a dialled peer has to show that it is of our swarm.
+# Seconds in which a dialled peer must prove to be in our swarm.
 STRANGER_S = 30.0
-# Bootstrap addresses are asked again after so long without a member.
+# Seconds without a member after which we dial bootstrap addresses again.
 ALONE_S = 10.0
 FEEL_EVERY_S = 60.0
 
@@ -37,8 +37,8 @@ class Link:
 
     group: str  # network group of the address that answered
     since: float
-    feeler: bool = False
-    met: bool = False  # whether it is of our swarm
+    feeler: bool = False  # whether we dialled only to check that the peer is there
+    met: bool = False  # whether the peer has proved to be in our swarm
 
 
 class Outbound:
@@ -53,8 +53,8 @@ class Outbound:
     def choose(
         self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random
     ) -> list[Candidate]:
-        """Choose the peers to dial now; each is in `dialling` until `reached` or `missed`."""
-        # The clock may have been set back, here and below.
+        """Choose the peers to dial now. Each stays in `dialling` until a call of `reached` or `missed`."""
+        # `min`, because the clock may have been set back.
         self._company = now if members else min(self._company, now)
         free = min(DIALS_AT_ONCE - len(self.dialling), MAX_OUTBOUND - len(self.links) - len(self.dialling))
         dialled = (address for addresses in self.dialling.values() for address in addresses)
@@ -78,7 +78,7 @@ class Outbound:
         return chosen
 
     def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
-        """Choose a peer to dial only to check that it is there, every FEEL_EVERY_S while none is dialled."""
+        """Choose a peer to dial only to check that it is there, at most once in FEEL_EVERY_S."""
         if self.dialling or 0 <= now - self._felt < FEEL_EVERY_S or len(self.links) >= MAX_OUTBOUND:
             return None
         self._felt = now
@@ -91,7 +91,7 @@ class Outbound:
     def reached(self, peer: PeerId, address: str, group: str, now: float) -> None:
         """Note a dial that succeeded at this address of the book, in this network group.
 
-        address: "" where the peer dialled us while we dialled it: the connection proves no address.
+        address: "" if the peer dialled us at the same time, so that the connection proves no address.
         """
         self.dialling.pop(peer, None)
         if address:
@@ -105,9 +105,9 @@ class Outbound:
         self._feelers.discard(peer)
 
     def prune(self, connected: Collection[PeerId], members: Collection[PeerId], now: float) -> list[PeerId]:
-        """Note which peers are connected, and which of them are of our swarm.
+        """Note which peers are connected, and which of them are members of our swarm.
 
-        Returns those to hang up on: strangers, and feelers that did their work.
+        Returns the peers to hang up on: nodes outside our swarm, and feelers that are done.
         """
         for peer in [peer for peer in self.links if peer not in connected]:
             del self.links[peer]
@@ -128,33 +128,34 @@ class Outbound:
         return over
 
 
-# A connection made to ask ends after so long without a question: in a large swarm many wait for its place.
+# A connection that was made for a question ends after this long without a question. In a large swarm other
+# nodes need its slot.
 IDLE_S = 2.0
-# The same for those that the library's DHT made.
+# The same for connections that the library's DHT made.
 DHT_IDLE_S = 60.0
-# Connections made to ask somebody.
+# Connections made for questions.
 MAX_VISITS = 32
 
 
 class RequestConnections:
-    """Tracks connections made for a question, and when each may end."""
+    """Tracks connections that were made for questions, and decides when each ends."""
 
     def __init__(self) -> None:
         self._until: dict[PeerId, float] = {}
-        # Questions that run: no connection ends meanwhile.
+        # Questions in progress by peer; their connections must not end.
         self.asked: Counter[PeerId] = Counter()
 
     def begin(self, peer: PeerId, now: float, idle: float = IDLE_S) -> None:
-        """Note that the peer was dialled for a question."""
+        """Note a connection that was dialled for a question."""
         self._until[peer] = now + idle
 
     def used(self, peer: PeerId, now: float) -> None:
-        """Note that the peer is asked, or has answered."""
+        """Note that the peer is being asked, or has answered."""
         if peer in self._until:
             self._until[peer] = max(self._until[peer], now + IDLE_S)
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
-        """Forget the peers that are gone, and return those to hang up on: idle, or more than we keep."""
+        """Forget disconnected peers, and return the peers to hang up on: idle, or over MAX_VISITS."""
         self._until = {
             peer: at
             for peer, at in sorted(self._until.items(), key=lambda item: item[1])

@@ -1,18 +1,18 @@
-"""Detects another node with our key, through the members that both are connected to. Sans I/O.
+"""Detects a twin, another node with our key, through peers that both are connected to. Sans I/O.
 
-Two peers with one id cannot be connected to each other, and GossipSub does not deliver messages of the own
-id. So each node leaves a signed card with some of its neighbours now and then (question: byte 6 and the
-card). The answer is the card that another session under the same key left there within the last half minute,
-if there is one.
+Two nodes with one peer id cannot connect to each other, and GossipSub does not deliver messages that carry
+the receiver's id. So each node regularly leaves a signed card with some of its neighbours (question: byte 6
+and the card). The neighbour answers with the latest card of another session with the same key, if it got one
+within KEPT_S.
 
-    card: msgpack [1, session, started in ms, nonce, echo, signature over what is before it]
+    card: msgpack [1, session, started in ms, nonce, echo, signature over the fields before it]
 
-A session has a random name, and a nonce that is drawn anew every minute. Its cards echo the newest nonce of
-another session that it was shown. A card under our key that echoes one of our last two nonces proves that
-another session with our key ran within the last two minutes: nobody without the key can make one, and a card
-from before a restart, or one that is kept and shown later, echoes no such nonce. No clock is trusted. The
-session whose card names the later start (then the larger session) has to leave: both come to the same result,
-even where a clock is wrong.
+A session is one run of a node. It has a random name, and a nonce that changes every minute. Its cards echo
+the newest nonce that it saw in a twin's card. A card with our key that echoes one of our last two nonces
+proves that a twin ran within the last two minutes: only an owner of the key can make it, and a card that was
+recorded earlier cannot echo such a nonce. No clock is trusted for this proof. The session whose card names
+the later start (on a tie, the larger session name) must leave. Both sessions compare the same two cards, so
+they agree even if a clock is wrong.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -27,19 +27,19 @@ from p2p.types import PeerId, PeerRequest
 
 VERSION: Final = 1
 MAX_CARD_BYTES = 256
-# The answer where there is no other card.
+# The answer if the peer has no card of another session.
 NOTHING = b"\x00"
-# How long a nonce is ours. It is accepted for as long again.
+# Seconds until we draw a new nonce. The old nonce is accepted for as long again.
 RENEW_S = 60.0
-# How long a card left with us is shown.
+# Seconds for which we keep a card that was left with us.
 KEPT_S = 25.0
 # Peers whose cards we keep.
 MAX_PEERS = 1024
-# Sessions of each.
+# Sessions of one peer whose cards we keep.
 MAX_SESSIONS = 2
-# A twin counts as running for so long after the last proof, unless we see that it is gone.
+# After the last proof a twin counts as running for this long, unless `shown_nothing` shows that it ended.
 FRESH_S = 90.0
-# Peers that are asked.
+# Peers with which we leave our card.
 MAX_ASKED = 4
 DOMAIN = b"swarmd session v1"
 
@@ -63,9 +63,9 @@ _decoder = msgspec.msgpack.Decoder(TwinCard)
 
 
 def decoded(message: bytes) -> TwinCard | None:
-    """Parse a card without checking its signature; None where it is none, or of a later version.
+    """Parse a card, but do not check its signature. None if it is malformed or of a later version.
 
-    All its parts are of bounded size, so it has at most MAX_CARD_BYTES.
+    All fields have bounded sizes, so a card has at most MAX_CARD_BYTES.
     """
     try:
         return _decoder.decode(message)
@@ -74,15 +74,15 @@ def decoded(message: bytes) -> TwinCard | None:
 
 
 class TwinSession:
-    """Our session: makes our cards, and checks those that we are shown."""
+    """Our session: makes our cards, and checks the cards that peers show us."""
 
     def __init__(self, identity: Identity, started: float, random_bytes: Callable[[int], bytes]) -> None:
         self._identity, self._started, self._random = identity, int(started * 1000), random_bytes
         self._session = random_bytes(16)
-        self._nonces = [random_bytes(16)]  # the newest first
+        self._nonces = [random_bytes(16)]  # at most two, newest first
         self._renewed = started
         self._echo = bytes(16)
-        self._other: tuple[int, bytes] | None = None  # started, session
+        self._other: tuple[int, bytes] | None = None  # the twin's start (ms) and session
         self._proved_at = float("-inf")
 
     def question(self, now: float) -> bytes:
@@ -95,7 +95,7 @@ class TwinSession:
         return PeerRequest.TWINS.message(_encoder.encode(msgspec.structs.replace(card, signature=signature)))
 
     def answered(self, message: bytes, now: float) -> bool:
-        """Note a card that a member showed us. Returns whether our next card is new, to be sent at once."""
+        """Note a card that a peer showed us. Return True if its nonce is new, so we must echo it at once."""
         card = decoded(message)
         if (
             card is None
@@ -109,43 +109,43 @@ class TwinSession:
         return news
 
     def shown_nothing(self) -> None:
-        """Note that no member showed us a card.
+        """Note that every peer that answered had no card of a twin.
 
-        A session that had left is back for this check alone, so the other one has ended.
+        If our session had to leave, it returned only for this check, so the twin has ended.
         """
         if self._other is not None and (self._started, self._session) > self._other:
             self._other = None
 
     def earlier_twin(self, now: float) -> bool | None:
-        """Return whether the other session started before ours, so that ours has to leave.
+        """Return whether the twin started before us, so that we must leave.
 
-        None where none was proved in the last FRESH_S.
+        None if no twin was proved in the last FRESH_S.
         """
         if self._other is None or not 0 <= now - self._proved_at < FRESH_S:
             return None
         return (self._started, self._session) > self._other
 
     def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
-        """Choose the connected peers to leave our card with.
+        """Choose the connected peers with which we leave our card.
 
-        They are chosen by key, so that two nodes with one key choose alike.
+        The choice depends only on our key and the peers, so that a twin makes the same choice.
         """
         me = self._identity.peer_id
         return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:MAX_ASKED]
 
 
 class TwinCards:
-    """Keeps the cards that others left with us, and answers the question."""
+    """Keeps the cards that peers left with us, and answers their questions."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Peer -> session -> when, card
+        # Peer -> session -> time of arrival, card.
         self._left: Latest[PeerId, Latest[bytes, tuple[float, bytes]]] = Latest(MAX_PEERS)
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Return the newest card of another session of the same peer, or NOTHING.
+        """Keep the peer's card, and return the newest card of another session of this peer, or NOTHING.
 
-        The connection proves who the peer is.
+        The connection has proved the peer's id, so the card's signature is not checked here.
         """
         card, now = decoded(message[1:]), self._clock()
         if card is None:
