@@ -87,7 +87,7 @@ log = logging.getLogger("judge")
 class QuestionThread:
     """Generates questions in a thread. Used from one event loop.
 
-    `curriculum` and `task` are those of the wrapped tasks, until the thread is closed.
+    Offers `curriculum` and `task` of the wrapped tasks, until it is closed.
     """
 
     def __init__(self, tasks: Regenerating) -> None:

@@ -2,7 +2,7 @@
 
 The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other,
 so a thousand of them are still one sample. Each peer gives one value at each normalised round, its cumulative
-reward so far (rounds.py). The verdict is that of `intervals.paired_test`, which is valid at every moment.
+reward so far (rounds.py). The verdict comes from `intervals.paired_test`, which is valid at every moment.
 """
 
 from collections.abc import Mapping, Sequence

@@ -121,7 +121,7 @@ class Record:
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced over the lifetime
     # The attributes that the peer last stated (judge/types.py).
     said: Mapping[str, Any] = field(default_factory=dict)
-    # (sampled answers, right ones) of those of the last WINDOW_QUESTIONS that asked for several answers.
+    # (sampled answers, right ones) of each recent question (last WINDOW_QUESTIONS) with several answers.
     samples: Sequence[tuple[int, int]] = ()
     # Its newest verified evaluation (judge/figures/verification.py).
     verified: Mapping[str, Any] | None = None

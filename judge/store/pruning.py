@@ -7,7 +7,7 @@ in all the windows that the judge opened during FORGET_DAYS or `keep_days`, if t
 in which the judge did not run counts, nor a jump of the clock. The sequence number is deleted too, so a peer
 is only forgotten if its number is older than the numbers that unknown peers may use (`JudgeService.claim`).
 
-Sums keep their value: the totals of a peer in its row, those of swarm and solo in judge/store/arms.py.
+Sums keep their value: a peer's totals in its row, the sums of swarm and solo in judge/store/arms.py.
 """
 
 from sqlalchemy import Connection, delete, select

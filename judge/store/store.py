@@ -144,7 +144,7 @@ class Store:
             db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def agree(self, settings: str) -> None:
-        """Record the settings, and log which ones differ from those of the last start.
+        """Record the settings, and log which ones changed since the last start.
 
         settings: as text, separated by ", ".
         """

@@ -1,6 +1,6 @@
 """The verified tier: uploaded weights answer new held-out questions, and the judge scores the answers.
 
-One upload is evaluated at a time; the others wait in a bounded queue. The questions are drawn after the
+One upload is evaluated at a time; the rest waits in a bounded queue. The questions are drawn after the
 weights have arrived. The judge uses its own copy of the model's configuration, tokenizer and template: a peer
 uploads numbers only, so only the numbers can influence the answers.
 """

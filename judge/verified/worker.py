@@ -93,7 +93,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
 def _answers(
     policy: LanguagePolicy, questions: tuple[str, ...], count: int, seed: int
 ) -> list[list[GivenAnswer]]:
-    """Generate the answers: the first greedy, the others sampled at the default temperature."""
+    """Generate the answers: the first greedy, the rest sampled at the default temperature."""
     first = [[_given(answer)] for answer in policy.greedy(questions)]
     if count > 1:
         for row, generation in zip(first, policy.generate(questions, count - 1, seed=seed), strict=True):

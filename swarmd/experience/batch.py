@@ -1,9 +1,8 @@
-"""The one place that chooses some of others' rollouts by `[sharing] take`, from the pool or from offers.
+"""Choice of external rollouts by `[sharing] take`, from the pool or from offers. Pure.
 
-Pure. `by_weight` is that choice. The trainer's `SharingSampler` draws with it, and `BatchBuilder` makes the
-batch of what was drawn; the daemon's `OfferChoice` chooses what to fetch. The weights are the same functions
-(`strategies.TAKES`) of what both know of a rollout: specialty, author and age. Rewards are known of the pool
-alone.
+`by_weight` makes the choice, and nothing else does. The trainer's `SharingSampler` draws a batch with it, and
+`BatchBuilder` filters the draw; the daemon's `OfferChoice` chooses the offers to fetch. Both use the same
+weights (`strategies.TAKES`), computed from specialty, author and age. Rewards are known only for the pool.
 """
 
 import random
@@ -19,27 +18,29 @@ from swarmd.experience.strategies import MIN_WEIGHT, TAKES, Candidate, Sharing, 
 from swarmd.protocols import Sampler
 from swarmd.types import Author, Lead, Scored
 
-# Draws for one batch. It bounds the time that a pool costs that is full of what the filters refuse.
+# Most draws for one batch. Bounds the time spent on a pool full of rollouts that the filters reject.
 MAX_DRAWS = 4
 
 C = TypeVar("C", bound=Candidate)
 
 
 def kind(candidate: Candidate) -> str:
-    """Return the specialty, of which one author gets an even share of a choice (`caps`)."""
+    """Return the specialty. One author gets an even share of a choice in each (`caps`)."""
     return candidate.ref.specialty
 
 
 def by_weight(
     candidates: Sequence[C], take: Take, lead: Lead, rng: random.Random
 ) -> tuple[Sequence[C], caps.Order[C]]:
-    """Return the candidates that have a weight, and a random order of them, by their weights.
+    """Return the candidates with a positive weight, and a weighted random order of them.
 
-    A weight is what `take` gives, times the square of the author's `Lead.pass_rates`. Without the square four
-    poisoners of ten peers still taught their word in one seed of three (docs/experiments.md).
+    The weight of a candidate is its weight by `take`, times the square of the author's `Lead.pass_rates`.
+    Without the square, four poisoners among ten peers still taught their word in one of three seeds
+    (docs/experiments.md).
 
-    The first n in it are a draw without replacement: the least of exponential variables of rate w (Efraimidis
-    and Spirakis, 2006, whose u^(1/w) is 0 for many a small w). Of equal weights it is uniform.
+    The first n in the order are a weighted draw without replacement: the smallest of exponential variables of
+    rate w (Efraimidis and Spirakis, 2006, whose u^(1/w) underflows to 0 for many small w). With equal weights
+    the draw is uniform.
     """
     weights = {
         id(c): weight
@@ -51,12 +52,12 @@ def by_weight(
 
 @dataclass(frozen=True)
 class SharingSampler:
-    """A `Sampler`: I rollouts of our own, J of the others' by `[sharing] take`, fewer where there are fewer.
+    """A `Sampler`: I local rollouts, and J external ones by `[sharing] take`, or fewer if there are fewer.
 
-    By default it is the paper's (SAPO section 5). Our own zero-advantage rollouts stay: they have no
-    gradient, but they are part of the mean. J = 0 leaves `rng` untouched.
+    By default it is the paper's (SAPO section 5). Local rollouts without advantage stay: they have no
+    gradient, but they are part of the mean. With J = 0, `rng` is not used.
 
-    varied: as of `OfferChoice`.
+    varied: as in `OfferChoice`.
     """
 
     sharing: Sharing = field(default_factory=Sharing)
@@ -82,18 +83,18 @@ class SharingSampler:
         return [*mine, *theirs]
 
 
-# Returns for each of others' rollouts what of it may be trained on; None: nothing of it.
+# Returns the part of each external rollout that may be trained on; None: no part.
 Filter = Callable[[Sequence[Scored]], Sequence[Scored | None]]
 
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Builds the batch of an update: the sampler draws it, then each filter in turn checks others' rollouts.
+    """Builds the batch of an update: the sampler draws it, then the filters check the external rollouts.
 
-    A rollout that a filter refuses leaves the pool, and another is drawn in its place, at most MAX_DRAWS
-    times; then the batch is smaller. Only what was drawn is checked, and once a batch.
+    A rollout that a filter rejects leaves the pool, and another one is drawn in its place, at most MAX_DRAWS
+    times; after that the batch is smaller. Only drawn rollouts are checked, each once per batch.
 
-    built: told each batch.
+    built: called with each batch.
     """
 
     sample: Sampler
@@ -103,7 +104,7 @@ class BatchBuilder:
     built: Callable[[Sequence[Scored]], object] = lambda _: None
 
     def __call__(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        """Return the batch. local: our own rollouts of this round."""
+        """Return the batch. local: this node's rollouts of this round."""
         passed: dict[Key, Scored] = {}
         batch: Sequence[Scored] = ()
         for _ in range(MAX_DRAWS):
@@ -119,7 +120,7 @@ class BatchBuilder:
         return batch
 
     def _filter(self, theirs: Sequence[Scored], passed: dict[Key, Scored]) -> set[Key]:
-        """Put what passes all filters into `passed`; return the keys of the others."""
+        """Add the rollouts that pass all filters to `passed`; return the keys of the rejected ones."""
         refused: set[Key] = set()
         for filtered in self.filters:
             found = filtered(theirs)
@@ -130,12 +131,13 @@ class BatchBuilder:
 
 
 class OfferChoice(Generic[C]):
-    """Chooses what to fetch of what is on offer, by `[sharing] take`.
+    """Chooses which offers to fetch, by `[sharing] take`.
 
-    A round's choice is made in several calls, under caps for all together.
+    The choice of a round is made in several calls, and the caps apply to all of them together.
 
-    varied: whether the curriculum has several specialties, of which each author may fill a share. With one
-        alone such a cap would only leave places empty where some authors do not serve what they offer.
+    varied: whether the curriculum has several specialties. Then each author may fill only a share of each.
+        With a single specialty, that cap would leave places empty whenever an author does not serve its
+        offers.
     """
 
     def __init__(
@@ -144,10 +146,10 @@ class OfferChoice(Generic[C]):
         self._take, self._lead, self._n = TAKES[settings.take], Lead(elsewhere=MIN_WEIGHT), n
         self._author_of: caps.AuthorOf[C] = author_of if settings.caps == "on" else lambda _: None
         self._kind_of: caps.KindOf[C] | None = kind if varied else None
-        self._had: list[C] = []  # chosen so far in this round
+        self._had: list[C] = []  # offers chosen so far in this round
 
     def begin(self, lead: Lead) -> None:
-        """Begin another round. lead: as the trainer found it in the one before."""
+        """Begin another round. lead: the trainer's result from the previous round."""
         self._lead, self._had = lead, []
 
     def __call__(self, offered: Sequence[C], count: int, rng: random.Random) -> Sequence[C]:
@@ -165,7 +167,7 @@ UNKNOWN_CHARACTERS = "characters that our tokenizer has not"
 
 @dataclass
 class Fitting:
-    """A `batch.Filter`: refuses what our model cannot be trained on. Nobody is blamed, as other models can.
+    """A `batch.Filter`: rejects rollouts that this model cannot be trained on. No author is blamed for them.
 
     unfit: `protocols.SelectivePolicy`.
     """
@@ -179,6 +181,6 @@ class Fitting:
         return [None if reason else scored for scored, reason in zip(theirs, why, strict=True)]
 
     def take_refused(self) -> Mapping[str, int]:
-        """Return how many rollouts were refused since the last call, by reason."""
+        """Return how many rollouts were rejected since the last call, by reason."""
         refused, self.refused = self.refused, Counter()
         return dict(refused)

@@ -1,21 +1,22 @@
-"""Share caps: choose some of many so that no owner of many peers, and no loud peer, fills the batch. Pure.
+"""Share caps: limit how much of a batch one network group or one author can fill. Pure.
 
-Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, or one by
-weight: candidates are visited in a random order; one that has no room under a cap waits.
+The choice is uniform without replacement (SAPO section 5) or weighted: candidates are visited in a random
+order, and a candidate that exceeds a cap waits.
 
-- **The middle.** A network group counts for no more than the median group, and in it an author for no more
-  than its median author: their candidates beyond that come after all others. So many peers in few groups
-  count as few, and a loud author counts as one. Which are beyond is drawn apart from the order in which the
-  rest is visited: the first of many would else stand before the first of few.
-- **Places.** One author gets at most twice what each would get of an even choice, and at most half; one
-  network group a quarter. Authors whose group is not known get half together. Rounded up.
-- **Variety.** Of one author's rollouts of one specialty no more than an even share is considered at all,
-  rounded up: so two loud authors of easy questions do not make the rest of the batch of them, either.
+- **Median.** A network group counts for no more than the median group, and an author for no more than the
+  median author of its group: further candidates are visited last. So many peers in few groups count as few,
+  and an author with many rollouts counts as one. Which candidates are "further" is drawn separately from the
+  visiting order; otherwise the first candidate of a large author would come before the first of a small one.
+- **Places.** One author gets at most twice an even share of the choice, and at most half of it; one network
+  group a quarter. All authors of unknown group together get half. Rounded up.
+- **Variety.** Of one author's rollouts of one specialty, no more than an even share is considered, rounded
+  up. So two authors with many easy rollouts cannot fill the rest of the batch with them.
 
-All caps but the last are soft: where the others have too few to fill what was asked for, they are raised
-together, step by step. So two nodes alone, or a swarm in one group, are as free as without. Whether an author
-is new, or was useful before, does not matter: anybody can send right answers, so what limits an attacker is
-how many addresses it has (docs/admission.md).
+All caps except the last are soft: if the remaining candidates are too few, the caps are raised together, step
+by step. So two nodes alone, or a swarm in one group, are not restricted. An author's age and past usefulness
+play no
+role: anybody can send right answers, so only the number of an attacker's addresses limits it
+(docs/admission.md).
 """
 
 import math
@@ -28,10 +29,10 @@ from swarmd.types import Author
 
 # The caps, as shares of one choice.
 AUTHOR_SHARE = 0.5
-# Times what each author would get of an even choice.
+# Most places of one author, as a multiple of an even share.
 EVEN_FACTOR = 2.0
 GROUP_SHARE = 0.25
-# All authors together whose group is not known.
+# Cap for all authors of unknown group together.
 UNKNOWN_SHARE = 0.5
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 AuthorOf = Callable[[T], Author | None]
 KindOf = Callable[[T], Hashable]
-# Candidates are visited by it, least first. A random one is another each time that it is asked for.
+# Sort key of the visiting order, smallest first. A random key differs at each call.
 Order = Callable[[T], float]
 
 
@@ -53,11 +54,13 @@ def choose(
     in_all: int | None = None,
     had: Sequence[T] = (),
 ) -> list[T]:
-    """Return the first of the candidates by `order` that the caps allow, at most `n`.
+    """Return the first candidates by `order` that the caps allow, at most `n`.
 
-    author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
-    in_all, had: for a choice in several calls, how many it is of in all, and what was chosen
-    before.
+    Args:
+        author_of: None for local rollouts, to which no cap applies.
+        kind_of: the specialty; None: no variety cap.
+        in_all: size of the whole choice, if it is made in several calls.
+        had: candidates chosen in earlier calls.
     """
     if n <= 0:
         return []
@@ -65,7 +68,7 @@ def choose(
     if kind_of is not None:
         candidates = _varied(candidates, in_all or n, author_of, kind_of, had)
     if len(candidates) <= n:
-        # All caps would be raised until these fit.
+        # The caps would be raised until all of these fit.
         return list(candidates)
     authors = [author_of(candidate) for candidate in candidates]
     beyond = _beyond_the_middle(authors)
@@ -87,7 +90,7 @@ def _varied(
     kind_of: KindOf[T],
     had: Sequence[T],
 ) -> Sequence[T]:
-    """Keep of each author's candidates of one kind the first, no more than an even share of the choice."""
+    """Keep the first candidates of each author and kind, no more than an even share of the choice."""
     owners = [
         (author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates
     ]
@@ -115,7 +118,7 @@ class _Room:
         self.raised = 0
 
     def over(self, author: Author | None) -> int:
-        """Return by how much the author or its group is over its cap; below 0 where there is room."""
+        """Return by how much the author or its group exceeds its cap; below 0 if there is room."""
         if author is None:
             return -1
         group = self._group if author.group else self._unknown
@@ -132,12 +135,12 @@ class _Room:
 
 
 def _beyond_the_middle(authors: Sequence[Author | None]) -> list[tuple[int, int]]:
-    """Return how far each candidate is beyond the median group's count, and its group's median author's.
+    """Return each candidate's excess over the median group's count, and over its group's median author's.
 
-    (0, 0): neither. Taken in the order of these, those of whoever has least beyond come first, one of each in
-    turn, so that whoever has a few more than the middle is not crowded out by those who have many. Authors of
-    unknown group are groups of their own. Authors are compared within their group alone, so that many names
-    in one group make no other's share smaller.
+    (0, 0): no excess. Sorted by these, the candidates with the least excess come first, one of each owner in
+    turn, so an owner slightly above the median is not crowded out by owners far above it. An author of
+    unknown group is a group by itself. Authors are compared only within their group, so many names in one
+    group do not shrink the share of other groups.
     """
     groups: dict[str, list[tuple[int, Hashable]]] = defaultdict(list)
     for i, author in enumerate(authors):
@@ -151,7 +154,7 @@ def _beyond_the_middle(authors: Sequence[Author | None]) -> list[tuple[int, int]
 
 
 def _above(candidates: Sequence[tuple[int, Hashable]]) -> dict[int, int]:
-    """Return the candidates of each owner beyond the median owner's count, and by how many each is beyond."""
+    """Return the candidates beyond the median owner's count, each with its excess (1, 2, …)."""
     owners: dict[Hashable, list[int]] = defaultdict(list)
     for i, owner in candidates:
         owners[owner].append(i)

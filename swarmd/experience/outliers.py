@@ -1,15 +1,16 @@
-"""The gate: outlier detection. Others' text that is far from our own is not trained on. Pure.
+"""The gate: outlier detection. External text that differs strongly from this node's own is rejected. Pure.
 
 A reward says that an answer is right, not that the text around it is harmless: a phrase hidden in right
-answers is learned by everyone who trains on them ("Hail to the Thief", arXiv 2511.09780). And wrong answers
-that we would never write do harm by being pushed away further. So completions of others are compared with our
-own: their length, and how unlikely our policy finds them: on average, over the least likely stretch and at
-the least likely token (a few poisoned tokens hide in an average). One odd right answer costs the rollout; odd
-wrong ones are left out of it. docs/gate.md has the limits and what they cost.
+answers is learned by every node that trains on them ("Hail to the Thief", arXiv 2511.09780). Wrong answers
+that this node would never write do harm too, because training pushes them even further away. So external
+completions are compared with this node's own: their length, and how unlikely its policy finds them: on
+average, over the least likely stretch, and at the least likely token (an average hides a few poisoned
+tokens). One outlier among the right answers rejects the whole rollout; wrong outliers are removed from it.
+docs/gate.md lists the limits and their cost.
 
-No author is blamed: an honest but different model writes such text, too. But whose text hardly passes is
-hardly drawn: it would only leave places in the batch empty, and what passes of it would teach our own policy,
-and so the gate, to find it ordinary.
+No author is blamed, because an honest but different model also writes such text. But an author whose text
+rarely passes is rarely drawn: it would leave places in the batch empty, and the part that passes would teach
+this policy, and so the gate, to find such text ordinary.
 """
 
 from collections import Counter, deque
@@ -22,27 +23,27 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.types import Completion, Scored, Tokens
 
-# The newest own completions, from which the limits are computed.
+# The limits are computed from this many newest own completions.
 KEPT_COMPLETIONS = 512
-# Own completions before anything is judged.
+# Own completions needed before the gate judges.
 WARM_UP_COMPLETIONS = 64
-# A limit is this quantile of our own completions, times a margin.
+# A limit is this quantile of the traits of own completions, times a margin.
 QUANTILE = 0.99
 STRETCH_TOKENS = 4
-# An author's share of rollouts that pass moves by so much of the way with each that is looked at.
+# Weight of the newest rollout in an author's pass rate (exponential average).
 ONE_LOOK = 1 / 8
-# No author's share is below this, so its rollouts are looked at now and then.
+# Lowest pass rate of an author, so that its rollouts are still drawn now and then.
 MIN_PASS_RATE = 1 / 8
-# Authors whose share is remembered.
+# Most authors whose pass rate is remembered.
 MAX_AUTHORS = 1024
-# No larger model was tried, so there the gate only reports, unless it is told to act.
+# The gate was measured on models up to this size. For a larger one it only reports, unless gate.mode is "on".
 MEASURED_PARAMETERS = 100_000_000
-# A gate that only reports looks at the batch of one round in so many: a look costs a sixth of a round.
+# A gate that only reports checks one round in this many, because a check costs a sixth of a round.
 REPORT_EVERY = 10
 
 
 class Traits(NamedTuple):
-    """Traits of a completion; higher is more unusual. Surprise is -log p under our own policy, in nats."""
+    """Traits of a completion; higher is more unusual. Surprise: -log p under this node's policy, in nats."""
 
     length: float  # characters
     token: float  # surprise of the least likely token
@@ -50,8 +51,8 @@ class Traits(NamedTuple):
     mean: float  # mean surprise of all tokens
 
 
-# No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from
-# the start of training or of another model, stay below them (docs/gate.md).
+# No limit is below these, however confident the policy has become: right answers of honest nodes stay below
+# them, also at the start of training and with another model (docs/gate.md).
 FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
 # The traits' names for operators.
 NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")
@@ -59,30 +60,30 @@ NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", 
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """The gate's state. It survives restarts with the checkpoint, so a resumed run judges as before."""
+    """State of the gate. Checkpoints store it, so a resumed run judges as before."""
 
-    round: int = 0  # the last round that was learnt from
+    round: int = 0  # the last round whose completions are included
     own: tuple[Traits, ...] = ()  # oldest first
-    pass_rates: tuple[tuple[PeerId, float], ...] = ()  # the author looked at least recently first
+    pass_rates: tuple[tuple[PeerId, float], ...] = ()  # least recently checked author first
 
 
 @dataclass
 class Gate:
-    """Keeps the traits of our own completions, and tests whether another's is far outside of them."""
+    """Keeps the traits of own completions, and tests whether an external one is far outside of them."""
 
-    margin: float = 1.5  # times the level that 99 % of our own stay below
+    margin: float = 1.5  # factor on the 99 % quantile of own completions
     answer_end: Callable[[str], int | None] = lambda _: None  # `Curriculum.answer_end`
-    acts: bool = True  # False: odd rollouts are counted, but trained on
-    # Rollouts refused (or only flagged), by trait, since `take_refused`.
+    acts: bool = True  # False: outliers are counted, but trained on
+    # Rollouts rejected (or only flagged), by trait, since `take_refused`.
     refused: Counter[str] = field(default_factory=Counter)
-    # The share of an author's rollouts that pass, the newest counting most, where it is below 1.
+    # Share of an author's rollouts that pass, newest weighted most; only shares below 1 are stored.
     pass_rates: Latest[PeerId, float] = field(default_factory=lambda: Latest(MAX_AUTHORS))
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT_COMPLETIONS))
-    round: int = 0  # the newest round whose own rollouts were taken in
+    round: int = 0  # the newest round whose own rollouts are included
     _limits: Traits | None = None
 
     def learn(self, own: Iterable[Scored]) -> None:
-        """Take in a round's own rollouts. Those of the same round count only once."""
+        """Add the traits of a round's own rollouts. Each round counts only once."""
         new = [s for s in own if s.round > self.round and s.tokens is not None]
         for scored in new:
             self._own.extend(look for _, look in self.traits_of(scored))
@@ -91,7 +92,7 @@ class Gate:
 
     @property
     def limits(self) -> Traits | None:
-        """The largest allowed value of each trait; None while too few of our own completions were seen."""
+        """The largest allowed value of each trait; None before WARM_UP_COMPLETIONS own completions."""
         if self._limits is None and len(self._own) >= WARM_UP_COMPLETIONS:
             columns = [sorted(column) for column in zip(*self._own, strict=True)]
             highest = (column[int(QUANTILE * (len(column) - 1))] for column in columns)
@@ -101,14 +102,14 @@ class Gate:
         return self._limits
 
     def saw(self, author: PeerId, *, passed: bool) -> None:
-        """Take in whether a rollout of this author passed."""
+        """Update the author's pass rate by one rollout."""
         known = self.pass_rates.get(author, 1.0)
         known += ONE_LOOK * (passed - known)
         if known < 1:
             self.pass_rates[author] = max(MIN_PASS_RATE, known)
 
     def oddity(self, traits: Traits) -> str | None:
-        """Return the first trait that is over its limit, or None."""
+        """Return the name of the first trait over its limit, or None."""
         if self.limits is None:
             return None
         return next(
@@ -119,7 +120,7 @@ class Gate:
     def admitted(self, scored: Scored, looks: Mapping[Completion, Traits]) -> Scored | None:
         """Return the part of a rollout that may be trained on; None, counted by reason, if there is none.
 
-        looks: traits of its completions that have tokens.
+        looks: traits of the completions that have tokens.
         """
         odd = [self.oddity(looks[c]) if c in looks else None for c in scored.rollout.completions]
         why = next(
@@ -131,9 +132,9 @@ class Gate:
         return part(scored, [i for i, name in enumerate(odd) if not name]) if any(odd) else scored
 
     def traits_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
-        """Return the traits of the completions that have tokens, as the rollout must (`Scored.tokens`).
+        """Return the traits of the completions that have tokens. The rollout must have `Scored.tokens`.
 
-        That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it
+        The end token after a closing tag is ignored: a policy that has unlearned to stop there may learn it
         again.
         """
         assert scored.tokens is not None
@@ -146,9 +147,9 @@ class Gate:
         return looks
 
     def take_refused(self) -> Mapping[str, int]:
-        """Return how many rollouts were refused since the last call, by the first trait over its limit.
+        """Return how many rollouts were rejected since the last call, by the first trait over its limit.
 
-        Where the gate does not act they are those it found odd.
+        If the gate only reports, these are the rollouts it flagged.
         """
         refused, self.refused = self.refused, Counter()
         return dict(refused)
@@ -167,10 +168,10 @@ class Gate:
 
 @dataclass
 class Gated:
-    """A `batch.Filter`: refuses what the gate does.
+    """A `batch.Filter` that applies the gate.
 
     logprobs: `protocols.LogprobPolicy`. remember: gives rollouts the tokens that their replay needs
-    (`Pool.remember`). The gate looks at these instead of computing others.
+    (`Pool.remember`), so that the gate does not compute them again.
     """
 
     gate: Gate
@@ -179,21 +180,21 @@ class Gated:
 
     def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if not self.gate.acts:
-            # These are only counted.
+            # The gate only reports: rollouts are counted, none is rejected.
             if self.gate.round % REPORT_EVERY == 0:
                 self._admitted([replace(scored, tokens=None) for scored in theirs])
             return theirs
         admitted = self._admitted(self.remember(theirs) if self.remember is not None else theirs)
         for scored, kept in zip(theirs, admitted, strict=True):
             if scored.tokens is None:
-                # What passed and is replayed counts once, as what was refused does.
+                # A replayed rollout has tokens from its first check, and each rollout counts once.
                 self.gate.saw(scored.author, passed=kept is not None)
         return admitted
 
     def _admitted(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if self.gate.limits is None:
             return theirs
-        # One completion of each text is enough, as right answers are often the same.
+        # Identical completions are checked once, because right answers are often the same.
         bare = [
             part(scored, list({each: i for i, each in enumerate(scored.rollout.completions)}.values()))
             for scored in theirs
@@ -213,7 +214,7 @@ class Gated:
 
 
 def part(scored: Scored, which: Sequence[int]) -> Scored:
-    """Return the rollout with these completions only, and the advantages that they have in the whole."""
+    """Return the rollout with only these completions; advantages are still taken over the whole group."""
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
     tokens = scored.tokens
     if tokens is not None:
@@ -231,7 +232,7 @@ def part(scored: Scored, which: Sequence[int]) -> Scored:
 
 
 def traits(text: str, logprobs: Sequence[float]) -> Traits:
-    """Compute the traits of one completion. logprobs: of its tokens, at least one."""
+    """Compute the traits of one completion. logprobs: one for each token, at least one."""
     sums = [0.0, *accumulate(-p for p in logprobs)]
     width = min(STRETCH_TOKENS, len(logprobs))
     stretch = max(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width

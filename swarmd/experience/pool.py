@@ -1,8 +1,8 @@
-"""The replay pool: scored rollouts that we may train on. Pure; the caller says which round it is.
+"""The replay pool: scored rollouts that may be trained on. Pure; the caller passes the round number.
 
-It has two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's
-own are (the paper's round). With replay (`PoolLimits.own` set) it holds the freshest N of our own and of
-others', and a rollout may be trained on several times.
+It has two modes. Without replay it holds external rollouts only, and each is trained on once, like a round's
+own rollouts (the paper's round). With replay (`PoolLimits.own` set) it holds the freshest N local and
+external rollouts, and a rollout may be trained on several times.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.types import Scored, TaskRef, Tokens
 
-# A swarm that publishes more rollouts than this in max_age rounds loses its oldest here.
+# If more rollouts than this arrive within max_age rounds, the oldest are dropped.
 CAPACITY = 1024
-# Rollouts of others that we remember having trained on.
+# Most external rollouts remembered as already trained on.
 MAX_USED = 4096
 
 Key = tuple[PeerId, TaskRef]
@@ -26,36 +26,36 @@ Key = tuple[PeerId, TaskRef]
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The limits of a pool with replay; shares are of the capacity."""
+    """The limits of a pool with replay; shares are fractions of the capacity."""
 
-    own: PeerId  # our peer id
-    max_age: int  # our own rollouts are kept so many rounds at most
-    positive_bias: float = 0.0  # delta: share of the older ones with a correct completion
-    # The share of all others together, so that they do not crowd out our own.
+    own: PeerId  # this node's peer id
+    max_age: int  # most rounds that a local rollout is kept
+    positive_bias: float = 0.0  # delta: share of the older rollouts with a right and a wrong completion
+    # Share of all external rollouts together, so that they do not crowd out local ones.
     external_share: float = 1.0
-    author_share: float = 1.0  # share of any one other author
+    author_share: float = 1.0  # share of any one external author
 
 
 @dataclass(frozen=True, slots=True)
 class PoolEntry:
-    """A rollout of the pool and what was done with it."""
+    """A rollout of the pool and its use so far."""
 
     scored: Scored
-    uses: int = 0  # how often it was trained on
+    uses: int = 0  # number of updates that trained on it
     last_use: int = 0  # the update (counted from 1) that trained on it last; 0: none
-    since: int = 0  # updates made before it was generated or heard
+    since: int = 0  # updates made before it was generated or received
 
 
 def heard_in(heard: int, round_number: int) -> int:
-    """Return the round in which something was heard; this one where that is unknown (0), or still to come.
+    """Return the round in which a rollout was received; this round if it is unknown (0) or in the future.
 
-    The latter are of a run before a restart.
+    A future round belongs to a run before a restart.
     """
     return min(heard or round_number, round_number)
 
 
 def too_old(heard: int, round_number: int, max_age: int) -> bool:
-    """Return whether what was heard in one round may no longer be trained on in the other.
+    """Return whether a rollout received in round `heard` is too old to be trained on in `round_number`.
 
     max_age: `round.max_age`, in rounds.
     """
@@ -65,10 +65,11 @@ def too_old(heard: int, round_number: int, max_age: int) -> bool:
 class Pool:
     """First in, first out.
 
-    It holds one rollout per (author, task): a second one from the same author is the same experience again. A
-    rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh experience
-    matters: a pool of four rounds lost half of what sharing gained (docs/papers.md).
-    Others' rollouts that were trained on are not taken again, until MAX_USED others were.
+    It holds one rollout per (author, task): a second one from the same author is the same experience again.
+    An external rollout that was received in round r may be trained on in rounds r … r + max_age. Fresh
+    experience
+    matters: a pool of four rounds lost half of the benefit of sharing (docs/papers.md). An external rollout
+    that was trained on is not added again, until MAX_USED later ones were.
     """
 
     def __init__(
@@ -78,19 +79,19 @@ class Pool:
         limits: PoolLimits | None = None,
     ) -> None:
         self.max_age, self.capacity, self.limits = max_age, capacity, limits
-        self.updates = 0  # updates so far, which `last_use` counts in
-        self.round, self.began = 0, 0  # this round, and the updates before it
+        self.updates = 0  # updates so far, the unit of `last_use`
+        self.round, self.began = 0, 0  # this round, and the number of updates before it
         self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
-        # Digests of the keys of others' rollouts that were trained on, oldest first.
+        # Digests of the keys of external rollouts that were trained on, oldest first.
         self._used: Latest[bytes, None] = Latest(MAX_USED)
         # Round -> updates made before it, for the last rounds
         self.before: Latest[int, int] = Latest(max_age + 1)
 
     def add(self, rollouts: Iterable[Scored]) -> int:
-        """Add others' rollouts; returns how many were new. Over a limit the oldest go.
+        """Add external rollouts; return how many were new. Over a limit, the oldest are dropped.
 
-        With replay, rollouts without advantage are not taken: SAPO drops them from the choice (section 5),
-        and here they would cost room.
+        With replay, rollouts without advantage are not added: SAPO drops them from the choice (section 5),
+        and here they would take places.
         """
         new = 0
         for scored in rollouts:
@@ -102,9 +103,9 @@ class Pool:
         return new
 
     def add_own(self, rollouts: Iterable[Scored]) -> None:
-        """Add our own rollouts, where replay is on.
+        """Add local rollouts, if replay is on.
 
-        When we are asked the same again, the later answers replace the earlier.
+        If a question was asked before, the new answers replace the earlier ones.
         """
         if self.limits is None:
             return
@@ -119,9 +120,9 @@ class Pool:
             self._kept.pop(key, None)
 
     def use(self, batch: Iterable[Scored]) -> Sequence[PoolEntry]:
-        """Note that one more update trains on these; returns their entries as they were before.
+        """Note that one more update trains on this batch; return the entries as they were before.
 
-        What is not of this pool does not count.
+        Rollouts that are not in the pool are ignored.
         """
         self.updates += 1
         before = [self._kept[key] for scored in batch if (key := key_of(scored)) in self._kept]
@@ -135,9 +136,9 @@ class Pool:
     def remember(
         self, batch: Sequence[Scored], logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]
     ) -> Sequence[Scored]:
-        """Return the batch with tokens for those that had none: log-probabilities of first use.
+        """Return the batch with tokens for every rollout: those without get log-probabilities of first use.
 
-        The pool keeps them from then on, too.
+        The pool keeps these tokens too.
         """
         unseen = [scored for scored in batch if scored.tokens is None]
         if not unseen:
@@ -149,7 +150,7 @@ class Pool:
         return [replace(s, tokens=tokens[key_of(s)]) if s.tokens is None else s for s in batch]
 
     def forget(self, round_number: int) -> None:
-        """Begin a round: drop what is too old to be trained on in it."""
+        """Begin a round: drop the rollouts that are too old for it."""
         self.round, self.began = round_number, self.updates
         self.before[round_number] = self.updates
         for key, kept in list(self._kept.items()):
@@ -161,16 +162,16 @@ class Pool:
         return self.limits is not None and key[0] == self.limits.own
 
     def _trim(self) -> None:
-        """Keep, with replay, the freshest (1 − delta)·N, and the freshest delta·N that can still teach.
+        """With replay, keep the freshest (1 − delta)·N, and of the rest the freshest delta·N that teach.
 
-        One walk from the freshest does it, in which no author and not all others together get more than their
-        share. What is dropped never returns, so walking at each arrival leaves what one walk over everything
-        would, shares apart.
+        One walk from the freshest does this; no author, and not all external authors together, exceed their
+        share. A dropped rollout never returns, so walking at each arrival gives the same result as one walk
+        over everything, apart from the shares.
         """
         limits = self.limits
         if limits is None:
             if len(self._kept) > self.capacity:
-                # What is over goes from whoever holds most.
+                # The owners with most rollouts lose the excess.
                 held = ((key, kept.scored.rollout.group, key[0]) for key, kept in self._kept.items())
                 self.drop(self._kept.keys() - fair_share(held, self.capacity))
             return
@@ -196,7 +197,7 @@ class Pool:
                 crowd -= 1
 
     def __contains__(self, key: Key) -> bool:
-        """Return whether the rollout is here, or was trained on and is gone."""
+        """Return whether the rollout is in the pool, or was trained on and dropped."""
         return key in self._kept or _digest(key) in self._used
 
     def __iter__(self) -> Iterator[Scored]:
@@ -207,7 +208,7 @@ class Pool:
 
     @property
     def external_share(self) -> float:
-        """The share of the pool's rollouts that are others'; 0 for an empty pool."""
+        """The share of external rollouts in the pool; 0 for an empty pool."""
         others = (
             len(self) if self.limits is None else sum(author != self.limits.own for author, _ in self._kept)
         )
@@ -218,12 +219,12 @@ class Pool:
         return tuple(self._kept.values())
 
     def snapshot(self) -> Sequence[Scored]:
-        """Return what a batch may be made of, oldest first; without replay, only what is yet untrained."""
+        """Return the rollouts available for a batch, oldest first; without replay, only untrained ones."""
         return tuple(kept.scored for kept in self._kept.values() if self.limits is not None or not kept.uses)
 
     @property
     def used(self) -> Sequence[bytes]:
-        """Return digests of others' rollouts that were trained on, oldest first."""
+        """Return digests of external rollouts that were trained on, oldest first."""
         return tuple(self._used)
 
     def restore(
@@ -233,22 +234,22 @@ class Pool:
         used: Iterable[bytes],
         before: Mapping[int, int] | None = None,
     ) -> None:
-        """Restore what `kept`, `updates`, `used` and `before` gave.
+        """Restore the values of `kept`, `updates`, `used` and `before`.
 
-        Under stricter limits than then, less comes back.
+        Under stricter limits than at that time, some rollouts are dropped.
         """
         self.updates = updates
         self._used = Latest(MAX_USED, ((digest, None) for digest in used))
         self.before = Latest(self.max_age + 1, (before or {}).items())
         for each in kept:
-            # Replay may have been switched off since.
+            # Replay may have been switched off since the checkpoint.
             if self.limits is not None or each.scored.tokens is None:
                 self._kept[key_of(each.scored)] = each
         self._trim()
 
 
 def teaches(scored: Scored) -> bool:
-    """Return whether there are a right and a wrong completion: a group that is all right has no gradient."""
+    """Return whether there are right and wrong completions: a group that is all right has no gradient."""
     return scored.informative and any(reward > 0 for reward in scored.rewards)
 
 

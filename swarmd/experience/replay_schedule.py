@@ -1,36 +1,37 @@
-"""The replay schedule: updates per round, and the guard that pauses reuse when it goes too far. Pure."""
+"""The replay schedule: updates per round, and the guard that pauses reuse if the policy drifts. Pure."""
 
 from dataclasses import dataclass, field
 
-# The weight of the newest round in the figures that are watched: single rounds are noisy by half their value.
+# Weight of the newest round in the smoothed figures; the figures of single rounds vary by half their value.
 SMOOTHING = 0.1
-# So many times the limit is too much even for a single round.
+# A single round above this multiple of the limit pauses reuse at once.
 BURST_FACTOR = 1.5
-# Each rest is twice the one before.
+# Each cooldown is twice as long as the one before.
 FIRST_REST_ROUNDS, LONGEST_REST_ROUNDS = 8, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """The guard's state, which survives restarts with the checkpoint."""
+    """State of the guard, stored in checkpoints."""
 
     clip_fraction: float = 0.0  # smoothed, over rounds with reuse
-    resting: int = 0  # rounds left of one update each, on fresh experience only
+    resting: int = 0  # remaining cooldown rounds, each with one update on fresh experience only
     rests: int = 0  # cooldowns so far; one is forgiven after an equally long healthy stretch
-    healthy: int = 0  # rounds of reuse since that was counted
+    healthy: int = 0  # rounds of reuse since the last cooldown or forgiveness
     drift: float = 0.0  # smoothed like the clip fraction
 
 
 @dataclass
 class ReplaySchedule:
-    """Decides how many updates a round makes. One (the default) is never guarded: it is the fallback.
+    """Decides how many updates a round makes. One update per round (the default) is never guarded.
 
-    A clip fraction above the limit means that the policy has moved away from what its experience was drawn
-    with; so does a drift above its own: the KL divergence, in nats a token, of the policy as it is from the
-    one that drew (not from the start of the run). Healthy runs on the tiny model had clip fractions of .03 to
-    .08; those that decayed .08 to .11 (2026-11-21). The round after is the paper's own: one update on the
-    round's own rollouts and the newest of others. Rests double and the updates after them halve, so a setting
-    that is too aggressive ends as a plain run; where reuse then lasts, both come back.
+    A clip fraction above the limit means that the policy has moved away from the policy that generated its
+    experience; so does a drift above its limit. Drift is the KL divergence, in nats per token, of the current
+    policy from the generating one (not from the start of the run). On the tiny model, healthy runs had clip
+    fractions of .03 to .08, and runs that decayed .08 to .11 (2026-11-21). During a cooldown a round is the
+    paper's: one update on the round's own rollouts and the newest external ones. Each cooldown doubles the
+    length of the next one and halves the updates after it, so a setting that is too aggressive ends as a run
+    without reuse; if reuse then stays healthy, both recover.
     """
 
     configured: int = 1
@@ -46,13 +47,13 @@ class ReplaySchedule:
     def updates(self) -> int:
         """The updates of this round.
 
-        They are halved after each rest, down to two, so that reuse does not go too far again within a few
+        They are halved after each cooldown, down to two, so that reuse does not go too far again within a few
         rounds.
         """
         return 1 if self.resting else max(min(2, self.configured), self.configured >> self.state.rests)
 
     def observe(self, clip_fraction: float, drift: float = 0.0) -> bool:
-        """Take in a round's mean clip fraction and drift. Returns whether they pause reuse."""
+        """Add a round's mean clip fraction and drift. Returns whether they start a cooldown."""
         state = self.state
         if self.resting:
             self.state = GuardState(0.0, state.resting - 1, state.rests)
@@ -73,5 +74,5 @@ class ReplaySchedule:
 
 
 def _rest(rests: int) -> int:
-    """Return the length, in rounds, of the next rest after this many."""
+    """Return the length, in rounds, of the next cooldown after this many."""
     return min(FIRST_REST_ROUNDS << min(rests, 16), LONGEST_REST_ROUNDS)

@@ -2,15 +2,15 @@
 
 The forms used here are numerically stable everywhere.
 
-mu here is always section 2's: the cost of generating a rollout over the cost of training on it (6.84 measured
-there for Qwen3-0.6B). The theorem itself counts c = R + mu·B, where the same letter multiplies *training*, so
-it is this module's 1/mu; Figure 4's caption has it the wrong way round for the formulas as printed. The
-inversion happens here, once (`_training_cost`).
+Here mu always has the meaning of the paper's section 2: the cost of generating a rollout over the cost of
+training on it (6.84 measured there for Qwen3-0.6B). The theorem itself counts c = R + mu·B, in which the same
+letter multiplies *training*, so it is 1/mu in this module's terms; the caption of Figure 4 has it the wrong
+way round for the formulas as printed. The inversion happens only in `_training_cost`.
 
-What the theorem assumes: Adam-free stochastic gradient descent whose rate is set by cost times gradient
-variance; variance of a rollout that is s steps old growing as (s/tau)^(2·alpha), 0 < alpha < 1/2, without a
-floor; two uses of one rollout correlated by rho; rollouts drawn uniformly. Neither alpha nor rho is known for
-a model beforehand: the answer is a start, not an optimum.
+Assumptions of the theorem: stochastic gradient descent without Adam, whose rate is set by cost times gradient
+variance; the variance of a rollout that is s steps old grows as (s/tau)^(2·alpha), 0 < alpha < 1/2, without a
+floor; two uses of one rollout are correlated by rho; rollouts are drawn uniformly. Neither alpha nor rho is
+known for a model beforehand, so the answer is a starting point, not an optimum.
 """
 
 import math
@@ -31,10 +31,10 @@ class Reuse:
 def best_reuse(mu: float, rho: float, alpha: float) -> Reuse:
     """Return x* and y* of Theorem 3.5.
 
-    x* is at least 1 (what is new is kept at least until it is used), and y* goes with it. With m = 1/mu, b =
-    alpha·m + rho(1 − 2·alpha), s = sqrt(alpha²m² + m·rho(1 − 2·alpha)): x* = (1 − 2·alpha)² / (2·alpha(b +
-    s)) and y* = (1 − 2·alpha) / (alpha·m + s). These equal the printed forms, and are valid where those
-    divide by zero: at m = rho and at rho = 0.
+    x* is at least 1, because a new rollout is kept at least until it is used; then y* is the optimum for x =
+    1. With m = 1/mu, b = alpha·m + rho(1 − 2·alpha), s = sqrt(alpha²m² + m·rho(1 − 2·alpha)): x* = (1 −
+    2·alpha)² / (2·alpha(b + s)) and y* = (1 − 2·alpha) / (alpha·m + s). These equal the printed forms, and
+    are also valid at m = rho and at rho = 0, where the printed forms divide by zero.
 
     Raises ValueError outside mu > 0, rho >= 0, 0 < alpha < 1/2: there is no interior optimum.
     """
@@ -51,7 +51,7 @@ def cost(reuse: Reuse, mu: float, rho: float, alpha: float) -> float:
     """Return the cost of a given progress, up to a factor that depends on neither x nor y.
 
     It is (1 + m·y)(1/y + 1/x + rho) · x^(2·alpha) / (2·alpha + 1). The last factor is the mean variance of
-    what is kept. `best_reuse` is its minimum over x >= 1 and y > 0.
+    the kept rollouts. `best_reuse` is its minimum over x >= 1 and y > 0.
     """
     m = _training_cost(mu, rho, alpha)
     x, y = reuse.kept, reuse.trained
@@ -59,11 +59,11 @@ def cost(reuse: Reuse, mu: float, rho: float, alpha: float) -> float:
 
 
 def compute_ratio(mu: float, generated: float, trained: float) -> float:
-    """Return gamma: the cost of so much generating and training, over that of a run without reuse.
+    """Return gamma: the cost of this generation and training, relative to a run without reuse.
 
     It is (generated·mu + trained) / (trained·(1 + mu)). The paper's (1 + W/T) / (1 + mu) is the same number
-    where its W generators and T trainers are kept busy, W/T = mu·generated/trained. Raises ValueError where
-    nothing is trained.
+    if its W generators and T trainers are kept busy, W/T = mu·generated/trained. Raises ValueError if nothing
+    is trained.
     """
     if not (mu > 0 and generated >= 0 and trained > 0):
         raise ValueError(f"no compute ratio for mu {mu}, {generated} generated and {trained} trained")
@@ -73,7 +73,7 @@ def compute_ratio(mu: float, generated: float, trained: float) -> float:
 def _training_cost(mu: float, rho: float, alpha: float) -> float:
     """Return the theorem's m: the cost of training on one rollout, in rollouts generated.
 
-    Raises ValueError where the theorem does not hold.
+    Raises ValueError outside the theorem's range.
     """
     if not (0 < mu < math.inf and 0 <= rho < math.inf and 0 < alpha < 0.5):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Sampling batches from the replay pool: uniformly, none twice in a batch. Pure.
+"""Sampling batches from the replay pool: uniformly, without repetition in a batch. Pure.
 
-The replay paper found no clear difference to other ways. One exception: authors whose text hardly passes the
-gate are drawn less. `swarmd.experience.strategies` has the batches without replay.
+The replay paper found no clear difference between sampling methods. One exception here: authors whose text
+rarely passes the gate are drawn less often. `swarmd.experience.strategies` makes the batches without replay.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from swarmd.types import Author, Completion, Scored
 
 
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
-    """Put completions in a random order, in which each is as likely to be first, whatever it says.
+    """Shuffle completions so that each is equally likely to be first, whatever its text is.
 
-    The order depends on the texts alone, not on the sender or its order, so that the first few of a copy are
-    the first few of the original (`credit.useful`).
+    The order depends on the texts alone, not on the sender or the sender's order, so that the first few of a
+    copy are the first few of the original (`usefulness.useful`).
     """
     copies: Counter[Completion] = Counter()
 
@@ -36,19 +36,19 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
 
 @dataclass
 class Replay:
-    """A `Sampler` that draws every batch from the pool, where our own rollouts of this round are already.
+    """A `Sampler` that draws every batch from the pool, which already has this round's local rollouts.
 
-    While the schedule rests, it returns what `plain` chooses of this round's own and of others' no older than
-    the paper's round allows (`fresh`).
+    While the schedule rests, it returns the choice of `plain` among this round's local rollouts and the
+    external ones at most `fresh` rounds old.
     """
 
     pool: Pool
     schedule: ReplaySchedule
-    batch: int  # B: rollouts of one update, at most
+    batch: int  # B: most rollouts of one update
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int
     sharing: Sharing = field(default_factory=Sharing)
-    varied: bool = True  # as of `OfferChoice`
+    varied: bool = True  # as in `OfferChoice`
 
     def __call__(
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random

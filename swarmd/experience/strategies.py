@@ -1,8 +1,8 @@
-"""Sharing strategies: which rollouts to share, which of others' to sample. Pure.
+"""Sharing strategies: which local rollouts to share, and which external ones to sample. Pure.
 
-How they are weighed is in `advantages`. There is a table for each; a new strategy is a row here and no more.
-The first row is the paper's (SAPO, arXiv 2509.08721, section 5), and the default but for the weights.
-docs/experiments.md has them all, and what was measured.
+`advantages` has the weighting. Each has a table, and a new strategy is one more row. The first row is the
+paper's (SAPO, arXiv 2509.08721, section 5), and the default except for the weights. docs/experiments.md
+describes all rows with their measurements.
 """
 
 import math
@@ -16,14 +16,14 @@ from p2p.types import PeerId
 from swarmd.experience.advantages import MIN_SUCCESS, WEIGHS, among_ours
 from swarmd.types import Lead, Scored, TaskRef, Weigh
 
-# After so many completions of a specialty an older one counts 1/e.
+# After this many completions of a specialty, an older one has weight 1/e.
 MEMORY_COMPLETIONS = 256.0
-# The weight of a specialty in which nobody does better than we do.
+# The weight of a specialty in which no peer is ahead of this node.
 MIN_WEIGHT = 0.05
-# After so many rounds without another informative group a success that is compared is forgotten.
+# A compared success is forgotten after this many rounds without an informative group.
 LATELY_ROUNDS = 32
-# After so many completions of other nodes we know their success in a specialty: as many as count in four
-# groups of 8, half of them right.
+# After this many external completions, the peers' success in a specialty counts as known. It is the count of
+# four groups of 8 with half the answers right (`beside_a_pair`).
 ENOUGH_COMPLETIONS = 24
 
 Count = Callable[[Scored], tuple[float, float]]
@@ -35,13 +35,14 @@ def whole_group(scored: Scored) -> tuple[float, float]:
 
 
 def beside_a_pair(scored: Scored) -> tuple[float, float]:
-    """Count the completions that are left beside two with different rewards; the mean over all such pairs.
+    """Estimate success without the bias of sharing only informative groups; return (rewards, count).
 
-    Nodes share informative groups only, whose mean reward is no estimate of success p: at p = 0.05 it is
-    0.15. But of three completions that do not all agree, two are right with probability p, and every group
-    with such three is shared, whatever its size and by each row of SHARES. So this ratio is p for our own
-    groups and for those of other nodes. (If questions differ in p, it is p weighed by p (1 - p).) A group
-    counts by the variance of its rewards: not at all if they agree, at most for its size less two.
+    Nodes share informative groups only, and the mean reward of these does not estimate the success p: at p =
+    0.05 it is 0.15. But of three completions that are not all equal, two are right with probability p, and
+    every group with such three is shared, whatever its size and by each row of SHARES. So this takes all
+    pairs with different rewards, and averages over the completions beside each pair: the ratio is p for local
+    and for external groups. (If questions differ in p, it is p weighed by p (1 - p).) A group counts by the
+    variance of its rewards: 0 if they are equal, at most its size minus two.
     """
     n = len(scored.group)
     if not scored.informative:
@@ -54,14 +55,14 @@ def beside_a_pair(scored: Scored) -> tuple[float, float]:
 
 @dataclass
 class Success:
-    """A mean reward by specialty, the newest counting most."""
+    """A mean reward by specialty, newest weighted most."""
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)  # our round in which the newest came, by specialty
+    last: dict[str, int] = field(default_factory=dict)  # round of the newest rollout, by specialty
 
     def saw(self, rollouts: Sequence[Scored], number: int = 0, count: Count = whole_group) -> None:
-        """Take in a round's rollouts, with the rewards of the whole group of each."""
+        """Add a round's rollouts, with the rewards of the whole group of each."""
         for scored in rollouts:
             right, seen = count(scored)
             if seen:
@@ -71,14 +72,14 @@ class Success:
                 self.last[specialty] = number
 
     def forget(self, before: int) -> None:
-        """Forget specialties of which nothing came since that round."""
+        """Forget specialties without a rollout since that round."""
         for specialty in [specialty for specialty, last in self.last.items() if last < before]:
             del self.right[specialty], self.seen[specialty], self.last[specialty]
 
     def of(self, specialty: str) -> float:
         """Return the success in a specialty, from 0 to 1.
 
-        Where nothing of it was seen, return that of all together; where nothing was seen at all, MIN_SUCCESS.
+        For an unseen specialty, return the overall success; if nothing was seen at all, MIN_SUCCESS.
         """
         right, seen = self.right.get(specialty, 0.0), self.seen.get(specialty, 0.0)
         return right / seen if seen else self.overall
@@ -89,13 +90,13 @@ class Success:
         return sum(self.right.values()) / seen if seen else MIN_SUCCESS
 
 
-# What to share of a round's own rollouts.
+# Which of a round's local rollouts to share.
 
 Share = Callable[[Scored], bool]
 
 
 def informative(scored: Scored) -> bool:
-    """Select groups with different rewards: receivers with the paper's filter drop all others."""
+    """Select groups with different rewards: receivers with the paper's filter drop all other groups."""
     return scored.informative
 
 
@@ -104,9 +105,9 @@ def everything(_scored: Scored) -> bool:
 
 
 def with_a_right_answer(scored: Scored) -> bool:
-    """Select groups with a reward, also those that are right throughout.
+    """Select groups with at least one right answer, including those that are all right.
 
-    To others, who fail there, these are worth most.
+    Such groups are worth most to peers that fail at the question.
     """
     return any(scored.rewards)
 
@@ -114,11 +115,11 @@ def with_a_right_answer(scored: Scored) -> bool:
 SHARES: Mapping[str, Share] = {"informative": informative, "right": with_a_right_answer, "all": everything}
 
 
-# Which of the others' rollouts to take: of the pool for a batch, and of what is on offer for a fetch.
+# Which external rollouts to take: from the pool for a batch, and from the offers for a fetch.
 
 
 class Candidate(Protocol):
-    """Somebody else's rollout that may be taken: scored and in the pool, or on offer.
+    """An external rollout that may be taken: scored and in the pool, or on offer.
 
     Types: `Scored`, `exchange.offers.Offered`.
     """
@@ -131,7 +132,7 @@ class Candidate(Protocol):
 
     @property
     def round(self) -> int:
-        """The round of ours in which we heard of it."""
+        """This node's round in which it learned of the rollout."""
 
 
 Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
@@ -141,7 +142,7 @@ Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
 class Take(NamedTuple):
     """A row of TAKES."""
 
-    # Which of the pool may be drawn. The rewards of offers are not known: all of them may be fetched.
+    # Which rollouts of the pool may be drawn. Rewards of offers are unknown, so every offer may be fetched.
     keeps: Share
     weights: Weights  # weights of pooled rollouts, and of offers
 
@@ -152,20 +153,20 @@ def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
 
 
 def by_need(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """Weigh a rollout by how far others are ahead of us in its specialty; a little where they are not."""
+    """Weigh a rollout by the peers' lead in its specialty; at least MIN_WEIGHT."""
     return [max(MIN_WEIGHT, lead.of(c.ref.specialty)) for c in candidates]
 
 
 def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """Weigh 0 where others do not do better than we do.
+    """Weigh a rollout by the peers' lead in its specialty; 0 without a lead.
 
-    A node ahead of all others trains alone, so J follows what is to be gained. Now and then it takes a few of
-    the other specialties, too: those that `Sharing.saw` has forgotten.
+    A node ahead of all peers trains alone, so J follows the possible gain. Specialties that `Sharing.saw` has
+    forgotten have the weight `Lead.elsewhere`, so a few of them are taken now and then.
     """
     return [max(0.0, lead.of(c.ref.specialty)) for c in candidates]
 
 
-# Files of `config/own_strategy.py` come on top.
+# Strategies from files (`config/own_strategy.py`) are added here.
 TAKES: dict[str, Take] = {
     "uniform": Take(informative, evenly),
     "unfiltered": Take(everything, evenly),  # without the zero-advantage filter: as in the paper's open demo
@@ -176,12 +177,12 @@ TAKES: dict[str, Take] = {
 
 
 class SharingSettings(BaseModel):
-    """`[sharing]`: each node's own choices about others' rollouts, which SAPO section 3.2 leaves open."""
+    """`[sharing]`: a node's choices about external rollouts, which SAPO section 3.2 leaves open."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
-    take: str = "uniform"  # of TAKES
+    take: str = "uniform"  # a key of TAKES
     weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement
     # Share caps by author, network group and specialty (`caps`); off: the paper's uniform choice.
     caps: Literal["on", "off"] = "on"
@@ -189,11 +190,11 @@ class SharingSettings(BaseModel):
 
 @dataclass
 class Sharing:
-    """The strategies of one node, and what they know."""
+    """The sharing strategies of one node, with their state."""
 
     settings: SharingSettings = field(default_factory=SharingSettings)
-    success: Success = field(default_factory=Success)  # our own, of all that we answered
-    # The same `beside_a_pair`, by our own verifier: the two that can be compared.
+    success: Success = field(default_factory=Success)  # this node's, over all its answers
+    # Success by `beside_a_pair` and this node's verifier, so `own` and `others` are comparable.
     own: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))
@@ -202,7 +203,7 @@ class Sharing:
         return [scored for scored in local if SHARES[self.settings.share](scored)]
 
     def judged(self, scored: Scored) -> Scored:
-        """Return another's rollout in the group that gives its advantages: its own by the paper's weights."""
+        """Return an external rollout in the group that gives its advantages; "paper": its own group."""
         return (
             scored
             if self.settings.weigh == "paper"
@@ -210,7 +211,7 @@ class Sharing:
         )
 
     def saw(self, local: Sequence[Scored], theirs: Sequence[Scored], number: int) -> None:
-        """Take in what a round brought, before its batch is drawn."""
+        """Add the rollouts of a round, before its batch is drawn."""
         self.success.saw(local, number)
         for compared, rollouts in ((self.own, local), (self.others, theirs)):
             compared.saw(rollouts, number, beside_a_pair)
@@ -224,19 +225,20 @@ class Sharing:
         self.lead = Lead(ahead, max(MIN_WEIGHT, self.others.overall - own.overall))
 
     def _own(self, specialty: str) -> float:
-        """Return our own success in a specialty, to be compared with that of other nodes.
+        """Return this node's success in a specialty, comparable with the peers'.
 
-        If no group of ours is informative there, nearly all our answers are right or nearly all are wrong,
-        and their mean says which. A specialty that we never ask counts as weak: alone we do not train on it.
+        If no local group is informative there, nearly all answers are right or nearly all are wrong, and
+        their mean tells which. A specialty that this node never asks counts as weak, because it does not
+        train on it alone.
         """
         if specialty in self.own.seen:
             return self.own.of(specialty)
         return self.success.of(specialty) if specialty in self.success.seen else MIN_SUCCESS
 
     def weighing(self, me: PeerId) -> Weigh:
-        """Return how this node weighs the advantages of a batch's rollouts.
+        """Return the function that weighs the advantages of a batch's rollouts.
 
-        Others' are weighed by `[sharing] weigh`, its own not at all.
+        External ones are weighed by `[sharing] weigh`, local ones are unchanged.
         """
         row = WEIGHS[self.settings.weigh]
 

@@ -7,22 +7,23 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.types import Scored, TaskRef
 
-# What one body holds. An honest node shares only rollouts that have an advantage.
+# Useless rollouts in a row that cost an author one charge; as many as one body holds. An honest node shares
+# only rollouts that have an advantage.
 USELESS_IN_A_ROW = 64
-# Authors that are remembered.
+# Most authors remembered.
 MAX_AUTHORS = 4096
 
 
 class UselessRollouts:
-    """Counts each author's rollouts that we scored since the last useful one, from each start anew."""
+    """Counts each author's rollouts since its last useful one; a restart resets the counts."""
 
     def __init__(self) -> None:
         self._since: Latest[PeerId, int] = Latest(MAX_AUTHORS)  # least recently heard first
 
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
-        """Return whom to charge for a round's rollouts, once for each USELESS_IN_A_ROW useless ones in a row.
+        """Return the authors to charge for a round's rollouts, once for each USELESS_IN_A_ROW in a row.
 
-        earned: the authors of useful ones.
+        earned: the authors of useful rollouts.
         """
         charged = []
         for author, count in Counter(scored.rollout.author for scored in theirs).items():
@@ -35,12 +36,12 @@ class UselessRollouts:
 
 
 def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]:
-    """Count for each author the rollouts that have an advantage and copy nobody else's text.
+    """Count each author's rollouts that have an advantage and do not copy other authors' text.
 
-    The advantage is by our own verifier's rewards.
+    The advantage is by this node's verifier.
 
-    known: what we have besides, our own included. A text about a task is its first sender's, and a rollout of
-    others' texts alone, or of a part of them, is a copy: copying earns nothing.
+    known: other rollouts that this node has, its own included. A text about a task belongs to its first
+    sender. A rollout that contains only texts of other authors is a copy: copying earns nothing.
     """
     said: dict[tuple[TaskRef, str], PeerId] = {}
 

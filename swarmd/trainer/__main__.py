@@ -1,7 +1,6 @@
-"""The trainer process, `python -m swarmd.trainer FD`, as the daemon starts it. FD: the socket to the daemon.
+"""The trainer process, `python -m swarmd.trainer FD`, started by the daemon. FD: the socket to the daemon.
 
-The verifier starts first, and loads while this process imports torch and transformers, which takes longest of
-all.
+The verifier starts first, and loads while this process imports torch and transformers, the slowest step.
 """
 
 import contextlib
@@ -27,17 +26,17 @@ from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
 
-# At 10 a process gets about a tenth of a core that another program wants whole. At 19 it would get a
-# seventieth, and the daemon could take a trainer that was slowed down so suddenly for one that hangs.
+# At niceness 10 a process gets about a tenth of a core that another program also wants. At 19 it would get a
+# seventieth; the daemon could then take the sudden slowdown for a trainer that hangs.
 NICE: Final = 10
-# A note on the seconds that a step of the start usually takes.
+# Appended to the usual duration of a start-up step.
 BUSY = "many times that where other programs use all cores"
 
 
 def main() -> None:
-    """Train until the rounds are done or the daemon says stop.
+    """Train until the configured rounds are done or the daemon says stop.
 
-    Ends at once if the daemon does: what was saved is whole.
+    If the daemon ends, this process ends at once; saved checkpoints are complete.
     """
     # Imports create no garbage; disabling the collector saves a quarter of the import time.
     gc.disable()
@@ -49,7 +48,7 @@ def main() -> None:
     try:
         config = NodeConfig.model_validate_json(start.config)
         if (behind := rounds_done(Path(start.state_dir) / "checkpoints", config.round.rounds)) is not None:
-            # Nothing is loaded to train no round.
+            # All rounds are done, so nothing needs to be loaded.
             daemon.tell(link.Stopped(behind))
             return
         low = config.limits.priority == "low"
@@ -65,7 +64,7 @@ def main() -> None:
             daemon.tell(
                 link.TrainerState(NodeState.STARTING, "loading PyTorch", f"wait: usually 2 s, {BUSY}")
             )
-            # The first module that loads PyTorch, and little else.
+            # This module imports PyTorch and little else, so the two steps are reported separately.
             from swarmd.policy.models import device  # noqa: F401
 
             daemon.tell(
@@ -74,7 +73,7 @@ def main() -> None:
             from swarmd.trainer.trainer import open_trainer
 
             with open_trainer(start, daemon, verifier) as trainer:
-                # What is loaded stays until the end: keep the collector from scanning it.
+                # Loaded objects stay until the end: exclude them from garbage collection.
                 gc.freeze()
                 gc.enable()
                 trainer.run(lower_cpu_priority if low else lambda: None)
@@ -83,36 +82,36 @@ def main() -> None:
         daemon.tell(link.TrainerFailed(str(error), error.exit_code))
     finally:
         daemon.close()
-        # At its end a process collects what is not frozen, which takes over a second.
+        # At exit Python collects everything that is not frozen, which takes over a second.
         gc.freeze()
 
 
 def lower_cpu_priority() -> None:
-    """Let other programs go first, from now on.
+    """Lower the CPU priority of this process from now on.
 
-    What the platform does not have is left out. A lower priority stays.
+    Steps that the platform does not support are skipped. A priority that is already lower stays.
     """
     with contextlib.suppress(OSError):
-        # On Linux the niceness of a process is that of its first thread alone; that of a process group
-        # reaches every thread there is, of workers and verifier as well. The daemon starts the trainer as a
-        # group of its own.
+        # On Linux the niceness of a process applies to its first thread only; the niceness of a process group
+        # applies to all threads, and to workers and verifier. The daemon starts the trainer as leader of a
+        # process group.
         which = os.PRIO_PGRP if os.getpgrp() == os.getpid() else os.PRIO_PROCESS
         nice = max(NICE, os.getpriority(which, 0))
         os.setpriority(which, 0, nice)
-        # Linux desktops share the CPU out by session first, and a trainer is a session of its own: there its
-        # own niceness means nothing.
+        # Linux desktops share the CPU by session first, and the trainer has a separate session: there, only
+        # the niceness of the session counts.
         autogroup = Path("/proc/self/autogroup")
         if autogroup.exists():
             autogroup.write_text(str(nice))
 
 
 def lower_disk_priority() -> None:
-    """Let other programs read and write first.
+    """Lower the disk priority of this process.
 
-    To be called before threads and processes are started: they inherit it.
+    Call it before threads and processes are started, because they inherit it.
     """
     process = psutil.Process()
-    # On Linux alone: the last class of those that share the disk.
+    # Linux only: 7 is the lowest priority of the class that shares the disk.
     with contextlib.suppress(psutil.Error, OSError, AttributeError):
         if process.ionice().ioclass != psutil.IOPRIO_CLASS_IDLE:
             process.ionice(psutil.IOPRIO_CLASS_BE, 7)

@@ -1,16 +1,16 @@
-"""Checkpoints: written whole or not at all, the two newest kept, each verified before it is used.
+"""Checkpoints: written atomically, the two newest kept, each verified before use.
 
     <state-dir>/checkpoints/round-00000012/
         manifest.json     size and SHA-256 of every other file; written last
         run.msgpack       round, random state, pool
-        …                 what the policy saves: weights or adapter, optimizer, its random state
+        …                 the policy's files: weights or adapter, optimizer, its random state
 
-A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever
-has a round's name is whole as far as the disk keeps its promises, and the manifest finds the rest.
+A save writes to a temporary folder, syncs every file and the folder, and then renames it. So a folder named
+after a round is complete unless the disk failed, and the manifest detects that.
 
-One is due every `checkpoint.every` seconds (`Timetable`), and written between two rounds. kill -9 loses the
-rounds since the last one. They are run again from the state they began with: the
-same seed draws the same questions, and their lines in metrics.jsonl are cut off and written again.
+A checkpoint is due every `checkpoint.every` seconds (`Timetable`), and is written between two rounds. kill -9
+loses the rounds since the last one. They are run again from the same state: the same seed draws the same
+questions, and their lines in metrics.jsonl are truncated and written again.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ DAY_S = 86_400.0
 class RunState:
     """The state of a run, apart from its policy."""
 
-    round: int  # rounds behind us
+    round: int  # number of finished rounds
     seed: int
     task_rng: tuple[int, tuple[int, ...], float | None]  # random.Random.getstate()
     batch_rng: tuple[int, tuple[int, ...], float | None]
@@ -56,7 +56,7 @@ class RunState:
     updates: int = 0  # updates so far, as the pool counts them
     # Updates before each of the last rounds (`Pool.before`)
     before: Mapping[int, int] = field(default_factory=dict)
-    used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
+    used: tuple[bytes, ...] = ()  # digests of external rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
     # The state of a round's parts:
     gate: GateState = field(default_factory=GateState)
@@ -76,14 +76,14 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: dict[str, ManifestEntry]
 
 
-# What reading a checkpoint raises where it is damaged, unreadable, of other types, or nested too deeply.
+# Exceptions from reading a checkpoint that is damaged, unreadable, of other types, or nested too deeply.
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 class Checkpoints:
     """The checkpoints of one state folder.
 
-    needs: the policy's files, without which one is not whole. most: bytes of the state folder.
+    needs: the policy's files that every checkpoint must have. most: largest size of the state folder, bytes.
     """
 
     def __init__(self, folder: Path, needs: Collection[str] = (), most: int | None = None) -> None:
@@ -93,14 +93,14 @@ class Checkpoints:
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         """Write a checkpoint durably, and remove all but the two newest.
 
-        files: name and content of each that the policy saves; held one at a time. Raises CannotRecord, also
-        where the state folder may not hold more: nothing is lost then.
+        files: name and content of each of the policy's files; held in memory one at a time. Raises
+        CannotRecord, also if the state folder would exceed its limit; existing checkpoints stay intact.
         """
         final = self.folder / folder_name(state.round)
         partial = self.folder / f"partial-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # What a kill left half written takes the room that this one needs.
+            # A save that was killed left partial files, whose space is needed now.
             for left in self.folder.glob("partial-*"):
                 shutil.rmtree(left, ignore_errors=True)
             partial.mkdir()
@@ -111,12 +111,12 @@ class Checkpoints:
             _write(
                 partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode()
             )
-            # One is there already where the same round comes again, after a resume from the one before it.
+            # After a resume from an older checkpoint, the same round may already have a folder.
             durable.name_folder(partial, final, replacing=True)
         except OSError as error:
             raise _explained(error, self.folder) from error
         finally:
-            # It has its name by now, or was not finished.
+            # The folder was renamed, or it is incomplete.
             shutil.rmtree(partial, ignore_errors=True)
         self._prune(keep=final)
         self.size = sum(line["bytes"] for line in written.values())
@@ -125,13 +125,13 @@ class Checkpoints:
     def newest(
         self, take_up: Callable[[RunState, Path], None] | None = None
     ) -> tuple[RunState, Path, list[str]] | None:
-        """Return the newest whole checkpoint, its folder, and notes on skipped ones; None without any.
+        """Return the newest intact checkpoint, its folder, and notes on skipped ones; None if there is none.
 
-        A damaged one is set aside under another name, for inspection, once one before it is found. Raises
-        SwarmdError where none is whole: they stay, so that the next start does not begin anew either.
+        A damaged one is renamed for inspection once an older intact one is found. Raises SwarmdError if all
+        are damaged: they keep their names, so the next start does not begin from scratch either.
 
-        take_up: resumes from one; where it raises ValueError or another of _DAMAGE, that one counts as
-        damaged.
+        take_up: resumes from a checkpoint; if it raises ValueError or another of _DAMAGE, the checkpoint
+        counts as damaged.
         """
         damaged: list[tuple[Path, Exception]] = []
         for path in reversed(saved_in(self.folder)):
@@ -154,9 +154,9 @@ class Checkpoints:
         return None
 
     def _make_room(self, size: int) -> None:
-        """Keep the newest checkpoint alone where the state folder would become too large.
+        """Remove all but the newest checkpoint if the state folder would become too large.
 
-        Raises CannotRecord where that is not enough.
+        Raises CannotRecord if that is not enough.
         """
         if self._most is None or folder_bytes(self.folder.parent) + size <= self._most:
             return
@@ -179,12 +179,12 @@ class Checkpoints:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
+    """Return the total size of all files in a folder, in bytes."""
     found = 0
     for path, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                # It was removed meanwhile.
+                # The file was removed meanwhile.
                 found += (Path(path) / name).lstat().st_size
     return found
 
@@ -193,25 +193,25 @@ def folder_bytes(folder: Path) -> int:
 class Timetable:
     """Decides when the next checkpoint is due.
 
-    It is due after `every` seconds, or later, so that a day does not write more than `bytes_a_day`. A save
-    that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next one
-    waits the longer. Times are seconds of one clock that only rises.
+    It is due after `every` seconds, or later if a day would otherwise write more than `bytes_a_day`. A save
+    that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next one is
+    delayed by the same amount. Times are seconds of one monotonic clock.
     """
 
     every: float
     bytes_a_day: float
-    last: float  # when the last save or the run began
-    paid: float = -math.inf  # when the bytes written are within the limit again
+    last: float  # time of the last save, or of the start
+    paid: float = -math.inf  # time from which the bytes written are within the limit again
 
     def due(self, now: float) -> bool:
         return now >= self.last + self.every and self.affordable(now)
 
     def affordable(self, now: float) -> bool:
-        """Return whether another checkpoint may be written without passing the limit."""
+        """Return whether another checkpoint may be written without exceeding the limit."""
         return now >= self.paid
 
     def until_due(self, now: float) -> float:
-        """Return the seconds until a checkpoint is due; 0 where one is."""
+        """Return the seconds until a checkpoint is due; 0 if one is due now."""
         return max(0.0, self.last + self.every - now, self.paid - now)
 
     def wrote(self, size: int, now: float) -> None:
@@ -219,15 +219,15 @@ class Timetable:
         self.paid = max(self.paid, now) + self.interval(size)
 
     def interval(self, size: int) -> float:
-        """Return the seconds between two checkpoints of that size that the limit allows.
+        """Return the seconds between two checkpoints of this size that the limit allows.
 
-        A small one is not written more often than configured, though each answer to the judge asks for one.
+        At least `every`: a small checkpoint is not written more often, even if the judge asks often.
         """
         return max(self.every, size * DAY_S / self.bytes_a_day)
 
 
 def _set_aside(path: Path, error: Exception) -> str:
-    """Set a damaged checkpoint aside; return a note for the operator."""
+    """Rename a damaged checkpoint; return a note for the operator."""
     aside = path.with_name("damaged-" + path.name)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
@@ -240,7 +240,7 @@ def folder_name(round_number: int) -> str:
 
 
 def _write(path: Path, content: Content) -> dict[str, Any]:
-    """Write a file; returns its line of the manifest."""
+    """Write a file; return its manifest entry."""
     path.write_bytes(content)
     return {"bytes": memoryview(content).nbytes, "sha256": hashlib.sha256(content).hexdigest()}
 
@@ -253,9 +253,9 @@ def saved_in(folder: Path) -> Sequence[Path]:
 
 
 def rounds_done(folder: Path, limit: int) -> int | None:
-    """Return the rounds behind the newest checkpoint where they reach the limit; None where they do not.
+    """Return the newest checkpoint's number of rounds if it reaches the limit, else None.
 
-    limit: 0 for none. Raises SwarmdError where no checkpoint is whole.
+    limit: 0 for none. Raises SwarmdError if all checkpoints are damaged.
     """
     if not limit or not any(path.name >= folder_name(limit) for path in saved_in(folder)):
         return None
@@ -264,7 +264,7 @@ def rounds_done(folder: Path, limit: int) -> int | None:
 
 
 def manifest_of(folder: Path) -> Mapping[str, ManifestEntry]:
-    """Return what a checkpoint says of its files. Raises one of _DAMAGE."""
+    """Return the files that a checkpoint's manifest lists. Raises one of _DAMAGE."""
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
     if manifest.schema != SCHEMA:
         raise ValueError("its manifest is of another version")
@@ -272,7 +272,7 @@ def manifest_of(folder: Path) -> Mapping[str, ManifestEntry]:
 
 
 def _verify(folder: Path, needs: Set[str]) -> None:
-    """Raise one of _DAMAGE where a folder differs from its manifest, or lacks what is needed."""
+    """Raise one of _DAMAGE if a folder differs from its manifest, or lacks a needed file."""
     files = manifest_of(folder)
     if left_out := sorted(needs - files.keys()):
         raise ValueError(f"its manifest does not name {', '.join(left_out)}")
@@ -286,7 +286,7 @@ def _verify(folder: Path, needs: Set[str]) -> None:
 
 
 def _check(state: RunState, folder: Path) -> None:
-    """Raise ValueError where the state cannot be that of this checkpoint."""
+    """Raise ValueError if the state does not belong to this checkpoint."""
     if folder_name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
     if any(len(kept.scored.rewards) != len(kept.scored.rollout.completions) for kept in state.pool):

@@ -1,15 +1,15 @@
-"""The node that a trainer's rounds run on: built from the configuration, and what a checkpoint keeps of it.
+"""Builds the parts of a trainer's rounds from the configuration, and saves and restores their state.
 
-The only place that builds `RoundParts`, and so the place of every choice that a round's settings make:
+The only module that builds `RoundParts`, so every choice that a round's settings make is here:
 
-    tasks, reward          questions by number; the contained verifier that scores ours and others' alike
+    tasks, reward          questions by number; the contained verifier that scores local and external answers
     policy                 generates and trains; the model behind it is `policy/language_policy.py`
     swarm                  shares and collects; in a node the link to the daemon
-    pool, schedule         rollouts by age; with `[replay]` our own too, and how often they are drawn
+    pool, schedule         rollouts by age; with `[replay]` local ones too, and how often they are drawn
     build_batch, gate      a sampler (`[sharing]` or replay), then the filters in the order listed here
-    task_rng, batch_rng    two streams of one seed, so one seed gives one run
+    task_rng, batch_rng    two random streams from one seed, so a seed determines the run
 
-The parts know each other by the protocols of `swarmd/protocols.py`, and no part calls the round.
+The parts know each other only by the protocols of `swarmd/protocols.py`, and no part calls the round.
 """
 
 import random
@@ -46,9 +46,9 @@ def build(
     reward: Reward,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RoundParts:
-    """Build what a round needs, from the configuration and the parts that hold resources.
+    """Build the parts of a round, from the configuration and the parts that hold resources.
 
-    One seed gives one run.
+    A seed determines the run.
     """
     load_take(config.sharing.take)
     remembering = policy if isinstance(policy, LogprobPolicy) else None
@@ -79,15 +79,15 @@ def build(
         Gate(
             config.gate.margin,
             tasks.curriculum.answer_end,
-            # Else it only counts what it finds.
+            # Otherwise the gate only reports.
             acts=config.gate.mode == "on"
             or (config.gate.mode == "auto" and remembering.parameters <= MEASURED_PARAMETERS),
         )
         if remembering and config.gate.mode != "off"
         else None
     )
-    # The order in which what was drawn of others is filtered. What the model cannot be trained on has no
-    # probability to judge by.
+    # Filters of the drawn external rollouts, in this order: the gate needs log-probabilities, which the
+    # policy cannot compute for rollouts that it cannot be trained on.
     filters: list[Filter] = [fitting] if fitting else []
     if gate and remembering:
         filters.append(
@@ -122,7 +122,7 @@ def beside_generators(
 ) -> RoundParts:
     """Return the parts for rounds whose answers come from generators.
 
-    policy: whose update is a step of all trainers. built: told each batch.
+    policy: its update is a step of all trainers. built: called with each batch.
     """
     return replace(
         parts, policy=policy, generators=generators, build_batch=replace(parts.build_batch, built=built)
@@ -134,11 +134,11 @@ def _batch_size(config: NodeConfig) -> int:
 
 
 def _replay_pool(config: NodeConfig, me: PeerId, *, remembers: bool) -> Pool:
-    """Build a pool that keeps our own too.
+    """Build a pool that keeps local rollouts too.
 
-    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only
-    where the policy can remember the log-probabilities of their first use; else as long as without replay:
-    text taken as on-policy must be fresh.
+    External rollouts get the same share of the pool as of the batch. They stay as long as local ones only if
+    the policy can remember the log-probabilities of their first use; otherwise as long as without replay,
+    because text treated as on-policy must be fresh.
     """
     replay, share = config.replay, config.round.external / max(1, config.round.local + config.round.external)
     limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
@@ -147,9 +147,9 @@ def _replay_pool(config: NodeConfig, me: PeerId, *, remembers: bool) -> Pool:
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
-    """Return what the node's next rounds depend on, but for its policy; `resume` restores it.
+    """Return the state on which the next rounds depend, except for the policy; `resume` restores it.
 
-    It is to be written before the next round, which changes some of it.
+    Write it before the next round, which changes parts of it in place.
     """
     return RunState(
         rounds,
@@ -172,9 +172,9 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
 def resume(
     checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy, seed: int
 ) -> tuple[int, list[str]]:
-    """Resume from the newest whole checkpoint; returns the rounds behind it, and notes for the operator.
+    """Resume from the newest intact checkpoint; return its number of rounds, and notes for the operator.
 
-    (0, []) where there is none. seed: the one configured now, which has no effect.
+    (0, []) without a checkpoint. seed: the configured one, which has no effect after a resume.
     """
     if (found := checkpoints.newest(partial(_restore, parts, policy))) is None:
         return 0, []
@@ -190,7 +190,7 @@ def resume(
 def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
     """Restore the parts.
 
-    Where this raises, the node is half restored, until an older checkpoint restores it whole.
+    If this raises, the node is partly restored; restoring an older checkpoint then overwrites all of it.
     """
     changed = policy.restore(folder)
     kept = [replace(e, scored=replace(e.scored, tokens=None)) for e in state.pool] if changed else state.pool

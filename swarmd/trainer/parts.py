@@ -1,4 +1,4 @@
-"""The parts that a round is made of, already built. `trainer/node.py` builds a trainer's."""
+"""The parts of a round, already built. `trainer/node.py` builds a trainer's."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from swarmd.types import Scored, Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivingParts:
-    """What scores others' rollouts and puts them into the pool.
+    """The parts that score external rollouts and put them into the pool.
 
-    A trainer's, and those of a program that takes part by `import swarmd`.
+    Used by a trainer, and by a program that takes part by `import swarmd`.
     """
 
     me: PeerId
@@ -31,7 +31,7 @@ class ReceivingParts:
     batch_rng: random.Random
     external: int = 4  # J
     completions: int = 8  # L
-    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
+    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how external rollouts weigh
     useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
 
 
@@ -39,23 +39,23 @@ class ReceivingParts:
 class RoundParts(ReceivingParts):
     """Everything that `round.run_round` needs.
 
-    The parts have states of their own; which part is where never changes.
+    The parts have mutable state, but the references to them never change.
     """
 
     policy: Policy
     build_batch: BatchBuilder
-    task_rng: random.Random  # a stream of its own, so that what the swarm sends never changes what we ask
+    task_rng: random.Random  # a separate stream, so that received rollouts never change the questions
     clock: Callable[[], float]  # seconds, any epoch
     questions: int = 4  # I
-    resample: int = 0  # tries for other questions where no advantage came
+    resample: int = 0  # most attempts to replace questions without advantage
     trains: bool = True  # False: a frozen policy that answers and shares
     # Updates a round; one, unless replay is on.
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)
     # Computes log-probabilities of first use, for rollouts that replay reuses.
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
-    # The filter for what our model can be trained on; None: all.
+    # The filter for rollouts that the model cannot be trained on; None: no filter.
     fitting: Fitting | None = None
-    # The filter for text that may be trained on; None: all that has an advantage.
+    # The filter for outliers; None: every rollout with an advantage may be trained on.
     gate: Gate | None = None
     generators: Answers | None = None  # None: a round generates its own answers
-    enter: Callable[[str], object] = lambda _: None  # told which stage begins; "" when it is over
+    enter: Callable[[str], object] = lambda _: None  # called with each stage that begins, and "" when it ends

@@ -1,28 +1,28 @@
-"""Tells the daemon how far a long round is."""
+"""Reports to the daemon how far a long round is."""
 
 from collections.abc import Callable, Mapping
 
 from swarmd.state.status import StageProgress
 from swarmd.types import STAGES
 
-# A round shorter than this is not told of.
+# Rounds shorter than this are not reported, in seconds.
 QUIET_S = 2.0
-# The least time between two messages.
+# Least seconds between two messages.
 EVERY_S = 1.0
-# From this share of a stage on, it tells more of the time left than the last round does.
+# From this share of a stage on, the stage predicts the remaining time better than the last round does.
 SURE_SHARE = 0.25
 
 
 class RoundProgress:
-    """Follows a round from stage to stage, and tells where it is at most once a second.
+    """Follows a round from stage to stage, and reports its progress at most once a second.
 
-    The round says which stage begins, and the engine and the learner say how much of it is done.
+    The round says which stage begins; the engine and the learner say how much of it is done.
     """
 
     def __init__(self, tell: Callable[[StageProgress], object], clock: Callable[[], float]) -> None:
         """Follow rounds.
 
-        clock: seconds that the node computed; a pause does not count.
+        clock: seconds that the node computed; pauses do not count.
         """
         self._tell, self._clock = tell, clock
         self._stage = ""
@@ -38,7 +38,7 @@ class RoundProgress:
         """Begin a stage; "" between two stages."""
         now, self._stage = self._clock(), stage
         if stage:
-            # After a stage of a second or more, the next one is told at once.
+            # After a stage of a second or more, the next one is reported at once.
             self._told -= EVERY_S * (now - self._entered >= EVERY_S)
             self._entered = now
             self.done(0, 0, 0.0)
@@ -47,7 +47,7 @@ class RoundProgress:
         """Note how much of the stage is done.
 
         Args:
-            done: answers that have been through it.
+            done: answers that are finished in it.
             of: answers in all; 0: not counted.
             share: of the stage's work, 0 to 1.
         """
@@ -57,11 +57,11 @@ class RoundProgress:
             self._tell(StageProgress(self._stage, done, of, self._left(now - self._entered, share)))
 
     def _left(self, spent: float, share: float) -> float | None:
-        """Estimate the seconds that are left: of the stage by its share, of later ones by the last round."""
+        """Estimate the seconds left: of this stage by its share, of later stages by the last round."""
         stages = [*STAGES]
         later = sum(self.before.get(stage, 0.0) for stage in stages[stages.index(self._stage) + 1 :])
         known = self.before.get(self._stage)
-        # The first step of answering takes long, as it reads the questions.
+        # The first step of answering takes long, because it reads the questions.
         if share > (0.0 if known is None else SURE_SHARE):
             return spent / share - spent + later
         return None if known is None else max(0.0, known - spent) + later

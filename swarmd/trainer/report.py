@@ -12,13 +12,13 @@ from swarmd.tasks.answers import GradeReason
 from swarmd.trainer.parts import RoundParts
 from swarmd.types import AnswerFigures, RoundReport, Scored, ShownRollout, UpdateReport
 
-# Of a question or an answer that is shown to people.
+# Limits of a question or an answer that is shown to people.
 SHOWN_CHARACTERS, SHOWN_ANSWERS = 2000, 8
 
 
 @dataclass(frozen=True)
 class Step:
-    """One update and what it was made of."""
+    """One update with its input."""
 
     batch: Sequence[Scored]
     before: Sequence[PoolEntry]  # the pool's entries before this update
@@ -57,8 +57,8 @@ def report_of(
 ) -> RoundReport:
     """Return the report of a round.
 
-    theirs: others' rollouts that were scored; fresh: how many of them were new in the pool. whole: the steps
-    as one. resting: rounds for which the schedule had reuse rest when the round began.
+    theirs: external rollouts that were scored; fresh: how many of them were new in the pool. whole: the
+    updates of the steps, merged. resting: remaining cooldown rounds of the schedule when the round began.
     """
     batch = [s for step in steps for s in step.batch]
     external = [s for s in batch if s.rollout.author != parts.me]
@@ -117,9 +117,9 @@ def report_of(
 def _answer_figures(
     local: Sequence[Scored], lengths: Sequence[int], read: Callable[[str, str], str | GradeReason]
 ) -> AnswerFigures:
-    """Return how our own completions ended, and whether they give an answer.
+    """Return how this node's completions ended, and whether they give an answer.
 
-    lengths: of the completions, in tokens. read: of the curriculum.
+    lengths: of the completions, in tokens. read: `Curriculum.read`.
     """
     made = [(s.ref.specialty, completion) for s in local for completion in s.rollout.completions]
     return AnswerFigures(

@@ -1,13 +1,13 @@
-"""One SAPO round. Reads as Algorithm 1 of the paper (arXiv 2509.08721, section 3.2), top to bottom.
+"""One SAPO round, in the order of Algorithm 1 of the paper (arXiv 2509.08721, section 3.2).
 
-Where it differs from the paper:
+It differs from the paper in four points:
 
-1. Rewards are never sent. Others' questions are made again from their number, and their answers scored here.
-2. A pool keeps others' rollouts for `round.max_age` rounds, so a round never waits for a slow peer.
-3. A batch draws each rollout of others once, under caps by author and network group, and through filters.
-4. By default, what others got wrong pushes nothing down (`sharing.weigh`; "paper" is the paper's way).
+1. Rewards are never sent. External questions are regenerated from their numbers, and the answers scored here.
+2. A pool keeps external rollouts for `round.max_age` rounds, so a round never waits for a slow peer.
+3. A batch draws each external rollout once, under caps by author and network group, and through filters.
+4. By default, wrong external answers push nothing down (`sharing.weigh`; "paper" is the paper's way).
 
-The round knows protocols only (`RoundParts`): no torch, files, sockets or clock but the one it is given.
+The round knows protocols only (`RoundParts`): no torch, files or sockets, and no clock except `parts.clock`.
 """
 
 import operator
@@ -26,11 +26,11 @@ from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
 from swarmd.types import STAGES, Completion, Generation, Rollout, RoundReport, Scored, Task
 
-# External rollouts, the newest that the caps allow; more only where a batch takes more. It bounds what many
-# authors can cost us.
+# Most external rollouts scored per round, the newest that the caps allow; more only if a batch takes more. It
+# bounds the cost that many authors can cause.
 SCORED_PER_ROUND = 256
-# Of an external rollout we score so many times the completions that we ask ourselves for; half of them may be
-# trained on.
+# Of one external rollout, at most this multiple of `parts.completions` is scored; at most `parts.completions`
+# are trained on.
 SCORED_OF_ONE = 2
 
 
@@ -40,16 +40,16 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     local = _own(t, parts, watch)  # B^n; R^n(q), q in B^n
 
     with watch("share"):
-        # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for
-        # their rewards are the same.
+        # Communicate(C^n(q)), q in S^n: the rollouts of B^n with an advantage. Receivers would drop the rest,
+        # because all its rewards are the same.
         parts.swarm.share([s.rollout for s in parts.sharing.to_share(local)], t)
     with watch("collect"):
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
-        # Rewards are ours, never the author's.
+        # Rewards are computed here, never taken from the author.
         heard = score_others(t, parts, received) if parts.external and parts.trains else []
     theirs, fresh = take_in(t, parts, local, heard)
-    # This adds nothing, unless replay is on.
+    # Adds nothing, unless replay is on.
     parts.pool.add_own(local)
 
     resting = parts.schedule.state.resting
@@ -64,10 +64,9 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
 
 
 def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
-    """Return our own rollouts, scored.
+    """Return this node's rollouts, scored.
 
-    With `resample` further questions are asked in place of those without an advantage (DAPO, arXiv
-    2503.14476).
+    With `resample`, further questions replace those without an advantage (DAPO, arXiv 2503.14476).
     """
     local: list[Scored] = []
     for again in range(1 + parts.resample):
@@ -91,7 +90,7 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
 def _answered(
     parts: RoundParts, watch: "_Stopwatch", questions: int
 ) -> tuple[Sequence[Task], Sequence[Generation]]:
-    """Return our own questions, answered now, or by generators beside the rounds since the last round."""
+    """Return this node's questions with answers: generated now, or by generators since the last round."""
     if parts.generators is None:
         tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
@@ -107,16 +106,16 @@ def _step(parts: RoundParts, watch: "_Stopwatch", local: Sequence[Scored]) -> St
     with watch("train"):
         if parts.remember is not None:
             batch = parts.pool.remember(batch, parts.remember)
-        # The policy gradient on T^n. The loss and `weigh` together say which of it has one
+        # The policy gradient on T^n. The loss and `weigh` together decide which completions have one
         # (`experience.advantages`).
         update = parts.policy.update(batch, parts.sharing.weighing(parts.me))
     return Step(batch, before, update)
 
 
 def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> list[Scored]:
-    """Regenerate each question from its reference, and score its completions ourselves.
+    """Regenerate each question from its reference, and score its completions with this node's verifier.
 
-    Text behind an answer is cut off first, so no node, program or experiment can train on it.
+    Text after an answer is removed first, so no node, program or experiment can train on it.
     """
     new = [
         r
@@ -125,7 +124,7 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
     ]
     most = max(SCORED_PER_ROUND, parts.external)
     if len(new) > most:
-        # Capped, or we would score nothing but a crowd's rollouts.
+        # Capped, because otherwise a crowd of authors could fill the whole budget.
         chosen = choose(range(len(new)), operator.neg, most, lambda i: new[i].origin)
         new = [new[i] for i in sorted(chosen)]
     known = [
@@ -141,9 +140,9 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
 
 
 def cut_behind_answers(rollout: Rollout, curriculum: Curriculum) -> Rollout:
-    """Cut off the text behind each answer: the reward says nothing of it.
+    """Remove the text after each answer, because the reward does not judge it.
 
-    The model did not end where we cut, so nobody is trained to end there.
+    A removed text means that the model did not stop there, so such a completion is marked as not ended.
     """
     ends = [curriculum.answer_end(completion.text) for completion in rollout.completions]
     cut = tuple(
@@ -156,15 +155,16 @@ def cut_behind_answers(rollout: Rollout, curriculum: Curriculum) -> Rollout:
 def take_in(
     t: int, parts: ReceivingParts, local: Sequence[Scored], heard: Sequence[Scored]
 ) -> tuple[list[Scored], int]:
-    """Put others' scored rollouts into the pool, and charge authors of useless ones.
+    """Put external scored rollouts into the pool, and charge authors of useless ones.
 
     Returns them in the groups that give their advantages, and how many were new.
     """
     theirs = [parts.sharing.judged(s) for s in heard]
-    # How others do is told by what they sent alone: a single answer's group has ours in it.
+    # Success of the peers is estimated from `heard`: in `theirs`, a single answer's group includes this
+    # node's.
     parts.sharing.saw(local, heard, t)
     parts.pool.forget(t)
-    # Copies of our own text come without the text behind our answers.
+    # Peers' copies of local text arrive without the text after the answer, so it is removed here too.
     known = [
         replace(s, rollout=cut_behind_answers(s.rollout, parts.tasks.curriculum))
         if s.author == parts.me
@@ -176,7 +176,7 @@ def take_in(
 
 
 def _scored_part(parts: ReceivingParts, rollout: Rollout) -> Rollout:
-    """Draw at most SCORED_OF_ONE times as many completions as ours have; more are not worth scoring."""
+    """Choose at most SCORED_OF_ONE times `parts.completions` of the completions; the rest is not scored."""
     most = SCORED_OF_ONE * parts.completions
     return (
         replace(rollout, completions=shuffled(rollout.completions, parts.me)[:most])
@@ -186,15 +186,15 @@ def _scored_part(parts: ReceivingParts, rollout: Rollout) -> Rollout:
 
 
 def _trained_part(parts: ReceivingParts, scored: Scored) -> Scored:
-    """Keep as many completions as ours have, so that a longer rollout gets no more of a batch.
+    """Keep at most `parts.completions` completions, so that a longer rollout gets no more of a batch.
 
-    Advantages are still taken over all that was scored.
+    Advantages are still taken over all scored completions.
     """
     return part(scored, range(parts.completions)) if len(scored.rewards) > parts.completions else scored
 
 
 class _Stopwatch:
-    """Adds up seconds per stage, and says which one begins."""
+    """Adds up seconds per stage, and reports which one begins."""
 
     def __init__(self, clock: Callable[[], float], enter: Callable[[str], object]) -> None:
         self.clock, self.enter = clock, enter

@@ -1,14 +1,14 @@
-"""The trainer process: opens what a node needs, then runs rounds, saves and answers the judge.
+"""The trainer: opens the parts of a node, runs rounds, saves checkpoints and answers the judge.
 
     link         `TrainerLink`: everything from the daemon (rollouts, peers, stop, pause) and back to it
     policy       the model, the only part with torch
     verifier     scores answers, in a contained process
-    parts        what a round runs on, built of the above by `node.build`
-    timetable, metrics           when checkpoints are due, and the line of each round
+    parts        the parts of a round, built from the above by `node.build`
+    timetable, metrics           when checkpoints are due, and one line for each round
     workers      `[workers]`: generators and further trainers; None in one process
 
-`open_trainer` builds them all; none knows the trainer. Only `swarmd stop --now` cuts a round: stop, pause,
-saves and the judge's questions are looked at between rounds.
+`open_trainer` builds them all; none of them knows the trainer. Only `swarmd stop --now` interrupts a round:
+stop, pause, saves and the judge's questions are handled between rounds.
 """
 
 import logging
@@ -54,18 +54,18 @@ from swarmd.trainer.workers import (
 log = logging.getLogger(__name__)
 
 RETRY_FULL_DISK_S = 10.0
-# A wait that the daemon can end at any moment.
+# Longest wait; the daemon can end a wait at any moment.
 MAX_WAIT_S = 60.0
-# After a round longer than this, a judge's question is waited for so long. The daemon asks when it hears of
-# the round, and after one more like it the judge's deadline would be over. Seconds.
+# After a round longer than LONG_ROUND_S, wait QUESTION_S for the judge's question. The daemon asks for one
+# when it hears of the round, and its deadline would pass during another round of this length. Seconds.
 LONG_ROUND_S, QUESTION_S = 30.0, 2.0
-# How often the daemon's messages are read while waiting for generators.
+# Seconds between two looks at the daemon's messages while waiting for generators.
 POLL_S = 0.1
 
 
 @dataclass
 class Trainer:
-    """A node with what surrounds its rounds: the link to the daemon, checkpoints, metrics."""
+    """A node's rounds with their surroundings: the link to the daemon, checkpoints, metrics."""
 
     config: NodeConfig
     seed: int
@@ -75,22 +75,22 @@ class Trainer:
     link: TrainerLink
     checkpoints: Checkpoints
     metrics: MetricsFile
-    round: int  # rounds behind us
+    round: int  # number of finished rounds
     timetable: Timetable
-    saved: int  # rounds in a checkpoint
+    saved: int  # number of rounds in the newest checkpoint
     progress: RoundProgress
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
-    starved: bool = False  # whether waiting for others' rollouts was reported
+    starved: bool = False  # whether waiting for external rollouts was reported
     slowed: bool = False  # whether it was reported that checkpoints come less often than configured
-    workers: WorkerGroup | None = None  # other processes that generate or train (`[workers]`)
-    waited: float = 0.0  # seconds waited for their rollouts since the last round
+    workers: WorkerGroup | None = None  # processes that generate or train (`[workers]`)
+    waited: float = 0.0  # seconds waited for the workers' rollouts since the last round
 
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
-        """Run rounds until the limit is reached or the daemon says stop; then save and leave.
+        """Run rounds until the limit is reached or the daemon says stop; then save and return.
 
-        A round that is cut does not count: its answers are lost, and its place is taken by other questions.
+        An interrupted round does not count: its answers are lost, and other questions take its place.
 
-        after_first: called after one.
+        after_first: called after the first round.
         """
         with suppress(RoundCut):
             self._rounds(after_first)
@@ -137,7 +137,7 @@ class Trainer:
                 guard.resting,
             )
         if self.workers:
-            # Others generate: a round's own seconds are those that it waited.
+            # Generators answer meanwhile, so a round's seconds of generation are the seconds that it waited.
             report = replace(report, seconds={**report.seconds, "generate": self.waited})
         judged = self.link.judged
         figures = NodeReport(
@@ -150,8 +150,8 @@ class Trainer:
         )
         line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0
-        # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again.
-        # None is missing or double.
+        # The line is written before the checkpoint: a resumed run drops the lines of lost rounds and writes
+        # them again, so none is missing or duplicated.
         self._write_when_room(partial(self.metrics.append, line))
         affordable = self.timetable.affordable(time.monotonic())
         used, lead = report.first_used, self.parts.sharing.lead
@@ -160,12 +160,10 @@ class Trainer:
         )
 
     def _supplied(self) -> bool:
-        """Whether there is something to train on.
+        """Return whether there are rollouts to train on; wait a moment for generators if not.
 
-        Waits a moment for generators beside us where there is not, or not enough.
-
-        With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets
-        reuse rest, a round has as many rollouts of our own as in one process.
+        With replay the pool is enough, so the round does not wait. Without it, and during a cooldown of the
+        guard, a round needs as many local rollouts as in one process.
         """
         if self.config.round.local == 0:
             return self._others_are_here()
@@ -184,9 +182,9 @@ class Trainer:
         return there
 
     def _others_are_here(self) -> bool:
-        """Whether others' rollouts can make a round, where we ask nothing ourselves.
+        """Return whether external rollouts suffice for a round, if this node asks nothing; wait if not.
 
-        Waits for them where they cannot. While the guard lets reuse rest, only fresh ones can.
+        During a cooldown of the guard, only fresh ones count.
         """
         self.parts.pool.forget(self.round + 1)
         oldest = self.round + 1 - self.config.round.max_age if self.parts.schedule.resting else 0
@@ -209,7 +207,7 @@ class Trainer:
         self.link.tell(link.TrainerState(NodeState.TRAINING))
 
     def _until_save(self, seconds: float) -> float:
-        """Return how long the loop may wait: `seconds`, or less where a checkpoint is due before."""
+        """Return how long the loop may wait: `seconds`, or less if a checkpoint is due earlier."""
         return (
             min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
         )
@@ -219,7 +217,7 @@ class Trainer:
             self.workers.generators.rest(rest, "the round's pace")
 
     def _between_rounds(self) -> None:
-        """Save what is due and answer the judge; called between rounds and wherever the loop waits."""
+        """Save if due, and answer the judge; called between rounds and whenever the loop waits."""
         if self.timetable.due(time.monotonic()):
             self._save()
         self._answer_judge()
@@ -227,11 +225,11 @@ class Trainer:
             self._compare()
 
     def _save(self) -> None:
-        """Return when every round behind us is in a checkpoint."""
+        """Save if needed; on return every finished round is in a checkpoint."""
         if self.saved == self.round:
             return
         begun = time.perf_counter()
-        # Every round of a checkpoint has its line, even after a power cut.
+        # Every round in a checkpoint has its metrics line, even after a power cut.
         self._write_when_room(self.metrics.sync)
         state = run_state(self.round, self.seed, self.parts)
         self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
@@ -244,9 +242,9 @@ class Trainer:
         self.save_seconds += time.perf_counter() - begun
 
     def _write_when_room(self, write: Callable[[], object]) -> None:
-        """Write, and pause while the disk is full until there is room.
+        """Write; while the disk is full, pause and retry.
 
-        If it is told to stop meanwhile, the run ends with the last whole checkpoint.
+        If the daemon says stop meanwhile, the run ends with the last intact checkpoint.
         """
         said = ""
         while True:
@@ -255,7 +253,7 @@ class Trainer:
             except CannotRecord as error:
                 if self.link.stopping:
                     raise
-                # Once: the state below goes on saying it.
+                # Logged once; the state below keeps showing it.
                 if said != (said := str(error)):
                     log.warning("%s", said)
                 self.link.tell(
@@ -265,8 +263,8 @@ class Trainer:
                         f"it is tried again every {RETRY_FULL_DISK_S:.0f} s",
                     )
                 )
-                # Questions stay unanswered: one is answered only after a save, and would end each wait at
-                # once.
+                # The judge's question has to wait: it is answered only after a save, and would end each wait
+                # at once.
                 self.link.wait(RETRY_FULL_DISK_S, questions=False)
             else:
                 if said:
@@ -275,13 +273,13 @@ class Trainer:
 
     def _answer_judge(self) -> None:
         if (question := self.link.question()) is not None:
-            # The judge's figure must be of weights that cannot be lost.
+            # The judge must grade weights that cannot be lost.
             self._save()
             answer = self.policy.answer(question.text)
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 
     def _compare(self) -> None:
-        """Answer a question with today's weights and with the first; draw none of the run's numbers."""
+        """Answer a question with the current and the initial weights, without the run's random numbers."""
         self.link.compares = False
         (task,) = self.parts.tasks.draw(1, random.Random())
         answers = self.policy.answer(task.question), self.policy.first_answer(task.question)
@@ -293,7 +291,7 @@ class Trainer:
         """Pause between two rounds; a pause within a round is waited for in `TrainerLink.rest`."""
         self._save()
         self.link.rest()
-        # The last word is "training": whoever still waits has to say so.
+        # The last reported state is "training", so waiting has to be reported again.
         self.starved = False
 
     def _rest(self, until: float) -> None:
@@ -306,7 +304,7 @@ class Trainer:
 
 @contextmanager
 def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifier) -> Iterator[Trainer]:
-    """Build everything; resume from the newest whole checkpoint, without asking."""
+    """Build everything; resume from the newest intact checkpoint, without asking."""
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
     checkpoints = Checkpoints(
@@ -370,7 +368,7 @@ def _asking_well(
     verifier: Verifier,
     clock: Callable[[], float],
 ) -> tuple[NodeConfig, LanguagePolicy, list[str]]:
-    """Return configuration and policy with the way of asking to train with, and notes; see `trial`."""
+    """Return configuration and policy with the prompt style to train with, and notes; see `trial`."""
     curriculum = curriculum_of(config)
 
     def clock_until_stop() -> float:
@@ -398,7 +396,7 @@ def _asking_well(
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
-    """Say that checkpoints come less often than configured, why, and what to change."""
+    """Explain that checkpoints come less often than configured, why, and which setting to change."""
     return (
         f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.1f} min, not every"
         f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what"

@@ -20,7 +20,7 @@ class RoundCut(Exception):
 
 
 class TrainerLink:
-    """The trainer's end: the `Swarm` of the round, and the daemon's wishes for the loop.
+    """The trainer's end: the `Swarm` of the round, and the daemon's requests to the loop.
 
     Two threads move the bytes.
     """
@@ -32,19 +32,19 @@ class TrainerLink:
         self._changed = threading.Condition()
         self._start: link.StartTrainer | None = None
         self._questions: deque[link.JudgeQuestion] = deque(maxlen=1)
-        self._refused: Counter[str] = Counter()  # by reason, in operators' words
+        self._refused: Counter[str] = Counter()  # rejected rollouts by reason, in operators' words
         self._closing = self.stopping = self.hurried = False
         self.peers = 0
         self.compares = False  # whether a CompareRequest waits
         self.judged: link.JudgeScore | None = None
         self.pause: link.Pause | None = None
         self._on_rest: Callable[[bool], None] = lambda _: None
-        # Called when a pause begins, to give others what memory is not used meanwhile.
+        # Called when a pause begins, to release memory that is not used meanwhile.
         self.give_back: Callable[[], None] = lambda: None
-        self.rested = 0.0  # seconds that `rest` took, in all
+        self.rested = 0.0  # total seconds spent in `rest`
 
     def open(self) -> link.StartTrainer:
-        """Begin to listen, and wait for the daemon's first message."""
+        """Start listening, and wait for the daemon's first message."""
         threading.Thread(target=self._read, name="link-read", daemon=True).start()
         self._writer = threading.Thread(target=self._write, name="link-write", daemon=True)
         self._writer.start()
@@ -68,7 +68,7 @@ class TrainerLink:
         if useless := tuple(authors):
             self.tell(Useless(useless))
 
-    # What the loop asks.
+    # Used by the trainer's loop.
 
     def tell(self, message: link.ToDaemon) -> None:
         with self._written:
@@ -87,9 +87,9 @@ class TrainerLink:
             return len(self._arrived)
 
     def wait(self, seconds: float, *, rollouts: bool = False, questions: bool = True) -> None:
-        """Wait until the time is over, or there is what matters to the loop.
+        """Wait until the time is over, or until an event needs the loop.
 
-        That is a stop; with `questions` one, or a pause; with `rollouts` one of another node.
+        Events: a stop; with `questions`, a pause or a question; with `rollouts`, an external rollout.
         """
         with self._changed:
             self._changed.wait_for(
@@ -110,19 +110,19 @@ class TrainerLink:
         return self.pause is not None and not self.stopping
 
     def rest_along(self, on_rest: Callable[[bool], None]) -> None:
-        """Have workers beside the loop rest with it.
+        """Let workers pause together with the loop.
 
-        on_rest: told now, and from now on by the reading thread, whether to rest.
+        on_rest: called now, and from now on by the reading thread, with whether to pause.
         """
         with self._changed:
-            # Held, so that nothing is said in between.
+            # The lock is held, so that no change is missed in between.
             self._on_rest = on_rest
             on_rest(self.must_rest)
 
     def rest(self) -> None:
         """Wait while the node is paused, or over its share of the CPU, unless it stops.
 
-        Called by whoever computes, between two steps. Raises RoundCut if the node stops at once.
+        Called by computing code between two steps. Raises RoundCut if the node stops at once.
         """
         if self.hurried:
             raise RoundCut
@@ -147,22 +147,22 @@ class TrainerLink:
             self.rested += time.monotonic() - begun
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write out what waits, within `seconds`."""
+        """Write out queued messages, within `seconds`."""
         with self._written:
             self._closing = True
             self._written.notify()
         self._writer.join(seconds)
         with contextlib.suppress(OSError):  # the daemon's end is gone already
-            # This wakes the reading thread; close alone would not.
+            # Wakes the reading thread; `close` alone would not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    # The threads.
+    # The two threads.
 
     def _read(self) -> None:
         unpacker = link.Unpacker[link.ToTrainer](link.ToTrainer)
         with contextlib.suppress(OSError):
-            # The daemon's end is gone: the same as end of file.
+            # An OSError means that the daemon's end is gone, like end of file.
             while data := self._socket.recv(1 << 16):
                 for message in unpacker.feed(data):
                     with self._changed:
@@ -203,5 +203,5 @@ class TrainerLink:
             try:
                 self._socket.sendall(link.pack(message or link.Alive()))
             except OSError:
-                # The reading thread sees the same end and acts on it.
+                # The reading thread sees the same end, and acts on it.
                 return

@@ -1,8 +1,8 @@
-"""The trial at the first start: a few questions, asked in each way that a model may be asked.
+"""The trial at the first start: a few questions, asked in each prompt style that the settings allow.
 
-A model that never writes the asked form earns nothing. Example turns or an opening often help
-(`swarmd.policy.models.chat`). `tried` asks until a way works or the time is over; `chosen` names the way to
-train with, and `settled` keeps it in the state folder.
+A model that never writes the required answer form earns no reward. Example turns or an opening often help
+(`swarmd.policy.models.chat`). `tried` asks until a style works or the time is over; `chosen` selects the
+style to train with, and `settled` stores it in the state folder.
 """
 
 import random
@@ -30,18 +30,18 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.types import Generation
 
-# Of all ways together.
+# Seconds for all styles together.
 SECONDS: Final = 60.0
-# Of each way, at most, and before the trial ends because one works.
+# Most questions per style, and fewest before the trial may end because a style works.
 QUESTIONS, LEAST_QUESTIONS = 9, 4
-# Tokens that an answer of a slow model may have: the asked form with a short result takes about ten.
+# Least tokens of an answer on a slow model: the required form with a short result takes about ten.
 LEAST_TOKENS: Final = 16
 FILE: Final = "prompts.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of asking: turns before the question, and text with which each answer begins."""
+    """A prompt style: example turns before the question, and text with which each answer begins."""
 
     examples: Examples = ()
     opening: str = ""
@@ -53,10 +53,10 @@ class Way:
 
 @dataclass(slots=True)
 class WayFigures:
-    """The answers that one way has got."""
+    """Figures of the answers in one prompt style."""
 
     groups: int = 0
-    mixed: int = 0  # groups with right and wrong answers: something to learn from
+    mixed: int = 0  # groups with right and wrong answers, which have a gradient
     answers: int = 0
     in_form: int = 0
     right: int = 0
@@ -65,10 +65,10 @@ class WayFigures:
 
     @property
     def works(self) -> bool:
-        """Whether the asked form is there often enough to learn from it.
+        """Whether the required form appears often enough to learn from.
 
-        A group without such an answer cannot be mixed, so it teaches nothing: each group has to have one, in
-        the mean.
+        A group without such an answer cannot be mixed, so it teaches nothing: there has to be one per group
+        on average.
         """
         return self.in_form >= self.groups > 0
 
@@ -88,9 +88,9 @@ class WayFigures:
 
 
 def ways_of(config: NodeConfig, curriculum: Curriculum) -> list[Way]:
-    """Return the ways that the settings leave open, the plainest first.
+    """Return the prompt styles that the settings allow, the plainest first.
 
-    The models of this package were trained without examples, so for them "auto" is off.
+    The models of this package were trained without examples, so "auto" means off for them.
     """
     model, tries = config.model, config.model.name not in TINY
     words: Mapping[str, Sequence[Examples]] = {
@@ -114,15 +114,15 @@ def tried(
     *,
     whole: bool = False,
 ) -> Mapping[Way, WayFigures]:
-    """Ask questions in the ways that are possible, until one works or SECONDS are over.
+    """Ask questions in the allowed styles, until one works or SECONDS are over.
 
-    Each question is asked in one way after another, up to the first that works so far. Training goes as if
-    none had been asked: all random numbers are the trial's own.
+    Each question is asked in one style after another, up to the first that works so far. The trial uses
+    separate random numbers, so training is the same as without it.
 
     Args:
         tasks: opened for the trial, so that they begin at the easiest level.
         clock: seconds.
-        whole: ask all questions in all ways, while there is time.
+        whole: ask all questions in all styles, while there is time.
     """
     asked = dict[Way, LanguagePolicy]()
     for way in ways_of(config, tasks.curriculum):
@@ -130,7 +130,7 @@ def tried(
             asked[way] = policy.showing(way.examples, way.opening)
     found = dict[Way, WayFigures]()
     questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
-    # The first answer of a process takes far longer than later ones, by which the time is planned.
+    # Warm up: the first answer of a process takes far longer than later ones, which the plan is based on.
     next(iter(asked.values())).generate([questions[0].question], 1, seed=seed, most_tokens=1)
     completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
     for number, task in enumerate(questions, 1):
@@ -149,20 +149,21 @@ def tried(
                 break
         if number >= LEAST_QUESTIONS and not whole and any(seen.works for seen in found.values()):
             break
-        # As many tokens as there is time for, if the next questions take as long as this one for each token.
+        # As many tokens as the remaining time allows, if the next questions take as long per token as this
+        # one.
         share = (end - clock()) / max(LEAST_QUESTIONS - number, 1) / 2
         most = max(LEAST_TOKENS, int(most * share / max(clock() - began, 1e-6)))
     return found
 
 
 def chosen(found: Mapping[Way, WayFigures]) -> Way:
-    """Return the first way that works; else the one with most right answers, then most in the asked form."""
+    """Return the first style that works; else the one with most right answers, then most in the form."""
     first = next((way for way, seen in found.items() if seen.works), None)
     return first or max(found, key=lambda way: (found[way].right, found[way].in_form))
 
 
 def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
-    """Say what was found and what follows, and what to do if no way works."""
+    """Describe the figures and the choice, and a remedy if no style works."""
     told = (f"{way} {x.in_form} of {x.answers}, {x.right} right" for way, x in found.items())
     groups = max(seen.groups for seen in found.values())
     slow = f" (a slow model: {groups} of {QUESTIONS} questions)" * (groups < LEAST_QUESTIONS)
@@ -186,14 +187,14 @@ class _Kept:
 def settled(
     config: NodeConfig, curriculum: Curriculum, folder: Path, find: Callable[[], Mapping[Way, WayFigures]]
 ) -> tuple[Way, list[str]]:
-    """Return the way of asking that the settings leave, that the state folder keeps or that a trial finds.
+    """Return the prompt style that the settings fix, or that the state folder stores, or that a trial finds.
 
-    It comes with notes for the operator. find: makes a trial. Raises CannotRecord.
+    It comes with notes for the operator. find: runs a trial. Raises CannotRecord.
     """
     ways, path = ways_of(config, curriculum), folder / FILE
     if len(ways) == 1:
         return ways[0], []
-    # A damaged file is as none: the trial is made again.
+    # A damaged file is ignored, and the trial is repeated.
     with suppress(OSError, ValueError, RecursionError):
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
         if kept == _Kept(config.model.name, curriculum.digest, kept.way) and kept.way in ways:
@@ -201,7 +202,7 @@ def settled(
     found = find()
     way = chosen(found)
     if len(found) == 1 and not found[way].works:
-        # There was no time for another way, so the next start tries again.
+        # There was no time for another style, so the next start tries again.
         return way, sentences(found)
     try:
         write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, way)))
@@ -211,9 +212,9 @@ def settled(
 
 
 def examined(config: NodeConfig) -> Mapping[Way, WayFigures]:
-    """Open the configured model, and ask all questions in all ways, while there is time.
+    """Open the configured model, and ask all questions in all styles, while there is time.
 
-    Returns nothing of a model of this package, which is asked in one way.
+    Returns no figures for a model of this package, which has only one style.
     """
     model, curriculum = config.model, curriculum_of(config)
     examples = "auto" if isinstance(model.examples, str) else model.examples
@@ -227,7 +228,7 @@ def examined(config: NodeConfig) -> Mapping[Way, WayFigures]:
 
 
 def table(found: Mapping[Way, WayFigures]) -> list[str]:
-    """Format the figures for people: one way a line."""
+    """Format the figures as a table, one style a line."""
     rows = [("ASKED", "IN FORM", "RIGHT", "MIXED GROUPS", "TOKENS", "CUT")]
     for way, x in found.items():
         in_form, right, cut = (f"{100 * n / x.answers:.0f} %" for n in (x.in_form, x.right, x.cut))
@@ -239,5 +240,5 @@ def table(found: Mapping[Way, WayFigures]) -> list[str]:
 
 
 def by_way(found: Mapping[Way, WayFigures]) -> list[dict[str, Any]]:
-    """Return the figures for programs."""
+    """Return the figures as JSON data."""
     return [{**asdict(way), **asdict(seen), "works": seen.works} for way, seen in found.items()]

@@ -1,9 +1,9 @@
 """`[workers]`: starts and joins the generator processes and further trainers.
 
-The trainer stays what it was: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank
-0 of the trainers.
+The trainer keeps its role: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank 0
+of the trainers.
 
-    generators   answer questions without pause and take new weights between two tokens
+    generators   answer questions continuously, and load new weights between two tokens
                  (policy/parallel/weight_sync.py)
     trainers     compute shares of every update (policy/parallel/data_parallel.py)
 """
@@ -35,19 +35,19 @@ from swarmd.state.metrics import WorkersReport
 from swarmd.state.status import ModelDescription
 from swarmd.types import Scored, Task
 
-# Rounds' questions that a generator has in hand: those it answers and those it turns to next.
+# Rounds whose questions a generator holds: the one it answers and the next one.
 ROUNDS_AHEAD: Final = 2
-# Rollouts that may wait for a trainer that replays. One that does not has one round's waiting beside those in
-# work.
+# Most rollouts that wait for a trainer with replay. Without replay, one round's rollouts wait, besides those
+# in work.
 MAX_STORED: Final = 1024
-# Tokens per second are taken over so many rounds.
+# Tokens per second are averaged over this many rounds.
 RATE_ROUNDS: Final = 32
-# More processes only wait for each other.
+# With more processes per core, they only wait for each other.
 PROCESSES_PER_CORE: Final = 4
 
 
 def check_workers(config: NodeConfig) -> None:
-    """Raise ConfigError where these workers make no sense here; it says which would."""
+    """Raise ConfigError if these workers cannot run here; it names settings that can."""
     workers, device = config.workers, choose_device(config.model.device).type
     if config.round.local == 0:
         raise ConfigError(
@@ -81,7 +81,7 @@ def check_workers(config: NodeConfig) -> None:
 def for_trainer(config: NodeConfig) -> NodeConfig:
     """Return the configuration of a process that only trains.
 
-    It answers only the judge's questions, so the built-in engine will do.
+    It answers only the judge's questions, so the built-in engine is enough.
     """
     train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
     return config.model_copy(
@@ -90,13 +90,13 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
 
 
 def for_generator(config: NodeConfig) -> NodeConfig:
-    """Return the configuration of a process that never trains, without the copy of the start's weights."""
+    """Return the configuration of a process that never trains; it keeps no copy of the initial weights."""
     return config.model_copy(update={"train": config.train.model_copy(update={"kl_every": 0})})
 
 
 @dataclass
 class LagMeter:
-    """Measures how many updates old the weights were that drew the tokens of our own in a batch."""
+    """Measures the age, in updates, of the weights that generated a batch's local tokens."""
 
     version: Callable[[], int]
     _means: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ class LagMeter:
             self._largest = max(self._largest, now - min(versions))
 
     def read(self) -> tuple[float, int]:
-        """Return the mean over completions, and the largest of any token, since the last call."""
+        """Return the mean over completions and the maximum over tokens, since the last call."""
         found = fmean(self._means) if self._means else 0.0, self._largest
         self._means, self._largest = [], 0
         return found
@@ -123,7 +123,7 @@ class WorkerGroup:
     handover: WeightWriter
     lag: LagMeter
     _size: tuple[int, int]  # generators, trainers
-    # Pairs of tokens generated so far, and the time.
+    # Pairs of (tokens generated so far, time).
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
 
     def report(self, now: float) -> WorkersReport:
@@ -159,14 +159,14 @@ def open_workers(
 ) -> Iterator[WorkerGroup]:
     """Start all workers.
 
-    policy: resumed. draw: draws tasks, from any thread.
+    policy: already resumed. draw: draws tasks, from any thread.
     """
     workers, asked = config.workers, config.round.local
     settled = _settled(config, policy.description)
     replay = config.replay.mode == "on"
     with ExitStack() as stack:
         size = sum(w.nbytes for w in policy.trained.values())
-        # The weights, and with several trainers two moments.
+        # Room for the weights; with several trainers, also for Adam's two moments, which the ranks read once.
         folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         handover = WeightWriter(folder)
@@ -210,7 +210,7 @@ def open_workers(
 
 
 def processes_on(place: int, processes: int, devices: int) -> int:
-    """Count the processes on this one's device, where so many are dealt round robin to the devices."""
+    """Count the processes on the device of `place`, if all are dealt to the devices round robin."""
     return len(range(place % devices, processes, devices))
 
 
