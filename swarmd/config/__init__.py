@@ -1,1 +1,1 @@
-"""Settings: the schema, and reading it from TOML, the environment and flags."""
+"""Settings: their schema, and reading them from TOML, the environment and flags."""

@@ -1,4 +1,4 @@
-"""Validators of web addresses in the configuration. Nothing is resolved."""
+"""Validators of web addresses in the configuration, without name lookups."""
 
 import re
 from ipaddress import ip_address
@@ -12,10 +12,10 @@ _DEFAULT_PORT = {"http": 80, "https": 443}
 def web_origin(text: str) -> str:
     """Normalise the address of a web service to scheme://host[:port].
 
-    Raises ValueError where it is none.
+    Raises ValueError if it is not such an address.
     """
     parts = urlsplit(text)
-    host, port = parts.hostname or "", parts.port  # raises ValueError where they are malformed
+    host, port = parts.hostname or "", parts.port  # raises ValueError if they are malformed
     plain = (
         text.isascii()
         and text.isprintable()
@@ -45,7 +45,7 @@ web_address = checked(web_origin, empty=True)
 
 
 def host_and_port(text: str) -> str:
-    """Normalise to host:port, on loopback where only a port is given; "" stays empty.
+    """Normalise to host:port; the host defaults to loopback; "" stays empty.
 
     Raises ValueError.
     """
@@ -61,9 +61,9 @@ def host_and_port(text: str) -> str:
 
 
 def _is_host(host: str) -> bool:
-    """Return whether `host` is an IP address or a name that can be looked up.
+    """Return whether `host` is an IP address or a valid host name.
 
-    Digits and dots alone that are no address are no name either.
+    A text of digits and dots that is not an address is not a host name either.
     """
     if ":" in host or re.fullmatch(r"[0-9.]+", host):
         try:

@@ -1,6 +1,6 @@
-"""Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB". Pure.
+"""Amounts with a unit in settings: "25 %", "200 kB/s", "20 GB". Pure.
 
-Each parser, and each check, raises ValueError with what is wrong.
+Each parser, and each check, raises ValueError with the cause.
 """
 
 import re
@@ -18,7 +18,7 @@ UNITS: Final = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-# Below it, connections break before anything useful is through.
+# At lower rates, connections break before any useful data has arrived.
 MIN_BYTES_PER_S: Final = 10_000
 
 
@@ -79,7 +79,7 @@ def _split(text: str) -> tuple[float, str]:
 
 
 def checked(parse: Callable[[str], object], *, empty: bool = False) -> Callable[[str], str]:
-    """Return a check that hands on a text that `parse` takes; with `empty`, "" too."""
+    """Return a validator that returns a text unchanged if `parse` accepts it; with `empty`, "" too."""
 
     def check(text: str) -> str:
         if text or not empty:

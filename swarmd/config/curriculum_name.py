@@ -1,4 +1,4 @@
-"""Validator of `swarm.curriculum`: a built-in name, a file of tasks, or an installed plug-in. Runs none."""
+"""Validate `swarm.curriculum`: a built-in name, a file of tasks, or an installed plug-in. Runs no plug-in."""
 
 import re
 from importlib.metadata import entry_points
@@ -17,7 +17,7 @@ BUILT_IN = (
 )
 FILES = (".py", ".jsonl", ".parquet", ".yaml")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
-# What a name that begins so looks like, in full and in words.
+# By prefix: the full form of a name, as a pattern and in words.
 _FORMS = {
     "hf:": (
         r"hf:[\w.-]+/[\w.-]+@[0-9a-f]{40}/(?!.*\.\.)[\w./-]+\.(parquet|jsonl)",
@@ -36,7 +36,7 @@ EXPECTED = (
 
 
 def reward_file(text: str) -> str:
-    """Return a reward file's path, made absolute; "" as it is. Raises ValueError for another kind of file."""
+    """Return a reward file's path, made absolute; "" stays empty. Raises ValueError for other file types."""
     if text and not text.endswith(".py"):
         raise ValueError("it is no .py file")
     return text and absolute(text)
@@ -45,7 +45,7 @@ def reward_file(text: str) -> str:
 def absolute(text: str) -> str:
     """Return a file's path made absolute.
 
-    Raises ValueError where it begins with "~" and the name of nobody here.
+    Raises ValueError if it begins with "~" and an unknown user's name.
     """
     try:
         return str(Path(text).expanduser().absolute())
@@ -56,7 +56,7 @@ def absolute(text: str) -> str:
 def curriculum_name(text: str) -> str:
     """Return a curriculum's name, with a file's path made absolute.
 
-    Raises ValueError where it names nothing. Whether a file exists is checked when it is used.
+    Raises ValueError if the name is unknown. The existence of a file is checked when it is used.
     """
     if text in BUILT_IN:
         return text

@@ -11,20 +11,20 @@ _DAY_MINUTES = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some days, from one minute of the day to another.
+    """A time window on some days of the week, in minutes of the day.
 
     A window that ends earlier than it begins ends on the next day.
     """
 
     days: frozenset[int]  # days on which it begins; 0: Monday
     begin: int
-    end: int  # above `begin`; beyond a day's minutes: on the next day
+    end: int  # above `begin`; beyond _DAY_MINUTES: on the next day
 
 
 def window(text: str) -> Window:
     """Parse a time window such as "sat-sun" or "mon-fri 18:00-08:00".
 
-    Raises ValueError with what is wrong.
+    Raises ValueError with the cause.
     """
     found = re.fullmatch(
         r"\s*(?:([a-z,\- ]*[a-z])\s*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower()
@@ -52,7 +52,7 @@ def is_open(windows: Sequence[Window], now: datetime) -> bool:
 
 
 def next_opening(windows: Sequence[Window], now: datetime) -> datetime:
-    """Return the next moment at which one of the windows, at least one, begins."""
+    """Return the next moment at which one of the windows begins; there has to be at least one."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     return min(
         start
@@ -64,7 +64,7 @@ def next_opening(windows: Sequence[Window], now: datetime) -> datetime:
 
 
 def clock_words(then: datetime, now: datetime) -> str:
-    """Format a time as "18:00", with the day where it is another, and the date from a week ahead on."""
+    """Format a time as "18:00", with the weekday on another day, and with the date from a week ahead on."""
     days = (then.date() - now.date()).days
     return then.strftime("%H:%M" if not days else "%a %H:%M" if days < 7 else "%Y-%m-%d %H:%M")
 

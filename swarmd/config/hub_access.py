@@ -1,6 +1,6 @@
-"""Says why the Hugging Face hub cannot be used: its answer, the connection, the disk, or the environment.
+"""Explain why the Hugging Face hub cannot be used: its answer, the connection, the disk, or the environment.
 
-The hub's libraries raise anything for a variable that they cannot read: ValueError for a proxy's scheme,
+The hub's libraries raise many types for a malformed variable: ValueError for a proxy's scheme,
 UnicodeEncodeError for a token.
 """
 
@@ -19,7 +19,7 @@ CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 def hub_folder() -> Path:
-    """Return the folder of the hub's files, which holds its cache. Raises NoModel."""
+    """Return the folder of the hub's files, which contains its cache. Raises NoModel."""
     from huggingface_hub import constants
 
     if any(folder.startswith("~") for folder in (constants.HF_HOME, constants.HF_HUB_CACHE)):
@@ -28,23 +28,23 @@ def hub_folder() -> Path:
 
 
 def cache_name() -> str:
-    """Return the variable that says where the hub's cache is: HF_HUB_CACHE goes before HF_HOME."""
+    """Return the variable that sets the hub's cache: HF_HUB_CACHE takes precedence over HF_HOME."""
     return "HF_HUB_CACHE" if os.environ.get("HF_HUB_CACHE") else "HF_HOME"
 
 
 def fault_of(
     what: str, error: Exception, otherwise: str, environ: Mapping[str, str] = os.environ
 ) -> SwarmdError:
-    """Return cause and remedy of an error that came while `what` was fetched or looked up.
+    """Return cause and remedy of an error that occurred while `what` was fetched or looked up.
 
-    otherwise: what helps, in words, if the hub cannot be reached.
+    otherwise: the remedy, in words, if the hub cannot be reached.
     """
     from httpx2 import HTTPError, UnsupportedProtocol
 
     why = printable((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        # The hub's library takes HF_TOKEN before the token of a login.
+        # huggingface_hub prefers HF_TOKEN to the token of a login.
         token, remedy = (
             ("HF_TOKEN", "Set it to a token that may read this, or unset it")
             if environ.get("HF_TOKEN")
@@ -64,7 +64,7 @@ def fault_of(
         and isinstance(error, OSError | HTTPError)
         and not isinstance(error, UnsupportedProtocol)
     ):
-        # OSErrors of huggingface_hub, which also says so that fewer bytes came than the hub had told.
+        # huggingface_hub also raises OSError if fewer bytes arrived than the hub had announced.
         checks = ["the connection", *[name for name in there if name not in CERTIFICATES]]
         return Unreachable(
             f"cannot fetch {what} from the Hugging Face hub, and it is not in the local cache ({why}). Check"

@@ -1,4 +1,4 @@
-"""Invitations: one line of text that names a swarm, what it trains and whom to dial.
+"""Invitations: one line of text that names a swarm, its tasks and model, and the peers to dial.
 
 Pure; nothing is looked up, dialled or run. One line, here on three:
 
@@ -6,10 +6,10 @@ Pure; nothing is looked up, dialled or run. One line, here on three:
     at=192.0.2.7:4001+2001:db8::7:4001/12D3KooW…,
     judge=https://judge.example,check=89abcdef
 
-It is a URI (RFC 3986) of ASCII letters that no shell treats in a special way, so it can be pasted without
-quotes. All fields but the name and the check may be left out; `at` comes once for each peer. Other characters
-are percent-encoded. `check` is the beginning of the SHA-256 of all before it. An invitation is untrusted:
-there is no field for files, for code or for the node's own limits.
+It is a URI (RFC 3986) of ASCII letters without a special meaning in any shell, so it can be pasted without
+quotes. All fields except the name and the check are optional; `at` appears once for each peer. Other
+characters are percent-encoded. `check` is the beginning of the SHA-256 of the text before it. An invitation
+is untrusted: it has no field for files, for code or for the node's limits.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ from swarmd.config.messages import nearest, shown
 from swarmd.errors import ConfigError
 
 SCHEME: Final = "swarm:"
-# Far more than an invitation with eight addresses takes.
+# Far more than an invitation with eight addresses needs.
 MAX_CHARACTERS: Final = 2000
 MAX_ADDRESSES: Final = 8
-_PLAIN: Final = ":/@._-+"  # characters that need no escape, beside letters and digits
+_PLAIN: Final = ":/@._-+"  # characters that need no escape, besides letters and digits
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
@@ -45,7 +45,7 @@ class Invitation:
     """The fields of an invitation, checked for form; "" and () mean not given."""
 
     name: str
-    # A curriculum of swarmd, or the name of own tasks, which the invited node has to have.
+    # A curriculum of swarmd, or the name of own tasks, which the invited node needs to have.
     curriculum: str = ""
     # The swarm's digest (exchange/swarm_id.py), which differs by version and tasks.
     digest: str = ""
@@ -66,7 +66,7 @@ class Invitation:
 
 
 def write_invitation(invitation: Invitation) -> str:
-    """Write an invitation as text, with its checksum. A name that is looked up is read back as /dns."""
+    """Write an invitation as text, with its checksum. Reading it gives host names back as /dns."""
     fields = [(key, getattr(invitation, key)) for key in ("curriculum", "digest", "model")]
     places: dict[PeerId, list[str]] = {}
     for peer, endpoint in map(parse_bootstrap, invitation.bootstrap):
@@ -80,9 +80,9 @@ def write_invitation(invitation: Invitation) -> str:
 
 
 def read_invitation(text: str) -> Invitation:
-    """Read an invitation from somebody else. Raises ConfigError, which says what is wrong and what to do.
+    """Read an invitation from another person. Raises ConfigError with cause and remedy.
 
-    Space, quotes or <> around it, as people paste it, and the form of a link, `swarm://`, are accepted.
+    Pasted spaces, quotes or <> around it are removed, and the link form `swarm://` is accepted.
     """
     text = text.strip(" \t\r\n'\"<>")
     text = re.sub(r"\Aswarm:(//)?", SCHEME, text, flags=re.IGNORECASE)
@@ -138,7 +138,7 @@ def _require_form(found: Invitation) -> None:
 
 
 def _addresses(value: str) -> Iterator[str]:
-    """Yield the multiaddresses that a peer's `at` stands for. Raises ConfigError."""
+    """Yield the multiaddresses of a peer's `at` field. Raises ConfigError."""
     places, _, peer = value.rpartition("/")
     for text in places.split("+"):
         host, _, port = text.rpartition(":")

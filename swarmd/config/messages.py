@@ -1,4 +1,4 @@
-"""Error messages for the configuration: what was expected, what was found, what was probably meant."""
+"""Error messages for the configuration: the expected value, the value found, and a suggestion."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 
 from swarmd.terminal import printable
 
-# A longer value is not quoted whole.
+# Longer values are truncated.
 _MAX_QUOTED_CHARACTERS = 120
-# By kind of bound: where it has the limit, and what it says.
+# By kind of bound: the attribute with the limit, and its words.
 _LIMITS = {
     Ge: ("ge", "at least"),
     Gt: ("gt", "more than"),
@@ -23,7 +23,7 @@ _LIMITS = {
 
 
 def expected(field: FieldInfo, *, element: bool = False) -> str:
-    """Describe the values that a key may have; with `element`, those of one value of a list."""
+    """Describe the values that a key may have; with `element`, the values of one list item."""
     if field.description:
         return (
             field.description.replace("a list of addresses", "an address") if element else field.description
@@ -41,7 +41,7 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
 
 
 def kind_of(field: FieldInfo) -> Any:
-    """Return what a value of this key is, None aside: int, float, str, tuple or Literal."""
+    """Return the type of a key's values, apart from None: int, float, str, tuple or Literal."""
     annotation: Any = field.annotation
     while get_origin(annotation) in (Union, UnionType, Annotated):
         annotation = get_args(annotation)[0]
@@ -89,7 +89,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def key_name(key: str) -> str:
-    """Make a dotted key safe to print, whatever a file calls its keys."""
+    """Make a dotted key safe to print, because a file may contain any characters."""
     return ".".join(
         part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in key.split(".")
     )

@@ -1,9 +1,9 @@
-"""A strategy of one's own for `sharing.take`: a Python file, on one's own node or in an experiment.
+"""User-defined strategies for `sharing.take`: a Python file, for a node or in an experiment.
 
-def weights(candidates, lead):            # of the pool, and of what is on offer: a number from 0 for each
+def weights(candidates, lead):            # a number from 0 for each candidate of the pool or of the offers
     return [max(0.0, lead.of(each.ref.specialty)) + 0.1 for each in candidates]
 
-def keeps(scored):                        # optional: which of the pool may be drawn, its rewards known
+def keeps(scored):                        # optional: which rollouts of the pool may be drawn
     return any(scored.rewards)
 """
 
@@ -31,7 +31,7 @@ def take_name(text: str) -> str:
 def load_take(name: str) -> None:
     """Add the strategy of a file to TAKES, under its path.
 
-    Raises ConfigError where the file is none; so do its functions where they fail.
+    Raises ConfigError if the file defines no strategy; its functions raise ConfigError if they fail.
     """
     if name in TAKES:
         return

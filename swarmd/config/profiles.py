@@ -1,7 +1,7 @@
-"""Profiles: whole sets of settings that one line of the configuration names.
+"""Profiles: sets of settings that one line of the configuration selects.
 
-A key that is set anywhere else overrides its profile's. A profile names every key that it means, also where
-the default is the same today: defaults change with what is measured.
+A key that is set anywhere else overrides the profile. A profile sets every key it depends on, even if the
+default is the same today, because defaults change with new measurements.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any, Final
 
 DEFAULT: Final = "default"
 
-# SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table. What it
-# leaves open: docs/papers.md.
+# SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table.
+# docs/papers.md lists the details that the paper leaves open.
 _SAPO: Mapping[str, Mapping[str, Any]] = {
     "model": {"lora": "off"},
     "swarm": {"curriculum": "sapo-9"},
@@ -20,8 +20,8 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
         "external": 4,
         "completions": 8,
         "resample": 0,
-        # Algorithm 1 uses what others shared in the round; nodes that are not in step hear part of it in
-        # their next.
+        # Algorithm 1 uses the rollouts that were shared in the same round; nodes that are not in step receive
+        # some of them in their next round.
         "max_age": 1,
         "train": "on",
     },
@@ -35,8 +35,7 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
         "clip_high": 0.28,
         "importance_cap": 0.0,
     },
-    # What has no advantage is dropped by every receiver first, so nobody learns anything else where it is not
-    # sent.
+    # The paper's receivers drop rollouts without an advantage, so not sending them changes no result.
     "sharing": {"share": "informative", "take": "uniform", "weigh": "paper", "caps": "off"},
     "replay": {"mode": "off"},
     "gate": {"mode": "off"},

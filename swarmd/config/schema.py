@@ -1,7 +1,7 @@
-"""The settings of one program, and what its file, environment and flags say for them.
+"""The settings of one program, read from its file, environment and flags.
 
-A node's are in `swarmd.config.sources`, a judge's in `judge.config`. Every mistake in every source is
-reported at once, also one that a stronger source would override.
+`swarmd.config.sources` has a node's, `judge.config` a judge's. Every mistake in every source is reported at
+once, including mistakes in values that a stronger source overrides.
 """
 
 import re
@@ -29,7 +29,7 @@ _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Given:
-    """A value for a key, and where it was given."""
+    """A value for a key, and its origin."""
 
     key: str
     value: Any
@@ -38,13 +38,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Schema(Generic[Tree]):
-    """A tree of settings with one level of sections, and the names by which it is set."""
+    """A tree of settings with one level of sections, and its names of variables and flags."""
 
     tree: type[Tree]  # a pydantic class
     prefix: str  # the prefix of environment variables
-    others: str  # a pattern: variables with this prefix that are no settings of this program
-    remedy: str  # what to do where there is no usable file
-    # Flags without hyphens, and their keys; environment variables have these names, too.
+    others: str  # a pattern: variables with this prefix that belong to other programs
+    remedy: str  # remedy in messages, if the file cannot be used
+    # Flags without hyphens, and their keys; environment variables may use these names, too.
     flags: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -72,11 +72,11 @@ class Schema(Generic[Tree]):
         flags: Mapping[str, object],
         invited: Mapping[str, object] = MappingProxyType({}),
     ) -> list[Given]:
-        """Return what every source says, weakest first.
+        """Return the values of every source, weakest first.
 
         flags: by their names; None and () mean not given. An empty variable counts as not given. invited:
-        keys of an invitation. Raises ConfigError, with one line for each mistake: where, which key, what was
-        expected and what was found.
+        keys of an invitation. Raises ConfigError, with one line for each mistake: its place, the key, the
+        expected value and the value found.
         """
         mistakes: list[str] = []
         sources: tuple[Iterable[Given], ...] = (
@@ -86,13 +86,13 @@ class Schema(Generic[Tree]):
             self._from_flags(flags),
         )
         given = [value for source in sources for value in source if self.accepts(value, mistakes)]
-        # A value may be wrong for each of several types.
+        # A value can be wrong for each of several types, with the same message.
         if mistakes := list(dict.fromkeys(mistakes)):
             raise ConfigError("\n".join(mistakes))
         return given
 
     def build(self, given: Iterable[Given]) -> tuple[Tree, Mapping[str, str]]:
-        """Return the settings, and where each came from: "default", a file's line, a variable or a flag."""
+        """Return the settings, and the origin of each: "default", a file's line, a variable or a flag."""
         origins = dict.fromkeys(self.keys, "default")
         document: dict[str, Any] = {}
         for value in given:
@@ -106,7 +106,7 @@ class Schema(Generic[Tree]):
         try:
             document = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            # Also for numbers of thousands of digits, and arrays nested thousands deep.
+            # Includes numbers of thousands of digits, and arrays nested thousands deep.
             message = str(error)
             line = re.search(r"at line (\d+)", message)
             number = int(line[1]) if line else text.count("\n") + 1
@@ -134,7 +134,7 @@ class Schema(Generic[Tree]):
             line = error.object[: error.start].count(b"\n") + 1
             raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
         except (OSError, ValueError) as error:
-            # A ValueError means that the path has a NUL in it.
+            # A ValueError means that the path contains a NUL.
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
                 f"{printable(str(path))}: cannot be read: {reason}. Name a file that you can read with"
@@ -161,7 +161,7 @@ class Schema(Generic[Tree]):
         yield from named.values()
 
     def _parsed(self, key: str, text: str) -> Any:
-        """Convert a variable's text to its key's type; what does not convert is left for validation."""
+        """Convert a variable's text to its key's type; other text is left to the validation."""
         kind = kind_of(self.keys[key])
         if kind is tuple:
             # A space between days and hours is within an entry: "mon-fri 18:00-08:00".
@@ -182,10 +182,10 @@ class Schema(Generic[Tree]):
                 yield Given(self.flags.get(flag, flag), value, f"--{flag.replace('_', '-')}")
 
     def accepts(self, given: Given, mistakes: list[str]) -> bool:
-        """Return whether a key may have this value; if not, add what is wrong to `mistakes`."""
+        """Return whether a key may have this value; if not, add the mistake to `mistakes`."""
         info = self.keys.get(given.key)
         if info is None:
-            # A flag's name was given where its key is expected.
+            # The name of a flag was used as a key.
             meant = self.flags.get(given.key.rpartition(".")[2])
             hint = (
                 f"; did you mean {meant}?" if meant else nearest(given.key, [*self.keys, *_fields(self.tree)])
@@ -194,7 +194,7 @@ class Schema(Generic[Tree]):
             return False
         value = _frozen(given.value)
         if any("\0" in str(text) for text in (value if isinstance(value, tuple) else (value,))):
-            # No file, program or address has one.
+            # No valid value contains a NUL.
             mistakes.append(
                 f"{given.origin}: {given.key}: expected no NUL character, found {shown(given.value)}"
             )
@@ -233,7 +233,7 @@ def _frozen(value: Any) -> Any:
 def _lines(text: str) -> dict[str, int]:
     """Map each dotted key or section to its line in a TOML text.
 
-    The line is 0 where two could be it, one of them inside a text of many lines.
+    The line is 0 if it is ambiguous, for example because one of two is inside a multi-line string.
     """
     places: dict[str, int] = {}
     section = ""

@@ -1,4 +1,4 @@
-"""Where a node's configuration comes from: TOML, environment and flags -> one NodeConfig.
+"""Resolve a node's configuration: TOML, environment and flags -> one NodeConfig.
 
 Precedence: flag > invitation > SWARMD_* variable > TOML > profile > default.
 """
@@ -59,7 +59,7 @@ def resolve(
     flags: Mapping[str, object],
     invited: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """Read every source, check every value, and say where each came from. Raises ConfigError.
+    """Read every source, check every value, and record the origin of each. Raises ConfigError.
 
     flags: by their names in FLAGS; None and () mean not given. invited: keys of an invitation.
     """
@@ -88,7 +88,7 @@ def _from_profile(given: Sequence[Given]) -> Iterator[Given]:
 
 
 def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
-    """Yield one line for each contradiction: where, which keys, why, and what to do."""
+    """Yield one line for each contradiction: its place, the keys, the cause and the remedy."""
     if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
         if config.round.train == "off":
             key, others = "round.train", '"off"'

@@ -1,4 +1,4 @@
-"""Many nodes on one machine: experiments on what sharing is worth."""
+"""Many nodes on one machine: experiments that measure the benefit of sharing."""
 
 from pathlib import Path
 from typing import Final

@@ -1,6 +1,6 @@
-"""Experiment files: what is compared, on how many nodes, for how many rounds.
+"""Experiment files: the settings to compare, the number of nodes and rounds.
 
-TOML -> Experiment. Pure but for reading the file.
+TOML -> Experiment. Pure except for reading the file.
 
     name = "sapo-table"
     question = "Does sharing pay, and how much of it?"
@@ -10,32 +10,31 @@ TOML -> Experiment. Pure but for reading the file.
     seeds = 5
 
     [base]
-    profile = "sapo-paper"            # where nothing else is set
+    profile = "sapo-paper"            # defaults for everything that is not set
 
     [base.model]                      # of every node: sections and keys of node_config.example.toml
     name = "tiny-latent"
 
     [[setting]]
     name = "8/0"
-    baseline = true                   # what the others are compared with; one of them
+    baseline = true                   # the setting that the other settings are compared with
     round = { local = 8, external = 0 }
 
     [[setting]]
     name = "4/4, restless"
-    against = "8/0"                   # this one's own baseline
-    sets = "whole"                    # gossiped, not offered and fetched; a key of the whole file, too
-    churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
-    hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.surroundings), each as loud
-                                                  # as a node is on average
+    against = "8/0"                   # the baseline of this setting only
+    sets = "whole"                    # gossip rollouts whole, without offers; also a key of the whole file
+    churn = { present = 20, away = 5 }            # mean rounds that a node is present, and away
+    hostile = { liars = 1, poisoners = 2 }        # extra peers (swarmd.lab.surroundings); each sends as much
+                                                  # as an average node
 
     [[setting]]
     name = "half strong"
-    [[setting.group]]                 # nodes that differ: their number, and their own sections
-    nodes = 4
-    model = { name = "tiny" }
+    [[setting.group]]                 # nodes that differ: their number, and their sections nodes = 4 model =
+    { name = "tiny" }
 
-    [sweep.round]                     # in place of each [[setting]] but the baseline: one for each
-    external = [4, 12]                # combination of these values; without [[setting]] these alone
+    [sweep.round]                     # replaces each [[setting]] except the baseline by one setting for each
+    external = [4, 12]                # combination of these values; also works without any [[setting]]
 """
 
 import itertools
@@ -55,12 +54,12 @@ from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
 from swarmd.lab import EXPERIMENTS
 
-# What means nothing where nothing but rounds is played.
+# Sections and keys that have no effect here, because only rounds are played.
 _UNHEEDED = {"seed", "profile", "workers", "checkpoint", "judge", "limits", "when", "metrics"}
 _UNHEEDED_KEYS = {"round.rounds", "round.pace"} | {
     f"swarm.{key}" for key in SwarmConfig.model_fields if key != "curriculum"
 }
-# Sections that a node may set.
+# Sections that an experiment may set for a node.
 SECTIONS = frozenset(NodeConfig.model_fields) - _UNHEEDED
 
 
@@ -75,10 +74,10 @@ class _Strict(BaseModel):
 class Evaluation(_Strict):
     every: Annotated[int, Field(ge=0)] = 0  # rounds between two evaluations; 0: only at the end
     questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out, the same for every run; 0: none
-    answers: Annotated[int, Field(ge=1, le=1024)] = 8  # sampled answers to each
-    # The questions are of these, such as a ladder's subjects at one level (`bf.2`); (): of all.
+    answers: Annotated[int, Field(ge=1, le=1024)] = 8  # sampled answers to each question
+    # Specialties of the questions, such as a ladder's subjects at one level (`bf.2`); (): all.
     specialties: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    # Of these answers, whatever the nodes train at: the judge's for pass@k.
+    # Temperature of these answers, independent of the nodes' own; the judge uses 1 for pass@k too.
     temperature: Annotated[float, Field(ge=1e-6, le=10)] = 1.0
 
 
@@ -86,11 +85,11 @@ _Sets = Literal["offered", "whole"]
 
 
 class _Head(_Strict):
-    """What an experiment says of itself, in its file and in its results."""
+    """Description of an experiment, in its file and in its results."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     question: str = ""
-    expects: str = ""  # written before it was run
+    expects: str = ""  # expectation, written before the experiment was run
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
     evaluation: Evaluation = Evaluation()
@@ -98,16 +97,16 @@ class _Head(_Strict):
 
 class _File(_Head):
     nodes: Annotated[int, Field(ge=1, le=1024)] = 8
-    # How a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole.
+    # How rollouts travel: as offers, from which a node fetches its choice, or gossiped whole.
     sets: _Sets = "offered"
     base: dict[str, Any] = {}
     setting: list[dict[str, Any]] = []
-    # Sections of a node, keys, and the values that each takes.
+    # For each section of a node and each key, the values to combine.
     sweep: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = {}
 
 
 class Churn(_Strict):
-    """Rounds on average that a node is there, and away."""
+    """Mean number of rounds that a node is present, and away."""
 
     present: Annotated[int, Field(ge=1, le=10**6)]
     away: Annotated[int, Field(ge=1, le=10**6)]
@@ -119,42 +118,42 @@ class Hostile(_Strict):
 
 
 class _Group(_Strict):
-    """Nodes that are alike. What is no key here is a section of theirs."""
+    """Nodes with the same settings. Unknown keys are sections of these nodes."""
 
     model_config = ConfigDict(extra="allow")
 
-    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: as the file says, for the only group
+    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: the file's, for an only group
 
 
 class _Surroundings(_Strict):
-    """What a setting says of itself, and of what surrounds its nodes."""
+    """Name and environment of a setting's nodes."""
 
     name: Annotated[str, Field(pattern=r"^\P{C}{1,64}$")]
     baseline: bool = False
     against: str = ""  # name of the setting it is compared with; "": the experiment's baseline
-    churn: Churn | None = None  # None: all are always there
+    churn: Churn | None = None  # None: all nodes are always present
     hostile: Hostile = Hostile()
 
 
 class _Table(_Surroundings):
-    """A setting. What is no key here is a section of each of its nodes."""
+    """A setting as in the file. Unknown keys are sections of each of its nodes."""
 
     model_config = ConfigDict(extra="allow")
 
-    sets: _Sets | None = None  # None: as the file says
+    sets: _Sets | None = None  # None: the file's value
     group: Annotated[list[_Group], Field(min_length=1)] = [_Group()]
 
 
 class Setting(_Surroundings):
-    """One column of the comparison: what each of its nodes is configured to do, and what surrounds them."""
+    """One column of the comparison: the configuration of each node, and the nodes' environment."""
 
     nodes: tuple[NodeConfig, ...]
-    # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes.
+    # True: rollouts are gossiped whole. False: they are offered, and each node fetches its choice.
     whole: bool = False
 
     @property
     def slug(self) -> str:
-        """The setting's name as a folder's."""
+        """The setting's name in a form that suits a folder."""
         return re.sub(r"[^\w.]+", "-", self.name.lower().replace("/", "-of-")).strip("-.") or "setting"
 
 
@@ -163,7 +162,7 @@ class Experiment(_Head):
 
     @property
     def baseline(self) -> Setting:
-        """The setting that the others are compared with: the one that says so, else the first."""
+        """The setting with `baseline = true`, else the first."""
         return next((s for s in self.settings if s.baseline), self.settings[0])
 
     def baseline_of(self, setting: Setting) -> Setting:
@@ -174,7 +173,7 @@ class Experiment(_Head):
         return next(s for s in self.settings if s.slug == slug)
 
     def slugs(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the slugs of settings. Raises BadExperiment where one of the names is of none."""
+        """Return the slugs of settings. Raises BadExperiment for a name that no setting has."""
         known = {name: s.slug for s in self.settings for name in (s.name, s.slug)}
         if unknown := [name for name in names if name not in known]:
             raise BadExperiment(
@@ -184,7 +183,7 @@ class Experiment(_Head):
         return [known[name] for name in names]
 
     def with_model(self, name: str) -> Self:
-        """Return the experiment with another model. Raises BadExperiment where its nodes have several."""
+        """Return the experiment with another model. Raises BadExperiment if its nodes have several."""
         names = {node.model.name for s in self.settings for node in s.nodes}
         if len(names) > 1:
             raise BadExperiment(
@@ -202,8 +201,8 @@ class Experiment(_Head):
 def read_experiment(path: Path) -> Experiment:
     """Read an experiment's file.
 
-    Raises BadExperiment with the file, the place in it and what was expected there; all mistakes of a setting
-    at once.
+    Raises BadExperiment with the file, the place in it and the expected value; all mistakes of a setting at
+    once.
     """
     try:
         content = path.read_bytes()
@@ -224,7 +223,7 @@ def read_experiment(path: Path) -> Experiment:
 def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
     """Parse an experiment.
 
-    source: its name in messages. Raises BadExperiment.
+    source: name of the document in messages. Raises BadExperiment.
     """
     try:
         parsed = _File.model_validate(document)
@@ -239,7 +238,7 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
 
 
 def _swept(file: _File) -> Iterator[Mapping[str, Any]]:
-    """Yield the tables of settings; each but the baseline with every combination of the sweep's values."""
+    """Yield the tables of settings; all except the baseline with every combination of the sweep's values."""
     axes = [(section, key, values) for section, keys in file.sweep.items() for key, values in keys.items()]
     for table in file.setting or [{}] * bool(axes):
         if table.get("baseline"):
@@ -249,7 +248,7 @@ def _swept(file: _File) -> Iterator[Mapping[str, Any]]:
             swept, names = dict(table), [table["name"]] if "name" in table else []
             for (section, key, _), value in zip(axes, values, strict=True):
                 own = swept.get(section, {})
-                # A section that is no table is told as a mistake of its setting.
+                # A section that is not a table is reported later, as a mistake of its setting.
                 swept[section] = {**own, key: value} if isinstance(own, dict) else own
                 names.append(f"{key} {value}")
             yield {**swept, "name": ", ".join(map(str, names))}
@@ -278,7 +277,8 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:
     """Build a node's configuration from layers of settings.
 
-    Later layers win, key by key. All of them win over the profile, which the last layer that has one names.
+    Later layers override earlier ones, key by key. All of them override the profile, which the last layer
+    with the key `profile` names.
     """
     here, mistakes = f"{source}: {where}", list[str]()
     fixed = {"model.device": "cpu", "model.threads": 1, "swarm.engine": "none"}

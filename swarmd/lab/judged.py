@@ -1,11 +1,11 @@
 """`swarmd lab run --judge`: the nodes of every run ask a real judge, as in the paper's open demo (section 6).
 
-The judge is a process of its own on loopback, with its database in the results folder; all runs of the
+The judge is a separate process on loopback, with its database in the results folder; all runs of the
 experiment share it. A node asks it after every EVERY_ROUNDS rounds that it has trained, by the client and
-with the signed attributes of a real node, and answers greedily, which draws no random number: the run is the
-one that it is without a judge. The judge's clock is the real one and the lab's is not, but a judge counts
-rounds, not time. A setting and what it is compared with ask under one model name of their own, so that each
-pair is compared apart.
+with the signed attributes of a real node. It answers greedily, which uses no random number, so the run is the
+same as without a judge. The judge uses real time and the lab virtual time, but the judge compares by rounds,
+not by time. Each setting and its baseline ask under a model name that only this pair uses, so each pair is
+compared separately.
 
 `python -m swarmd.lab.judged URL FOLDER SETTING SEED` plays one run.
 """
@@ -35,22 +35,22 @@ from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward
 from swarmd.state.status import Trouble
 
-# A bin of the judge's (docs/judge-protocol.md), and seldom enough for its limit of a question a second.
+# The size of the judge's bins (docs/judge-protocol.md), and within its limit of a question a second.
 EVERY_ROUNDS = 5
 
 
 class JudgedSwarm(PlayedSwarm):
     def __init__(self, setting: Setting, seed: int, reward: Reward, url: str, compared: str) -> None:
-        """Give every node of the played swarm a judge client with a key of its own.
+        """Give every node of the played swarm a judge client with its own key.
 
-        compared: the setting and what it is compared with, as part of the model's name.
+        compared: label of the setting and its baseline, appended to the model's name.
         """
         super().__init__(setting, seed, reward)
         self._trained = [0] * len(self.nodes)  # rounds that each node has trained
         self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
         self._judges = []
         for number, config in enumerate(setting.nodes):
-            # A key that no other run has.
+            # No other run has this key.
             key = Identity(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))
             said = partial(said_of, config, config.model.device, config.round.wanted)
             self._judges.append(JudgeClient(url, key, self.curriculum.digest, said=said))
@@ -66,7 +66,8 @@ class JudgedSwarm(PlayedSwarm):
     async def _evaluate(self, place: int) -> None:
         """Let the judge evaluate one node.
 
-        Raises LabFailed where the judge does not answer: a figure with holes would look like one without.
+        Raises LabFailed if the judge does not answer, because a figure with gaps would look like a complete
+        one.
         """
         judge, policy = self._judges[place], self.policies[place]
         outcome = await judge.ask(self._trained[place], self._models[place])
@@ -82,7 +83,7 @@ class JudgedSwarm(PlayedSwarm):
 def judging(results: Results) -> Iterator[Sequence[str]]:
     """Run a judge for an experiment; yield the command that plays a run.
 
-    Once all runs are whole, the judge's comparisons are kept for the report.
+    When all runs are finished, the judge's comparisons are saved for the report.
     """
     nodes = [node for setting in results.experiment.settings for node in setting.nodes]
     if len({curriculum_of(node).digest for node in nodes}) != 1:
@@ -105,7 +106,7 @@ def _comparisons(url: str) -> list[Any]:
 
 
 def judged_beside(experiment: Experiment, setting: Setting) -> str:
-    """Return the name of the setting whose figure this one shares: its own if it is a baseline."""
+    """Return the name of the setting with which this one is compared: itself, if it is a baseline."""
     if any(other.against == setting.name for other in experiment.settings):
         return setting.name
     return experiment.baseline_of(setting).name

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, kill -9 included.
+"""Processes that end together with their parent, even after kill -9.
 
 `python -m swarmd.lab.parent_watch PID MODULE …` runs a module so; PID: the parent.
 """
@@ -18,11 +18,11 @@ PARENT_CHECK_S = 1.0
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Send this process SIGTERM once its parent is gone, kill -9 included.
+    """Send this process SIGTERM once its parent is gone, even after kill -9.
 
-    This is not left to the kernel (`seccomp.die_with_parent`): it acts when the *thread* that started us
-    ends, and trio starts processes from threads that end after ten seconds without work. parent: its pid,
-    where it was told; it may be gone by now.
+    The kernel's mechanism (`seccomp.die_with_parent`) does not work here: it acts when the *thread* that
+    started this process ends, and trio starts processes from threads that end after ten seconds without work.
+    parent: its pid, if it was passed on; the parent may be gone by now.
     """
     parent = parent or os.getppid()
 
@@ -35,14 +35,15 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def tell_round(number: int) -> None:
-    """Tell whoever plays the runs (`swarmd.lab.runs`) that a round is finished."""
+    """Report a finished round to the process that plays the runs (`swarmd.lab.runs`)."""
     print(number, file=sys.__stdout__, flush=True)
 
 
 def run_program(main: Callable[..., None]) -> None:
     """Run a program of the lab with its arguments, until it or its parent ends; print an operator's error.
 
-    What it prints is taken for words, as what a strategy of one's own prints is; `tell_round` alone is not.
+    Prints, for example by a strategy file, go to standard error, because standard output carries only the
+    round numbers of `tell_round`.
     """
     end_with_parent()
     try:

@@ -1,7 +1,7 @@
 """`swarmd lab run --executor ray`: the runs of an experiment on a Ray cluster, each on one core.
 
-It needs the extra `ray`. A worker plays a run and returns its lines; they are written here, when the run is
-whole. swarmd must be installed on every machine.
+It needs the extra `ray`. A worker plays a run and returns its lines; they are written here once the run is
+finished. swarmd must be installed on every machine.
 """
 
 import importlib
@@ -18,7 +18,7 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
     """Play the missing runs, as many at a time as the cluster has cores. Raises RunsFailed.
 
     cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
-    on this machine. The rest is as in `runs.play_all`.
+    on this machine. The other arguments are those of `runs.play_all`.
     """
     ray = importlib.import_module("ray")
     progress = RunsProgress.of(results)

@@ -1,4 +1,4 @@
-"""The report of an experiment: a table, figures, and one HTML page that asks nothing of the network."""
+"""The report of an experiment: a table, figures, and one HTML page that loads nothing from the network."""
 
 import base64
 import html
@@ -18,7 +18,7 @@ from swarmd.lab.experiment import Hostile
 from swarmd.lab.results import BadResults, Results, judged
 from swarmd.lab.statistics import Column, SeedInterval, columns, interval, mean_there, over_baseline
 
-# A moving mean is over so many rounds, as the paper's.
+# Rounds of a moving mean, as in the paper.
 WINDOW_ROUNDS = 100
 
 
@@ -43,7 +43,7 @@ HEADS = (
 
 
 def table(results: Results) -> Sequence[Sequence[str]]:
-    """Return the table's heads and a row of text for each setting."""
+    """Return the table's headings and a row of text for each setting."""
     found = columns(results)
     rows = []
     for column in found:
@@ -72,7 +72,7 @@ def table(results: Results) -> Sequence[Sequence[str]]:
 
 
 def groups(results: Results) -> Sequence[Sequence[str]]:
-    """Return heads and a row for each kind of node, for settings whose nodes differ; [] without such."""
+    """Return headings and a row for each kind of node, for settings whose nodes differ; [] without such."""
     rows = []
     for column in columns(results):
         kinds: dict[str, list[int]] = {}
@@ -100,7 +100,7 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
 
 
 def hostile(results: Results) -> Sequence[Sequence[str]]:
-    """Return heads and a row for each setting with hostile peers; [] without such."""
+    """Return headings and a row for each setting with hostile peers; [] without such."""
     rows = []
     for column in columns(results):
         setting = results.experiment.setting(column.slug)
@@ -144,7 +144,7 @@ def markdown(results: Results) -> str:
 
 
 def facts(results: Results) -> str:
-    """Format the tables for a terminal: each setting with its figures below it, one a line."""
+    """Format the tables for a terminal: each setting, followed by its figures, one a line."""
     lines = []
     for heads, *rows in filter(None, (table(results), groups(results), hostile(results))):
         width = max(map(len, heads))
@@ -177,7 +177,7 @@ def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
 
 
 def _reward_figure(found: Sequence[Column]) -> Any:
-    """Draw SAPO's Figure 2: the average agent's reward by setting; the band has all agents.
+    """Draw SAPO's Figure 2: the average agent's reward by setting; the band covers all agents.
 
     Agents are the nodes of all seeds.
     """
@@ -186,9 +186,9 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         agents = [trailing(node) for run in column.runs.values() for node in zip(*run.rewards, strict=True)]
         there = [[mean for mean in each if mean is not None] for each in zip(*agents, strict=True)]
         rounds = [number for number, each in enumerate(there, 1) if each]
-        # One round alone is a point.
+        # A curve of one round is drawn as a point.
         there = list(filter(None, there))
-        # Between two $ matplotlib would set mathematics.
+        # matplotlib would render text between two $ as mathematics.
         axes.plot(
             rounds,
             list(map(fmean, there)),
@@ -205,9 +205,9 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         ylabel="mean reward",
         title=f"Average agent, over its last {WINDOW_ROUNDS} rounds; band: least to greatest agent",
     )
-    # Runs that were cut off may have nothing to show.
+    # Interrupted runs may have nothing to show.
     if labels := axes.get_legend_handles_labels()[1]:
-        # The legend has about 11 letters an inch, and is no wider than the figure.
+        # The legend has about 11 letters an inch, and must not be wider than the figure.
         across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))
         figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     return figure
@@ -232,9 +232,9 @@ def _node_figure(found: Sequence[Column]) -> Any:
                     alpha=0.8,
                     marker="." * (len(means) == 1),
                 )
-        # A panel is as wide as 36 letters.
+        # 36 letters fit across a panel.
         panel.set_title(fill(column.name, 36), fontsize=10, parse_math=False)
-        # Below the last of a column may be none.
+        # The panel may be the lowest of its column, so it needs its labels.
         panel.tick_params(labelbottom=True)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
@@ -325,7 +325,7 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Write a column for each row: there are fewer settings than figures, and a page is higher than wide."""
+    """Write a column for each row: there are fewer settings than figures, and a page is taller than wide."""
     (corner, *settings), *figures = zip(*rows, strict=True)
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in (corner, *settings))
     body = "".join(

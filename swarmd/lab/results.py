@@ -1,12 +1,11 @@
-"""The results folder of an experiment: its configuration, the versions that played it, a file for each run.
+"""The results folder of an experiment: its configuration, the versions that played it, one file per run.
 
 OUT/experiment.json                 name, question, expectation, every setting in full, versions;
                                     written once, at the start
-OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; only a whole run has this name
-OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
-OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo,
-                                    and its database
-OUT/report.html, *.png              made by `swarmd lab report`
+OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; only a finished run has this name
+OUT/runs/<setting>/seed-<n>.part    the lines of a run in progress, or of one that was interrupted
+OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: the judge's comparisons of swarm and solo,
+and its database OUT/report.html, *.png              made by `swarmd lab report`
 
 `export` writes the lines of all runs as one Parquet table with a data card, for a notebook.
 """
@@ -40,7 +39,7 @@ JUDGE = "judge.json"
 MEMORY = "memory"  # the engine that plays all nodes of a run in one process
 PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
 TABLE, CARD = "rounds.parquet", "README.md"
-# Columns of the table: type and meaning. Those after `round` are figures of one node in one round.
+# Columns of the table: type and meaning. The columns after `round` are figures of one node in one round.
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "setting": ("string", "what is compared; experiment.json has its settings in full"),
     "seed": ("int32", "runs of all settings with one seed are paired"),
@@ -86,11 +85,11 @@ class Results:
 
     def __init__(self, folder: Path, experiment: Experiment, versions: Mapping[str, str]) -> None:
         self.folder, self.experiment, self.versions = folder, experiment, versions
-        self.only: Collection[str] = ()  # slugs of the settings that are played; (): all
+        self.only: Collection[str] = ()  # slugs of the settings to play; (): all
 
     @classmethod
     def create(cls, folder: Path, experiment: Experiment, engine: str = MEMORY) -> Self:
-        """Begin a folder. Raises BadResults where it holds something already, or cannot be written."""
+        """Begin a folder. Raises BadResults if it is not empty, or cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / FILE).exists():
@@ -111,7 +110,7 @@ class Results:
     def open(cls, folder: Path) -> Self:
         """Open a results folder.
 
-        Raises BadResults where there is none, or it was written by another version.
+        Raises BadResults if it holds no results, or was written by another version.
         """
         path = folder / FILE
         try:
@@ -137,9 +136,9 @@ class Results:
             ) from error
 
     def resume(self, experiment: Experiment, engine: str = MEMORY) -> None:
-        """Prepare the folder to go on with this experiment, which may want more seeds than before.
+        """Prepare the folder to continue this experiment, which may have more seeds than before.
 
-        Raises BadResults where the folder is of another experiment, or was played by other versions.
+        Raises BadResults if the folder belongs to another experiment, or was played by other versions.
         """
         if self.experiment.model_copy(update={"seeds": experiment.seeds}) != experiment:
             raise BadResults(
@@ -148,7 +147,7 @@ class Results:
             )
         now = versions(experiment, engine)
         if changed := "; ".join(
-            # What is known by a digest says nothing to people.
+            # A digest says nothing to people, so only the fact of a change is named.
             f"the {name} before it was changed"
             if name.startswith(("tasks ", "reward ", "strategy "))
             else f"{name} {old}, now {now.get(name)}"
@@ -176,7 +175,7 @@ class Results:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs of `only`, seed by seed: stopped early, every setting has as many."""
+        """Return the runs of `only`, seed by seed, so that settings have equally many if stopped early."""
         return [
             Run(setting.slug, seed)
             for seed in range(1, self.experiment.seeds + 1)
@@ -193,10 +192,10 @@ class Results:
 
     @contextmanager
     def writing(self, run: Run) -> Iterator[Callable[[Any], None]]:
-        """Begin a run's file, and yield what appends a line to it.
+        """Begin a run's file, and yield a function that appends a line to it.
 
-        It gets its final name when the block ends without an error. Where another process plays this run, it
-        waits for that one. Raises BadResults where it cannot be written.
+        The file gets its final name when the block ends without an error. If another process plays this run,
+        wait for that process. Raises BadResults if the file cannot be written.
         """
         final = self.path(run)
         part = final.with_suffix(".part")
@@ -214,7 +213,7 @@ class Results:
 
                 yield append
                 os.fsync(file.fileno())
-                # Renamed while the file is ours: whoever waits for it must find it finished.
+                # Renamed while this process holds the lock: a waiting process must find the run finished.
                 part.replace(final)
         except OSError as error:
             raise BadResults(
@@ -225,7 +224,7 @@ class Results:
     def lines(self, run: Run) -> Sequence[Mapping[str, Any]]:
         """Return the lines of a finished run.
 
-        Raises BadResults where the file is damaged.
+        Raises BadResults if the file is damaged.
         """
         path = self.path(run)
         try:
@@ -247,7 +246,7 @@ class Results:
 def judged(results: Results) -> list[Any]:
     """Return the judge's comparisons of swarm and solo; [] if the experiment had no judge.
 
-    Raises BadResults where they are damaged.
+    Raises BadResults if they are damaged.
     """
     path = results.folder / JUDGE
     try:
@@ -259,9 +258,9 @@ def judged(results: Results) -> list[Any]:
 
 
 def export(results: Results, to: Path) -> int:
-    """Write what is finished as a table, a row for each node and round, with a data card. Returns the rows.
+    """Write the finished runs as a table, a row for each node and round, with a data card; return the rows.
 
-    Raises BadResults where nothing is finished, a file is damaged or `to` cannot be written.
+    Raises BadResults if no run is finished, a file is damaged or `to` cannot be written.
     """
     try:
         import pyarrow.parquet  # noqa: F401
@@ -281,7 +280,7 @@ def export(results: Results, to: Path) -> int:
             shutil.copyfile(results.folder / FILE, to / FILE)
             (to / CARD).write_text(_card(results, len(finished), rows), encoding="utf-8")
         except BaseException:
-            # Half a table is of no use, and the next attempt needs an empty folder.
+            # A partial table is useless, and the next attempt needs an empty folder.
             for name in (TABLE, FILE, CARD):
                 (to / name).unlink(missing_ok=True)
             raise
@@ -291,7 +290,7 @@ def export(results: Results, to: Path) -> int:
 
 
 def _write_table(results: Results, finished: Sequence[Run], to: Path) -> int:
-    """Write the Parquet file; returns its rows. Raises BadResults where a run is damaged, OSError."""
+    """Write the Parquet file; return its number of rows. Raises BadResults if a run is damaged, OSError."""
     import pyarrow
     from pyarrow import parquet
 
@@ -322,7 +321,7 @@ def _rows(results: Results, run: Run) -> Iterator[Mapping[str, Any]]:
 
 
 def _card(results: Results, runs: int, rows: int) -> str:
-    """Return the data card: what was asked, what was played, and what each column means."""
+    """Return the data card: the question, the runs played, and the meaning of each column."""
     experiment = results.experiment
     return "\n".join(
         [
@@ -345,7 +344,7 @@ def _card(results: Results, runs: int, rows: int) -> str:
 def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
     """Return versions of Python and packages, digests of own tasks, rewards and strategies, and the engine.
 
-    Raises ConfigError where own tasks cannot be used.
+    Raises ConfigError if own tasks cannot be used.
     """
     found = {"python": platform.python_version(), "engine": engine}
     nodes = [node for setting in experiment.settings for node in setting.nodes]
@@ -358,9 +357,9 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
             known.add((f"reward {Path(own.file).name}", own.digest))
     for take in {node.sharing.take for node in nodes if node.sharing.take.endswith(".py")}:
         with suppress(OSError):
-            # One that is missing is told when it is to be played.
+            # A missing file is reported when its run is played.
             known.add((f"strategy {Path(take).name}", sha256(Path(take).read_bytes()).hexdigest()))
     for name, digest in sorted(known):
-        # Files of several folders may have one name.
+        # Files in several folders may have the same name, so their digests are joined.
         found[name] = found.get(name, "") + digest
     return found | {package: installed_version(package) for package in PACKAGES}

@@ -1,4 +1,4 @@
-"""Plays the runs of an experiment, several at a time, each in a process of its own.
+"""Play the runs of an experiment, several at a time, each in a separate process.
 
 It shows the progress and estimates the time left.
 """
@@ -22,7 +22,7 @@ from swarmd.terminal import duration_words, interruptible
 
 # The command that plays a run in one process.
 PLAY = (sys.executable, "-P", "-m", "swarmd.lab.play")
-# How much is kept of what a run said.
+# Characters of a run's standard error that are kept.
 LAST_CHARACTERS = 2000
 
 log = logging.getLogger(__name__)
@@ -36,17 +36,17 @@ class RunsFailed(SwarmdError):
 
 @dataclass
 class RunsProgress:
-    """How far the runs are, and why some failed.
+    """Progress of the runs, and the causes of failures.
 
-    Rounds of virtual time count, as all runs of an experiment have about as many to play.
+    It counts rounds of virtual time, because all runs of an experiment have about equally many.
     """
 
-    total: int  # all runs, also those that were there already
+    total: int  # all runs, including those finished earlier
     rounds: int  # rounds of each run
     clock: Callable[[], float] = time.monotonic
     done: int = 0
-    failures: dict[Run, str] = field(default_factory=dict)  # what each run that failed said
-    playing: dict[Run, int] = field(default_factory=dict)  # rounds behind each run under way
+    failures: dict[Run, str] = field(default_factory=dict)  # the last words of each failed run
+    playing: dict[Run, int] = field(default_factory=dict)  # rounds finished in each run in progress
     _played: int = 0  # rounds played since `_begun`
     _begun: float | None = None
 
@@ -56,7 +56,7 @@ class RunsProgress:
         return cls(total, results.experiment.rounds, done=total - missing)
 
     def advanced(self, run: Run, number: int) -> None:
-        # The first round of all ends the start of its process: from here on the pace is that of rounds.
+        # The pace is measured from the first finished round on, without the start of its process.
         if self._begun is None:
             self._begun = self.clock()
         else:
@@ -71,7 +71,7 @@ class RunsProgress:
             self.failures[run] = failure
 
     def require_whole(self) -> None:
-        """Raise RunsFailed where a run failed; it names each."""
+        """Raise RunsFailed if a run failed; it names each."""
         if self.failures:
             said = [f"{run.setting}, seed {run.seed}: {why}" for run, why in sorted(self.failures.items())]
             raise RunsFailed("\n".join([f"{len(said)} of {self.total} runs failed; whole runs stay:", *said]))
@@ -83,7 +83,7 @@ class RunsProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the seconds left; None until enough was played to tell."""
+        """Return the seconds left; None until enough rounds were played for an estimate."""
         if self._begun is None or self._played < self.rounds // 20 + 2:
             return None
         left = self.total * self.rounds * (1 - self.share)
@@ -100,10 +100,10 @@ class RunsProgress:
 def play_all(
     results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = PLAY
 ) -> None:
-    """Play what is missing. RunsFailed names each run that failed and what it said; the others go on.
+    """Play the missing runs. After a failure the other runs continue; RunsFailed then names each failed run.
 
-    jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way,
-    which begin anew the next time.
+    jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs in
+    progress, which start from the beginning the next time.
     """
     progress, missing = RunsProgress.of(results), list(results.missing)[::-1]
 
@@ -129,10 +129,10 @@ async def _play_run(
     told: Callable[[RunsProgress], None],
     command: Sequence[str],
 ) -> str | None:
-    """Play one run in a process; return what it said if it failed, else None and log that."""
+    """Play one run in a process; return its last words if it failed, else log its output and return None."""
     said = bytearray()
     start = partial(
-        trio.run_process,  # ends the process where this is cancelled
+        trio.run_process,  # ends the process if this task is cancelled
         [*command, str(results.folder), run.setting, str(run.seed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -156,17 +156,17 @@ async def _play_run(
                     progress.advanced(run, int(line))
                     told(progress)
     code, words = process.returncode, said.decode(errors="replace").strip()
-    # It may be whole all the same: another process that plays into this folder may have been first.
+    # The run may be finished all the same: another process that plays into this folder may have been first.
     if code and not results.path(run).exists():
         return last_words(code, words)
     if words:
-        # Own tasks failed.
+        # Own tasks or strategies may report errors without failing the run.
         log.warning("%s, seed %d: %s", run.setting, run.seed, words)
     return None
 
 
 def last_words(code: int, words: str) -> str:
-    """Return why a process failed: by what signal it was ended, else the last line that it wrote."""
+    """Return why a process failed: the signal that ended it, else the last line that it wrote."""
     if code < 0:
         return (
             f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs),"

@@ -1,7 +1,7 @@
-"""Figures of runs with their intervals, and a results folder's settings as columns of them.
+"""Figures of runs with their intervals, by setting.
 
-The reward of a round is the mean over a node's own completions, added up over nodes. The cumulative reward is
-that, added up over rounds.
+The reward of a round is the mean over a node's own completions, summed over nodes. The cumulative reward is
+its sum over rounds.
 """
 
 import math
@@ -15,17 +15,18 @@ import msgspec
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.tasks.answers import pass_at
 
-# Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last 1.96 + 2.37 / freedom is right
-# to a thousandth or two (Cornish and Fisher).
+# Quantiles of Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last one,
+# 1.96 + 2.37 / freedom is accurate to a thousandth or two (Cornish and Fisher).
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-# The last tenth of the rounds is "the end".
+# The last tenth of the rounds is called "late".
 LATE_PARTS = 10
-# Questions in a window of the roughness: equally many in every setting, so that sampling noise is the same.
+# Questions in a window of the roughness: the same number in every setting, so that sampling noise is the
+# same.
 WINDOW_QUESTIONS = 512
-# Windows on each side that a window's trend is the mean of.
+# The trend of a window is the mean of this many windows on each side.
 NEIGHBOURS = 2
 
 
@@ -48,29 +49,29 @@ def interval(values: Sequence[float]) -> SeedInterval:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of one run: means over nodes and rounds unless said otherwise."""
+    """The figures of one run: means over nodes and rounds unless stated otherwise."""
 
-    cumulative: float  # reward, added up over nodes and rounds
+    cumulative: float  # reward, summed over nodes and rounds
     rewards: tuple[tuple[float | None, ...], ...]  # round by round, of each node; None: it was away
     late: float  # reward, last tenth of the rounds
-    # Reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000.
+    # Reward per 1,000 own completions: cumulative over all completions, times 1,000.
     per_thousand: float
     mixed: float  # m: share of own rollouts that are informative
-    useful: float  # rollouts of an update that have an advantage, own and others'
+    useful: float  # rollouts of an update that have an advantage, local and external
     predicted: float  # m·I + min(J, m·I·(N − 1))
-    external: float  # rollouts of others in a batch
-    gated: float  # share of what was drawn of others that the gate turned away
+    external: float  # external rollouts in a batch
+    gated: float  # share of the drawn external rollouts that the gate rejected
     # Standard deviation of the detrended reward over windows of equally many questions.
     roughness: float | None
     cpu_seconds: float  # of all nodes' rounds
-    entropy: float | None  # of the policy, in nats a token, last tenth of the rounds; None: nothing trained
+    entropy: float | None  # of the policy, in nats per token, last tenth of the rounds; None: nothing trained
     before: float | None  # pass@1 before training; None: not measured
     passes: Mapping[int, float]  # k -> pass@k at the end, mean over nodes and questions; {}: not measured
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
-    # Share of the answers at the end that show the poison; None: there are no hostile peers.
+    # Share of the answers at the end that contain the poison; None: there are no hostile peers.
     marked: float | None
     late_by_node: tuple[float | None, ...]  # reward of each node, last tenth of the rounds; None: away
-    form_by_node: tuple[float | None, ...]  # share of its answers in the asked form, at the same time
+    form_by_node: tuple[float | None, ...]  # share of its answers in the required form, in the same rounds
     pass_1_by_node: tuple[float, ...]  # pass@1 at the end; (): not measured
 
 
@@ -95,7 +96,7 @@ def figures(
         g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True)
     )
     cumulative = sum(map(sum, rewards))
-    # A node that does not train counts as one that trains once, as it does in `predicted`.
+    # A node that does not train counts as one that makes one update, as it does in `predicted`.
     updates = sum(
         max(1, count)
         for line in rounds
@@ -152,7 +153,7 @@ def _marked(evaluation: Mapping[str, Any]) -> float | None:
 
 
 def mean_there(rewards: Sequence[float | None]) -> float | None:
-    """Return the mean without the Nones, which are of who was away; None where nobody was there."""
+    """Return the mean without the Nones, which mean that a node was away; None if all are None."""
     there = [reward for reward in rewards if reward is not None]
     return fmean(there) if there else None
 
@@ -172,7 +173,7 @@ def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float
     It is taken over windows of WINDOW_QUESTIONS questions of all nodes together. A setting that asks fewer
     questions a round gets longer windows, so that its sampling noise is not taken for oscillation. A window's
     trend is the mean of its NEIGHBOURS windows on both sides; windows at the two ends lack neighbours and do
-    not count. None where there are too few windows.
+    not count. None if there are too few windows.
     """
     width = max(1, round(WINDOW_QUESTIONS / max(1, sum(local))))
     means = [fmean(map(fmean, rewards[i : i + width])) for i in range(0, len(rewards) - width + 1, width)]
@@ -184,7 +185,7 @@ def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float
     )
 
 
-# Fields of RunFigures that `document` gives to programs.
+# Fields of RunFigures that `document` contains.
 FIGURES = (
     "cumulative",
     "late",
@@ -212,14 +213,14 @@ class Column:
         return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
 
     def pass_at(self, k: int) -> SeedInterval:
-        """Return pass@k at the end, of the seeds in which it was measured."""
+        """Return pass@k at the end, over the seeds in which it was measured."""
         return interval([run.passes[k] for run in self.runs.values() if k in run.passes])
 
 
 def columns(results: Results) -> Sequence[Column]:
     """Return the settings with at least one finished run, in the experiment's order.
 
-    Raises BadResults where there is none.
+    Raises BadResults if there is none.
     """
     found = []
     for setting in results.experiment.settings:
@@ -237,7 +238,7 @@ def columns(results: Results) -> Sequence[Column]:
                         asdict(figures(lines, local, external, completions)), RunFigures
                     )
                 except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-                    # Figures are missing, or of other types.
+                    # Figures are missing, or have other types.
                     raise results.damaged(run, repr(error)) from error
         if done:
             found.append(Column(setting.name, setting.slug, done))
@@ -254,7 +255,7 @@ def over_baseline(results: Results, column: Column, found: Sequence[Column]) -> 
 
 
 def gain(column: Column, other: Column) -> SeedInterval:
-    """Return the cumulative reward over the baseline's, in percent, paired by seed.
+    """Return the gain in cumulative reward over the baseline, in percent, paired by seed.
 
     Seeds in which the baseline earned nothing are left out.
     """
@@ -268,7 +269,7 @@ def document(results: Results) -> list[dict[str, Any]]:
     """Return one JSON object per setting: its seeds, FIGURES, gain over its baseline, pass@k.
 
     The gain is in percent; pass@k is measured at the end. A figure is a mean over seeds, half of its 95 %
-    interval (None: one seed) and the number of seeds that have it; None where no seed has it.
+    interval (None: one seed) and the number of seeds that have it; it is None if no seed has it.
     """
     found, told = columns(results), []
     for column in found:

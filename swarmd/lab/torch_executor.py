@@ -1,7 +1,7 @@
-"""Starts a process for each node of a run of `swarmd lab run --engine torch`; one failure ends them all.
+"""Start a process for each node of a run of `swarmd lab run --engine torch`; one failure ends them all.
 
-`python -m swarmd.lab.torch_executor FOLDER SETTING SEED`. Prints the number of each finished
-round; if it fails, the node and its last words.
+`python -m swarmd.lab.torch_executor FOLDER SETTING SEED`. Prints the number of each finished round; after a
+failure, the failed node and its last words.
 """
 
 import subprocess
@@ -19,17 +19,17 @@ from swarmd.lab.results import Results
 from swarmd.lab.runs import LAST_CHARACTERS, last_words
 from swarmd.terminal import interruptible
 
-# The exit code of a rank that lost another one: the other has the last words.
+# The exit code of a rank that lost another rank; the lost one's last words are reported instead.
 LOST_EXIT_CODE: Final = 75
 
 
 async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, tuple[int, str]]:
-    """Run the ranks; return exit code and last words of those that failed."""
+    """Run the ranks; return exit code and last words of the failed ones."""
     failed: dict[int, tuple[int, str]] = {}
 
     async def run_rank(rank: int, nursery: trio.Nursery) -> None:
         start = partial(
-            trio.run_process,  # ends the process where this is cancelled
+            trio.run_process,  # ends the process if this task is cancelled
             [*command, str(rank), meeting],
             stdout=None if rank == 0 else subprocess.DEVNULL,
             capture_stderr=True,

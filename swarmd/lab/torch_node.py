@@ -1,12 +1,12 @@
 """One node of `swarmd lab run --engine torch`, in its own process. Started by `swarmd.lab.torch_executor`.
 
-All nodes play a round at the same time. Between its answers and its update each gathers the frames of all
-others, which is the exchange of the paper's controlled experiment (SAPO, section 5). So it hears all of this
-round, whole, in each round. Who is away and what hostile peers send depends on the seed alone: each rank
-works that out for itself.
+All nodes play a round at the same time. Between its answers and its update, each node gathers the frames of
+all other nodes: the exchange of the paper's controlled experiment (SAPO, section 5). So every node receives
+all rollouts of a round in that round. Absences and the frames of hostile peers depend on the seed alone, so
+each rank computes them itself.
 
-`python -m swarmd.lab.torch_node FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints
-the number of each finished round.
+`python -m swarmd.lab.torch_node FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the
+number of each finished round.
 """
 
 import sys
@@ -38,9 +38,9 @@ _report = msgspec.msgpack.Decoder(tuple[RoundReport, float])
 
 
 class RankNetwork(MemorySwarm):
-    """The network as one rank has it: its own node, and the hostile peers.
+    """The network as one rank sees it: its node, and the hostile peers.
 
-    It keeps what the node sends, for the other ranks.
+    It keeps the frames that the node sends, for the other ranks.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class RankNode(VirtualNode):
 
 
 class RankedSwarm(PlayedSwarm):
-    """The swarm of a run with one of its nodes here.
+    """The swarm of a run, of which this process holds one node.
 
-    What it returns is of all nodes, the same on every rank.
+    Its results cover all nodes, and are the same on every rank.
     """
 
     def __init__(self, setting: Setting, seed: int, reward: Reward, rank: int) -> None:

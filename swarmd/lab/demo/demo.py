@@ -1,6 +1,6 @@
-"""`swarmd demo`: a swarm on this machine beside one node alone.
+"""`swarmd demo`: compare a swarm on this machine with one node alone.
 
-It runs real processes, real libp2p on loopback, a real judge, and one node killed halfway.
+It runs real processes, real libp2p on loopback and a real judge, and kills one node halfway.
 """
 
 import json
@@ -24,18 +24,18 @@ from swarmd.errors import SwarmdError
 from swarmd.lab.demo.figures import Curve, NoMatplotlib, reward_figure
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
-MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
-# All nodes are at about the same round, and the killed node catches the others.
+MODEL = "tiny-latent"  # learns for longer than tiny, so sharing has time to help
+# Least seconds of a round, so that all nodes stay at about the same round and a killed node catches up.
 MIN_ROUND_S = 0.8
-# What the killed node loses at most. The default is a minute, of a demo of two.
+# Most seconds of work that the killed node loses. The default, a minute, is half of a demo of two minutes.
 CHECKPOINT_S = 5.0
-# The demo gives up when no node has finished a round for so long.
+# The demo fails after this many seconds without a finished round.
 STALL_S = 300.0
 TRAINS = "training"
 REFRESH_S = 0.25
-# When all nodes have finished a round, on two cores.
+# Seconds until all nodes have finished a round, on two cores.
 START_S = 30.0
-# How often a demo that starts says how far it is.
+# Seconds between two progress messages while the demo starts.
 NEWS_S = 4.0
 
 
@@ -48,7 +48,7 @@ class Story(Curve):
 
     @property
     def reward(self) -> float:
-        """The reward of all rounds so far, added up."""
+        """The sum of the rewards of all rounds so far."""
         return float(sum(line["reward_mean"] for line in self.lines))
 
     def refresh(self) -> None:
@@ -73,7 +73,7 @@ class Story(Curve):
 
 
 def run(nodes: int, rounds: int, out: Path | None, json_output: bool) -> None:
-    """Run it, and print the table; with `json_output` one JSON object on the last line of standard output."""
+    """Run the demo, and print the table; with `json_output`, one JSON object on the last line of stdout."""
     folder = (out or Path(f"demo-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("node-*")):
@@ -99,7 +99,7 @@ def run(nodes: int, rounds: int, out: Path | None, json_output: bool) -> None:
         saves = checkpoints(CHECKPOINT_S)
         with (
             local_swarm(folder, nodes, options, saves) as swarm,
-            # The same seed gives it node 1's questions.
+            # The same seed, so the node alone gets node 1's questions.
             local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,
         ):
             stories = [Story(node.name, alone=node in alone, node=node) for node in (*swarm, *alone)]
@@ -132,15 +132,15 @@ def run(nodes: int, rounds: int, out: Path | None, json_output: bool) -> None:
 
 
 def duration(rounds: int) -> str:
-    """Say how long a demo takes on two free cores."""
+    """Estimate how long a demo takes on two free cores, in words."""
     seconds = START_S + rounds * MIN_ROUND_S
     return f"{seconds // 60:.0f} to {seconds // 60 + 1:.0f} min" if seconds >= 60 else "1 min"
 
 
 def gain(stories: Sequence[Story]) -> float:
-    """Return by what share nodes of the swarm earned more reward than the node alone.
+    """Return the gain in reward of the swarm's nodes over the node alone, as a fraction.
 
-    Rewards are added up over all rounds; the gain is the mean over the swarm's nodes.
+    Rewards are summed over all rounds; the gain is the mean over the swarm's nodes.
     """
     (alone,) = (story.reward for story in stories if story.alone)
     return fmean(story.reward for story in stories if not story.alone) / max(alone, 1e-9) - 1
@@ -157,7 +157,7 @@ def _verdict(stories: Sequence[Story]) -> str:
 
 
 def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
-    """Watch until every node has done its rounds; halfway, kill one of the swarm and start it again."""
+    """Watch until every node has finished its rounds; halfway, kill one node of the swarm and restart it."""
     victim = [story for story in stories if not story.alone][-1]
     begun = since = time.monotonic()
     done, next_news = -1, begun
@@ -187,7 +187,7 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
 
 
 def _step(story: Story) -> str:
-    """Return what a node does until it has finished a round."""
+    """Describe the node's current step until it has finished a round."""
     if story.lines:
         return TRAINS
     return (status.cause if (status := story.node.status()) else "") or "starting Python"
@@ -206,7 +206,7 @@ def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
 
 
 def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, before: int, now: int) -> None:
-    """Show the table on a terminal; elsewhere print ten lines in all."""
+    """Update the table on a terminal; otherwise print ten lines in all."""
     if talk.is_terminal:
         live.update(_table(stories, rounds), refresh=True)
         return
@@ -223,7 +223,7 @@ def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, befo
 def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
     table = Table(title="sharing, and alone", title_justify="left")
     table.add_column("node", no_wrap=True)
-    # The table fits 80 columns.
+    # The headings keep the table within 80 columns.
     for heading in (
         "rounds",
         "others'\nused",

@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib (the `research` extra), which need no display.
+"""Figures drawn with matplotlib (the `research` extra), without a display.
 
 They are reward curves of runs, from metrics.jsonl, and SAPO's Figure 3, from a judge's /v1/comparison
 (docs/judge-protocol.md).
@@ -12,7 +12,8 @@ from typing import Any
 from swarmd.errors import SwarmdError, command_for
 
 TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
-# Okabe and Ito: told apart by everybody. Then Paul Tol's "muted" scheme, for figures of more lines.
+# The palette of Okabe and Ito is distinguishable for colour-blind readers. Then Paul Tol's "muted" scheme,
+# for figures with more lines.
 COLOURS = (
     *(TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"),
     *("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933"),
@@ -30,11 +31,11 @@ class Curve:
     name: str
     lines: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
     lost_at: int | None = None  # the round after which it was killed
-    alone: bool = False  # whether it shares with nobody
+    alone: bool = False  # whether it shares with no other node
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return the means of `window` values in a row: window − 1 fewer than `values`."""
+    """Return the means of `window` consecutive values: window − 1 fewer than `values`."""
     return [sum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
 
 
@@ -56,9 +57,9 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **layou
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
-    """Draw rewards above, and rounds over time below, where a kill shows as a gap.
+    """Draw rewards above, and rounds over time below; a kill shows as a gap.
 
-    Rewards are each node's moving mean; the swarm's mean stands beside the node alone.
+    Rewards are each node's moving mean; the swarm's mean is drawn next to the node alone.
     """
     figure, (above, below) = canvas(9, 6.5, rows=2, height_ratios=(3, 1.4))
     swarm = [curve for curve in curves if not curve.alone]
@@ -116,7 +117,7 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
 def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
     """Draw rounds over minutes.
 
-    The longest gap between two rounds of the killed node is shown as its time away.
+    The longest gap between two rounds of the killed node is marked as its downtime.
     """
     begun = min(curve.lines[0]["time"] for curve in curves)
     for curve in curves:
@@ -152,7 +153,7 @@ def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
 def comparison_figure(comparisons: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a panel for each comparison: cumulative rewards over rounds with 95 % bands, and the verdict.
 
-    All panels have one scale.
+    All panels share one scale.
     """
     figure, panels = canvas(
         4.2 * len(comparisons) + 0.6, 4.4, columns=len(comparisons), sharex=True, sharey=True
@@ -177,7 +178,7 @@ def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
         curve = found[arm]
         most = max(curve["peers"], default=0)
         rows = zip(*(curve[key] for key in ("round", "reward", "low", "high", "peers")), strict=True)
-        # The mean of a few peers jumps as they leave.
+        # The mean of a few peers jumps when one of them leaves.
         points = [point for *point, peers in rows if peers >= min(most, found["fewest_peers"])]
         panel.plot(
             [x for x, *_ in points], [mean for _, mean, *_ in points], color=colour, linewidth=2, label=words

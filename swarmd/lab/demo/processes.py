@@ -1,4 +1,4 @@
-"""Starts a swarm of real `swarmd join` processes and a judge on loopback, for demo, tests and benchmarks."""
+"""Start a swarm of real `swarmd join` processes and a judge on loopback, for demo, tests and benchmarks."""
 
 import contextlib
 import json
@@ -19,34 +19,34 @@ from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics
 from swarmd.state.status import Status
 
-# Ports below those that Linux and macOS give to whoever asks for any.
+# Ports below the range from which Linux and macOS assign ephemeral ports.
 UNASKED_PORTS = range(10_000, 32_000)
-# How long a process has to leave when it is asked to.
+# Seconds that a process has to end after SIGTERM.
 TERM_TIMEOUT_S = 60.0
 
 
 def checkpoints(every: float) -> dict[str, str]:
     """Return the environment of a node that saves a checkpoint every so many seconds.
 
-    It is for short runs: what the node writes is not limited.
+    For short runs: the daily limit of bytes written is lifted.
     """
     return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
 
 
 class LabFailed(SwarmdError):
-    """A process of the local swarm did not do what it should."""
+    """A process of the local swarm failed."""
 
     exit_code = 1
 
 
 @dataclass
 class LocalNode:
-    """One `swarmd join` with a state folder and a port of its own."""
+    """One `swarmd join` process, with a separate state folder and port."""
 
     folder: Path
     command: Sequence[str]
     peer_id: str
-    variables: dict[str, str]  # settings that have no flag, for its environment
+    variables: dict[str, str]  # environment variables, for settings without a flag
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -86,7 +86,7 @@ class LocalNode:
         return read_metrics(self.folder / "metrics.jsonl")
 
     def status(self) -> Status | None:
-        """Return the node's status, or None while it is not up."""
+        """Return the node's status, or None if it does not answer."""
         try:
             return control.call(self.folder, "status", Status)
         except SwarmdError:
@@ -97,12 +97,12 @@ class LocalNode:
 def local_swarm(
     folder: Path, nodes: int, options: Sequence[str] = (), variables: dict[str, str] | None = None
 ) -> Iterator[list[LocalNode]]:
-    """Prepare `nodes` nodes of one new swarm, and end those that run when the block is left.
+    """Prepare `nodes` nodes of one new swarm; end the running ones when the block is left.
 
-    Keys and ports are made first, so that each node can be given the addresses of all the others. options,
-    variables: go to each `swarmd join`.
+    Keys and ports are made first, so that each node gets the addresses of all other nodes. options,
+    variables: passed to each `swarmd join`.
     """
-    name = f"lab-{secrets.token_hex(4)}"  # two swarms on one machine never meet
+    name = f"lab-{secrets.token_hex(4)}"  # a random name, so two swarms on one machine never meet
     folders = [folder / f"node-{number}" for number in range(1, nodes + 1)]
     for path in folders:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def local_swarm(
     finally:
         started = [node.process for node in swarm if node.process is not None]
         for process in started:
-            # Signal all at once, then wait for each.
+            # Signal all processes first, then wait for each.
             process.terminate()
         for process in started:
             end(process)
@@ -155,20 +155,20 @@ def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports of loopback that no system hands out itself, so that they stay free for the nodes."""
+    """Find loopback ports that the system does not assign by itself, so they stay free for the nodes."""
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
             one, port = stack.enter_context(socket.socket()), secrets.choice(UNASKED_PORTS)
             with contextlib.suppress(OSError):
-                # Somebody has the port.
+                # The port is in use.
                 one.bind(("127.0.0.1", port))
                 ports.append(port)
         return ports
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
-    """End a process by SIGTERM, or SIGKILL if that takes too long; return its exit status."""
+    """End a process by SIGTERM, or by SIGKILL after a timeout; return its exit status."""
     process.terminate()
     try:
         return process.wait(TERM_TIMEOUT_S)
@@ -178,5 +178,5 @@ def end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _leashed() -> Sequence[str]:
-    """Return the start of a command that runs a module which ends when we are killed."""
+    """Return the command prefix that runs a module which ends together with this process."""
     return (sys.executable, "-P", "-m", "swarmd.lab.parent_watch", str(os.getpid()))
