@@ -14,7 +14,7 @@ import msgspec
 
 from swarmd.exchange.events import Deliver, Share, Useless
 from swarmd.state.status import ModelDescription, NodeState, StageProgress
-from swarmd.types import Lead, ShownRollout
+from swarmd.types import Lead, RoundLine, ShownRollout
 
 # Both ends are ours, so anything larger is a bug.
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -107,7 +107,7 @@ class TrainerReady(_Message, frozen=True):
 
 
 class RoundDone(_Message, frozen=True):
-    line: dict[str, Any]  # the line of metrics.jsonl
+    line: RoundLine
     verifier_pid: int | None
     saved: int = 0  # rounds in a checkpoint
     # Whether a checkpoint may be written now, as an answer to the judge needs.

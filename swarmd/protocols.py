@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from p2p.types import PeerId
 from swarmd.state.status import Status
@@ -10,6 +10,7 @@ from swarmd.types import (
     Completion,
     Generation,
     Rollout,
+    RoundLine,
     Scored,
     Task,
     TaskRef,
@@ -97,8 +98,8 @@ class View(Protocol):
     def status(self, status: Status) -> None:
         """Show the status; called when it may have changed, at most a few times a second."""
 
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Show a finished round, given as its line of metrics.jsonl."""
+    def round(self, line: RoundLine) -> None:
+        """Show a finished round."""
 
     def talk(self, text: str) -> None:
         """Show an event to the operator."""

@@ -289,13 +289,13 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
         report = run_round(t, node)
         result.cpu_seconds += time.process_time() - begun
         trained, tokens, drawn = (
-            trained + report.update.tokens,
-            tokens + report.tokens_generated,
+            trained + report.tokens.trained,
+            tokens + report.tokens.generated,
             drawn + report.generated,
         )
-        result.clip_fraction += report.update.clip_fraction / rounds
-        result.drift += report.update.drift / rounds
-        result.staleness += report.staleness_mean / rounds
+        result.clip_fraction += report.clip_fraction / rounds
+        result.drift += report.drift / rounds
+        result.staleness += report.staleness.mean / rounds
         if t % every == 0:
             result.curve.append(
                 (drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, answers)[0])

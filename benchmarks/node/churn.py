@@ -155,7 +155,7 @@ def _rejoin(node: LocalNode, swarm: Sequence[LocalNode]) -> tuple[float, float]:
 
 def _round(node: LocalNode) -> int:
     lines = node.lines()
-    return int(lines[-1]["round"]) if lines else 0
+    return int(lines[-1].round) if lines else 0
 
 
 def _log_since(node: LocalNode, start: int) -> str:

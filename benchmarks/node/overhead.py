@@ -26,9 +26,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from swarmd.lab.demo.processes import LabFailed, LocalNode, local_swarm
+from swarmd.types import RoundLine
 
 SETTLING = 5  # rounds
 LOOK = 0.5  # seconds between two looks at the lines
@@ -97,11 +97,11 @@ def main() -> None:
         print(json.dumps({"schema": 1, "work": vars(arguments), **figures}))
 
 
-def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def split(lines: Sequence[RoundLine]) -> dict[str, list[float]]:
     """Return the seconds of each round but the first, by part; "overhead" is all of "round" but work."""
     found: dict[str, list[float]] = {name: [] for name in ("round", *WORK, *REST, "gap", "overhead")}
     for before, line in itertools.pairwise(lines):
-        wall, stages = line["time"] - before["time"], line["seconds"]
+        wall, stages = line.time - before.time, line.seconds
         for name in (*WORK, *REST):
             found[name].append(stages[name])
         work = sum(stages[name] for name in WORK)

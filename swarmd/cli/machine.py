@@ -366,11 +366,7 @@ def models(
     trained, _ = trained_from(folder)
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
     # The median of the last rounds says how long one takes.
-    seconds = [
-        sum(value or 0 for value in line["seconds"].values())
-        for line in read_metrics(folder / METRICS_FILE, 50)
-        if "seconds" in line
-    ]
+    seconds = [sum(line.seconds.values()) for line in read_metrics(folder / METRICS_FILE, 50) if line.seconds]
     where, listed = list_models(
         configured(config, {"device": device}).config, {name: seconds} if name else {}
     )

@@ -285,8 +285,8 @@ class Daemon:
         self.board.round_done(done)
         self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
-        self.sharing.driver.put(RoundBegan(done.line["round"] + 1, done.lead))
-        for reason, count in done.line["rejected"].items():
+        self.sharing.driver.put(RoundBegan(done.line.round + 1, done.lead))
+        for reason, count in done.line.rejected.items():
             # Told once: the status counts them, and so does each round's line.
             if reason not in self._advised | HARMLESS:
                 self._advised.add(reason)
@@ -294,10 +294,10 @@ class Daemon:
                 self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
         # The judged weights are saved first, so ask only where another save is affordable. A trainer that
         # stops or pauses after this round would not answer, and the judge would count that as wrong.
-        ends = self._stopping or 0 < self.config.round.rounds <= done.line["round"]
+        ends = self._stopping or 0 < self.config.round.rounds <= done.line.round
         absent = ends or self.guest.pauses or self.member.away
         if done.affordable and not absent and self._nursery is not None:
-            self._nursery.start_soon(self.judging.ask, done.line["round"])
+            self._nursery.start_soon(self.judging.ask, done.line.round)
 
     def _on_trainer_exit(self, death: Death) -> None:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"

@@ -19,11 +19,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.errors import CannotRecord, ConfigError, command_for
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import each_round, older, parsed, read_metrics
+from swarmd.types import RoundLine
 
 # How often the file is read.
 POLL_S = 1.0
@@ -51,9 +54,9 @@ def check_installed(names: Sequence[str]) -> None:
             raise ConfigError(f"metrics.report_to: {name} is not installed. Run: {command_for(name)}")
 
 
-def figures_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def figures_of(part: object, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yield the numbers of a line of metrics.jsonl by dotted key, such as "seconds.train"."""
-    for key, value in line.items():
+    for key, value in msgspec.to_builtins(part).items():
         if isinstance(value, Mapping):
             yield from figures_of(value, f"{prefix}{key}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -69,9 +72,9 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0  # the offset read so far
         lines = read_metrics(path, 1)
-        self._round = lines[-1]["round"] if lines else 0
+        self._round = lines[-1].round if lines else 0
 
-    def read(self) -> Iterator[Mapping[str, Any]]:
+    def read(self) -> Iterator[RoundLine]:
         try:
             with self._path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._at:
@@ -91,9 +94,9 @@ class Follower:
             # The file is not there yet, or damaged; the node says so itself.
             return
 
-    def _is_new(self, line: Mapping[str, Any]) -> bool:
+    def _is_new(self, line: RoundLine) -> bool:
         """Return whether the line is of a later round than all before, and remember it."""
-        before, self._round = self._round, max(self._round, line["round"])
+        before, self._round = self._round, max(self._round, line.round)
         return bool(self._round > before)
 
 
@@ -116,7 +119,7 @@ def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> Non
         while not last:
             last = not going()
             for line in follower.read():
-                tracker.log(dict(figures_of(line)), step=line["round"])
+                tracker.log(dict(figures_of(line)), step=line.round)
             if not last:
                 time.sleep(POLL_S)
     finally:

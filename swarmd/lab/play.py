@@ -39,7 +39,7 @@ from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
-from swarmd.types import RoundReport, Task, UpdateReport
+from swarmd.types import RoundReport, Task
 
 # When every run begins, since 1970, by its nodes' clocks.
 EPOCH_S = 1_700_000_000.0
@@ -48,7 +48,7 @@ ROUND_S = 5.0
 # Sets up to this size are gossiped whole, in a setting where they are.
 WHOLE_BYTES = 2**18
 # The report of a node that is away.
-NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())
+NOTHING = RoundReport(round=0)
 # The seed of the held-out questions, the same for every run.
 QUESTIONS_SEED = 7
 
@@ -189,28 +189,25 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
     line: dict[str, Any] = {
         "round": number,
         # Whoever is there and asks nothing earns nothing.
-        "reward": [
-            None if report == NOTHING else round(report.reward_mean, 5) if report.generated else 0.0
-            for report in reports
-        ],
+        "reward": [None if report == NOTHING else round(report.reward_mean or 0.0, 5) for report in reports],
         "generated": [report.generated for report in reports],
         "informative": [report.informative for report in reports],
         "in_form": [report.answers and report.answers.in_form for report in reports],
         "updates": [report.updates for report in reports],
-        "useful": [report.update.useful for report in reports],
+        "useful": [report.useful for report in reports],
         "local": [report.local for report in reports],
         "external": [report.external for report in reports],
-        "tokens": [report.tokens_generated for report in reports],
-        "trained": [report.update.tokens for report in reports],
+        "tokens": [report.tokens.generated for report in reports],
+        "trained": [report.tokens.trained for report in reports],
         "gated": [sum(report.gated.values()) for report in reports],
         "unfit": [sum(report.unfit.values()) for report in reports],
         "dropped": [report.zero_advantage_dropped for report in reports],
-        "off_policy": [round(report.off_policy_mean, 3) for report in reports],
-        "staleness": [round(report.staleness_mean, 3) for report in reports],
+        "off_policy": [round(report.off_policy.mean, 3) for report in reports],
+        "staleness": [round(report.staleness.mean, 3) for report in reports],
         # It is measured on what is trained on.
-        "entropy": [round(report.update.entropy, 4) if report.update.tokens else None for report in reports],
-        "grad_norm": [round(report.update.grad_norm, 4) for report in reports],
-        "skipped": [report.update.skipped for report in reports],
+        "entropy": [round(report.entropy or 0.0, 4) if report.tokens.trained else None for report in reports],
+        "grad_norm": [round(report.grad_norm or 0.0, 4) for report in reports],
+        "skipped": [report.skipped for report in reports],
     }
     if hostile:
         line["hostile"] = [sum(author in hostile for author in report.external_authors) for report in reports]

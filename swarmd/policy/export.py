@@ -35,6 +35,7 @@ from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import policy_files
 from swarmd.state.logs import installed_version
+from swarmd.types import RoundLine, Score
 
 APACHE: Final = "apache-2.0"  # the licence of every model that has a short name
 # The first and the last reward are means over this many rounds.
@@ -77,20 +78,24 @@ class Origin:
     lost: float | None = None
 
 
-def figures_of(lines: Iterable[Mapping[str, Any]]) -> Figures:
+def figures_of(lines: Iterable[RoundLine]) -> Figures:
     """Summarise a run for the model card.
 
-    lines: the lines of metrics.jsonl, in order of rounds. They are read one by one, as a long run has many.
+    lines: in order of rounds. They are read one by one, as a long run has many.
     """
     rewards, sums, rounds, seconds = list[float](), Counter[str](), 0, 0.0
-    judged: Mapping[str, Any] = {}
+    judged: Score | None = None
     for line in lines:
-        rounds, judged, tokens = line["round"], line.get("judge") or judged, line.get("tokens", {})
-        if line.get("reward_mean") is not None and tokens.get("generated", 1):
-            rewards.append(line["reward_mean"])
-        counts = {key: line.get(key) for key in ("local", "external")} | tokens
-        sums.update({key: count or 0 for key, count in counts.items()})
-        seconds += sum(value or 0 for value in line.get("seconds", {}).values())
+        rounds, judged = line.round, line.judge or judged
+        if line.reward_mean is not None:
+            rewards.append(line.reward_mean)
+        sums.update(
+            local=line.local,
+            external=line.external,
+            generated=line.tokens.generated,
+            trained=line.tokens.trained,
+        )
+        seconds += sum(line.seconds.values())
     edge = max(1, min(EDGE_ROUNDS, len(rewards) // 2))
     trained = sums["local"] + sums["external"]
     return Figures(
@@ -102,8 +107,8 @@ def figures_of(lines: Iterable[Mapping[str, Any]]) -> Figures:
         external_share=sums["external"] / trained if trained else None,
         tokens_generated=sums["generated"],
         tokens_trained=sums["trained"],
-        judge_score=judged.get("score"),
-        judge_n=judged.get("n"),
+        judge_score=judged.score if judged else None,
+        judge_n=judged.n if judged else None,
     )
 
 
@@ -244,7 +249,7 @@ class Exported:
 
 def export(
     files: Mapping[str, bytes],
-    metrics: Iterable[Mapping[str, Any]],
+    metrics: Iterable[RoundLine],
     curriculum: str,
     out: Path,
     *,

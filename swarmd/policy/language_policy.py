@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
@@ -273,7 +274,7 @@ class LanguagePolicy:
         self.learner.on_policy = self._on_policy and self._driver.synced == self.version
         report = self._step(self.learner, rows)
         # A skipped step taught nothing.
-        return replace(report, useful=sum(map(any, given)) if report.tokens else 0)
+        return structs.replace(report, useful=sum(map(any, given)) if report.tokens else 0)
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return our tokens of another node's completions, with the current policy's log-probabilities.

@@ -11,12 +11,12 @@ Every state but TRAINING has a cause and a remedy.
 """
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from p2p.types import PeerId
-from swarmd.types import ShownRollout
+from swarmd.types import RoundLine, ShownRollout
 
 
 class NodeState(StrEnum):
@@ -239,7 +239,7 @@ class Status(SwarmPart):
     round: int = 0
     rounds: int | None = None  # the last round to run
     saved: int = 0  # rounds in a checkpoint; kill -9 loses later ones
-    last: dict[str, Any] | None = None  # the newest line of metrics.jsonl
+    last: RoundLine | None = None  # the newest round of this start
     # Of each of the last rounds: the mean reward, and rollouts of other nodes in the batch.
     rewards: list[float | None] = []
     external: list[int] = []

@@ -1,16 +1,26 @@
 """The report of a round (`RoundReport`), computed from the round's data. Pure."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import mul
 from typing import Any
+
+from msgspec.structs import asdict
 
 from swarmd.experience.pool import PoolEntry
 from swarmd.tasks.answers import GradeReason
 from swarmd.trainer.parts import RoundParts
-from swarmd.types import AnswerFigures, RoundReport, Scored, ShownRollout, UpdateReport
+from swarmd.types import (
+    Ages,
+    AnswerFigures,
+    PoolFigures,
+    RoundReport,
+    Scored,
+    ShownRollout,
+    TokenCounts,
+    UpdateReport,
+)
 
 # Limits of a question or an answer that is shown to people.
 SHOWN_CHARACTERS, SHOWN_ANSWERS = 2000, 8
@@ -30,7 +40,7 @@ def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
     if len(updates) < 2:
         return updates[0] if updates else UpdateReport()
     figures: dict[str, Any] = {}
-    for name in (f.name for f in fields(UpdateReport)):
+    for name in UpdateReport.__struct_fields__:
         # Not every update measures every figure.
         there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]
         if not there:
@@ -74,24 +84,23 @@ def report_of(
     off_policy = [parts.pool.began + i - kept.since for i, step in enumerate(steps) for kept in step.before]
     rewards = [r for s in local for r in s.rewards]
     lengths = [len(ids) for s in local if s.tokens for ids in s.tokens.ids]
-    gate = parts.gate
-    refused = {"gated" if gate.acts else "gate_reported": gate.take_refused()} if gate else {}
+    figures, gate = asdict(whole), parts.gate
+    trained = figures.pop("tokens")
+    odd = gate.take_refused() if gate else {}
     return RoundReport(
         round=t,
+        **figures,
         seconds=seconds,
-        tokens_generated=sum(lengths),
-        update=whole,
+        tokens=TokenCounts(sum(lengths), trained),
         local=len(batch) - len(external),
         external=len(external),
         external_by_specialty=dict(sorted(Counter(s.ref.specialty for s in external).items())),
-        pool_size=len(parts.pool),
-        pool_fresh=fresh,
+        pool=PoolFigures(len(parts.pool), fresh, parts.pool.external_share),
         zero_advantage_dropped=sum(not s.informative for s in theirs),
         rejected=dict(rejected),
-        reward_mean=sum(rewards) / len(rewards) if rewards else math.nan,
+        reward_mean=_mean(rewards),
         reward_sum=sum(rewards),
-        staleness_mean=_mean(staleness) or 0.0,
-        staleness_max=max(staleness, default=0),
+        staleness=_ages(staleness),
         replays_mean=_mean([kept.uses for kept in before]) or 0.0,
         external_authors=tuple(s.rollout.author for s in external),
         first_used=tuple(
@@ -101,16 +110,16 @@ def report_of(
         ),
         updates=len(steps),
         since_use_mean=_mean(idle),
-        resting=resting,
+        replay_resting=resting,
         generated=len(local),
         informative=sum(s.informative for s in local),
         levels=parts.tasks.staircase.levels,
         answers=_answer_figures(local, lengths, parts.tasks.curriculum.read),
         shown=_shown(local[0]) if local else None,
-        off_policy_mean=_mean(off_policy) or 0.0,
-        off_policy_max=max(off_policy, default=0),
+        off_policy=_ages(off_policy),
         unfit=parts.fitting.take_refused() if parts.fitting else {},
-        **refused,
+        gated=odd if gate and gate.acts else {},
+        gate_reported=odd if gate and not gate.acts else {},
     )
 
 
@@ -138,6 +147,10 @@ def _shown(scored: Scored) -> ShownRollout:
         scored.question[:SHOWN_CHARACTERS],
         tuple((answer.text[:SHOWN_CHARACTERS], reward, answer.ended) for answer, reward in answers),
     )
+
+
+def _ages(values: Sequence[int]) -> Ages:
+    return Ages(_mean(values) or 0.0, max(values, default=0))
 
 
 def _mean(values: Sequence[float]) -> float | None:

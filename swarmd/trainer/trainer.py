@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from p2p.types import PeerId
 from swarmd import link
 from swarmd.config.amounts import size
@@ -32,7 +34,7 @@ from swarmd.policy.models.files.progress import Download
 from swarmd.policy.training.policy_files import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
-from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
+from swarmd.state.metrics import MetricsFile
 from swarmd.state.status import NodeState
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
@@ -50,6 +52,7 @@ from swarmd.trainer.workers import (
     open_workers,
     sharing,
 )
+from swarmd.types import Score
 
 log = logging.getLogger(__name__)
 
@@ -136,19 +139,19 @@ class Trainer:
                 self.parts.schedule.drift_limit,
                 guard.resting,
             )
+        seconds = {**report.seconds, "checkpoint": self.save_seconds}
         if self.workers:
             # Generators answer meanwhile, so a round's seconds of generation are the seconds that it waited.
-            report = replace(report, seconds={**report.seconds, "generate": self.waited})
+            seconds["generate"] = self.waited
         judged = self.link.judged
-        figures = NodeReport(
+        line = structs.replace(
+            report.line,
             time=time.time(),
+            seconds=seconds,
             peers=self.link.peers,
             judge=Score(judged.score, judged.n) if judged else None,
-            checkpoint_seconds=self.save_seconds,
-            pool_external_share=self.parts.pool.external_share,
             workers=self.workers.report(time.monotonic() - self.link.rested) if self.workers else None,
         )
-        line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0
         # The line is written before the checkpoint: a resumed run drops the lines of lost rounds and writes
         # them again, so none is missing or duplicated.

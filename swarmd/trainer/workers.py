@@ -31,9 +31,8 @@ from swarmd.policy.parallel.messages import Begin
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
 from swarmd.policy.parallel.worker import WorkerProcess
-from swarmd.state.metrics import WorkersReport
 from swarmd.state.status import ModelDescription
-from swarmd.types import Scored, Task
+from swarmd.types import Ages, Scored, Task, WorkerCounts, WorkerFigures
 
 # Rounds whose questions a generator holds: the one it answers and the next one.
 ROUNDS_AHEAD: Final = 2
@@ -126,24 +125,21 @@ class WorkerGroup:
     # Pairs of (tokens generated so far, time).
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
 
-    def report(self, now: float) -> WorkersReport:
+    def report(self, now: float) -> WorkerFigures:
         """Return the workers' part of the round's line of metrics.jsonl. now: seconds, any epoch."""
         generators, flow, trainers = self.generators, self.generators.flow, self.trainers
         self._read.append((flow.tokens, now))
         (tokens, since), (lag_mean, lag_max) = self._read[0], self.lag.read()
         wanted, ranks = self._size
-        return WorkersReport(
-            generators_alive=generators.alive,
-            generators=wanted,
-            generator_pids=generators.pids,
-            trainers_alive=trainers.alive if trainers else 1,
-            trainers=ranks,
-            trainer_pids=trainers.pids if trainers else [],
+        return WorkerFigures(
+            generators=WorkerCounts(generators.alive, wanted, generators.pids),
+            trainers=WorkerCounts(
+                trainers.alive if trainers else 1, ranks, trainers.pids if trainers else []
+            ),
             version=self.handover.version,
-            lag_mean=lag_mean,
-            lag_max=lag_max,
+            lag=Ages(lag_mean, lag_max),
             tokens_per_second=(flow.tokens - tokens) / (now - since) if now > since else None,
-            in_flight=flow.in_flight,
+            questions={"in_flight": flow.in_flight},
             waiting=flow.finished,
             overtaken=flow.overtaken,
         )

@@ -77,7 +77,7 @@ class Learner:
 
     def reward(self, last: int) -> float:
         """Return the mean reward of its own completions over its last rounds."""
-        return fmean(r.reward_mean for r in self.reports[-last:])
+        return fmean(r.reward_mean or 0.0 for r in self.reports[-last:])
 
     @property
     def external(self) -> int:

@@ -178,7 +178,7 @@ async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
             await peer.says("me")
             assert await peer.told("share", "shared", body.hex())
             rounds = tmp_path / METRICS_FILE
-            await until_it(lambda _: any(line["external"] for line in read_metrics(rounds)), node)
+            await until_it(lambda _: any(line.external for line in read_metrics(rounds)), node)
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -38,8 +38,8 @@ def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert document["gain"] == pytest.approx(sum(shared) / 2 / alone - 1)
     for node in nodes:
         lines = read_metrics(Path(node["state_dir"]) / "metrics.jsonl")
-        assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
-        assert node["external_trained"] == sum(line["external"] for line in lines)
+        assert [line.round for line in lines] == list(range(1, ROUNDS + 1))
+        assert node["external_trained"] == sum(line.external for line in lines)
         assert node["generated"] == nodes[0]["generated"]
         assert 0 <= node["reward_first"] <= 1 and 0 <= node["reward_last"] <= 1
     external = [node["external_trained"] for node in nodes]  # few: of 32 tries, most earn nothing

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import to_builtins
 
 from swarmd.daemon.local_api import control
 from swarmd.lab.demo.processes import checkpoints
@@ -67,7 +68,7 @@ def node(state: Path, *words: str) -> "subprocess.Popen[str]":
 def saved_all(state: Path) -> bool:
     """Return whether the newest checkpoint is of the last round in the metrics."""
     found = Checkpoints(state / "checkpoints").newest()
-    return found is not None and found[0].round == read_metrics(state / "metrics.jsonl")[-1]["round"]
+    return found is not None and found[0].round == read_metrics(state / "metrics.jsonl")[-1].round
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def test_rounds_are_recorded_and_resumed_beside_a_judge_that_is_silent(tmp_path:
     assert first.returncode == 0, first.stderr
     lines = [json.loads(line) for line in first.stdout.splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
-    assert [{k: v for k, v in line.items() if k != "schema"} for line in lines] == list(
+    assert [{k: v for k, v in line.items() if k != "schema"} for line in lines] == to_builtins(
         read_metrics(tmp_path / "metrics.jsonl")
     )
     assert set(lines[0]["seconds"]) == {"generate", "score", "share", "collect", "train", "checkpoint"}
@@ -104,7 +105,7 @@ def test_rounds_are_recorded_and_resumed_beside_a_judge_that_is_silent(tmp_path:
     assert "resumed after round 3" in second.stderr
     # It delays nothing
     assert [json.loads(line)["judge"] for line in second.stdout.splitlines()] == [None] * 2
-    assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert [line.round for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     assert saved_all(tmp_path)
 
 
@@ -166,7 +167,7 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
         "stopping: you asked it to: it finishes its round and saves; wait; `swarmd stop --now` cuts the"
         " round; Ctrl-C again saves nothing"
     )
-    rounds = read_metrics(tmp_path / "state" / "metrics.jsonl")[-1]["round"]
+    rounds = read_metrics(tmp_path / "state" / "metrics.jsonl")[-1].round
     assert [line for line in said if line.startswith("stop")] == [
         told,
         f"stopped: {rounds} rounds, saved; `swarmd join` goes on",
@@ -287,7 +288,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(TIMEOUT_S) == 0
         found = Checkpoints(state / "checkpoints").newest()
-        rounds = [line["round"] for line in read_metrics(state / "metrics.jsonl")]
+        rounds = [line.round for line in read_metrics(state / "metrics.jsonl")]
         assert found is not None and found[0].round == rounds[-1] and found[2] == []
         assert rounds == list(range(1, len(rounds) + 1))
     finally:

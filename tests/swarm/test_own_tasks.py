@@ -57,12 +57,12 @@ def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp
         lines = {name: tmp_path / name / "metrics.jsonl" for name in rewards}
         until(
             tmp_path / "usual",
-            lambda _: any(line["reward_mean"] < 0.25 for line in read_metrics(lines["usual"])),
+            lambda _: any((line.reward_mean or 0.0) < 0.25 for line in read_metrics(lines["usual"])),
             nodes["usual"],
         )
         usual, own = map(read_metrics, lines.values())
-        assert all(0.25 <= line["reward_mean"] <= 0.75 for line in own)
-        assert not any(Reason.UNKNOWN_TASK.value in line["rejected"] for line in (*usual, *own))
+        assert all(0.25 <= line.reward_mean <= 0.75 for line in own)
+        assert not any(Reason.UNKNOWN_TASK.value in line.rejected for line in (*usual, *own))
 
 
 def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Learner(NamedTuple):
 
     def trained_on(self) -> int:
         """Rollouts of others, in all rounds so far."""
-        return sum(line["external"] for line in read_metrics(self.state / "metrics.jsonl"))
+        return sum(line.external for line in read_metrics(self.state / "metrics.jsonl"))
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_an_unknown_kind_is_counted_in_the_status_and_the_metrics(learner: Learn
 
             await waited(counted, every=0.5)
             await waited(
-                lambda: any(why in line["rejected"] for line in read_metrics(learner.state / "metrics.jsonl"))
+                lambda: any(why in line.rejected for line in read_metrics(learner.state / "metrics.jsonl"))
             )
             nursery.cancel_scope.cancel()
 

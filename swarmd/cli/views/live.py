@@ -11,11 +11,11 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from statistics import fmean
 from textwrap import wrap
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -36,6 +36,7 @@ from swarmd.daemon.local_api.status_words import (
 )
 from swarmd.state.status import MeasuredKl, NodeState, Status
 from swarmd.terminal import printable
+from swarmd.types import RoundLine
 
 EVENTS = 6
 # The hint is left out of a page with fewer rows.
@@ -157,7 +158,7 @@ class LiveView:
             self._drawn = self._clock(), shown
             self._draw()
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         """Ignore the round: the status carries the last one and the curve."""
 
     def talk(self, text: str) -> None:
@@ -282,24 +283,24 @@ def _facts(status: Status, width: int, *, verbose: bool) -> list[tuple[str, str]
     return facts + [(name, text) for name, text in status_facts(status) if name in SHOWN]
 
 
-def _of_round(last: Mapping[str, Any], kl: MeasuredKl | None) -> list[tuple[str, str]]:
+def _of_round(last: RoundLine, kl: MeasuredKl | None) -> list[tuple[str, str]]:
     batch = [
-        f"{last['local']} own + {last['external']} of others",
-        f"pool {last['pool']['size']}, {last['pool']['fresh']} new",
-        f"{last['zero_advantage_dropped']} without advantage dropped",
-        f"age {last['staleness']['mean']:.1f} rounds" if last["external"] else "",
+        f"{last.local} own + {last.external} of others",
+        f"pool {last.pool.size}, {last.pool.fresh} new",
+        f"{last.zero_advantage_dropped} without advantage dropped",
+        f"age {last.staleness.mean:.1f} rounds" if last.external else "",
     ]
     update = [
-        f"loss {number(last['loss'])}",
-        f"gradient {number(last['grad_norm'])}",
-        f"entropy {number(last['entropy'])}",
+        f"loss {number(last.loss)}",
+        f"gradient {number(last.grad_norm)}",
+        f"entropy {number(last.entropy)}",
         # The last measured KL: not every update measures it.
         f"KL from the start {number(kl.value)}" if kl else "",
-        f"{last['skipped']} steps left out: not finite" if last.get("skipped") else "",
-        f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained",
+        f"{last.skipped} steps left out: not finite" if last.skipped else "",
+        f"{last.tokens.generated} tokens made, {last.tokens.trained} trained",
     ]
     return [
-        ("time", time_words(last["seconds"])),
+        ("time", time_words(last.seconds)),
         ("batch", ", ".join(filter(None, batch))),
         ("update", ", ".join(filter(None, update))),
     ]

@@ -5,17 +5,17 @@ it stops writing, and what a reader leaves unread until the pipe is full is left
 """
 
 import contextlib
-import json
 import logging
 import os
 import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import IO, Any, Final
+from typing import IO, Final
 
+import msgspec
 from msgspec import structs
 
 from swarmd.daemon.local_api.status_words import (
@@ -29,6 +29,7 @@ from swarmd.daemon.local_api.status_words import (
 from swarmd.protocols import View
 from swarmd.state.status import NodeState, Status
 from swarmd.terminal import printable, tell
+from swarmd.types import RoundLine
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Lines:
         self._talked = ""  # what was said last
         self._told = clock()  # when the last line was written
         self._status = Status()
-        self._round: Mapping[str, Any] | None = None  # the newest round that no line told of
+        self._round: RoundLine | None = None  # the newest round that no line told of
         self._count, self._last = 0, -ROUNDS_EVERY_S  # rounds that no line told of, and when one did
 
     def status(self, status: Status) -> None:
@@ -73,7 +74,7 @@ class Lines:
         self._once("learning", sentence(status.learning))
         self._tell_rounds(every=ROUNDS_EVERY_S)
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         self._round, self._count = line, self._count + 1
         self._tell_rounds(every=ROUNDS_EVERY_S)
 
@@ -150,7 +151,7 @@ class LogView(Lines):
         # `IsolationWatch` logs trouble itself, as it has no view in a program that imports swarmd.
         super().status(structs.replace(status, trouble=None))
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         self._view.round(line)
         super().round(line)
 
@@ -172,7 +173,7 @@ class JsonView(PlainView):
         self._out: IO[str] | None = out
         self._left_out = 0  # lines left out since one was last written
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: RoundLine) -> None:
         if self._out is None:
             return
         if _full(self._out):
@@ -187,7 +188,8 @@ class JsonView(PlainView):
             self.talk(f"standard output is read again; rounds left out: {self._left_out}")
             self._left_out = 0
         try:
-            print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
+            document = {"schema": 1, **structs.asdict(line)}
+            print(msgspec.json.encode(document).decode(), file=self._out, flush=True)
         except (OSError, ValueError):
             self._out = None
             self.talk(

@@ -3,12 +3,12 @@
 `CAUSES` is read from above: the first that fits is said.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from swarmd.daemon.local_api.status_words import many
 from swarmd.state.status import ModelDescription, Trouble
+from swarmd.types import RoundLine
 
 # Rounds that a word is about, at least, and the seconds that they took.
 ROUNDS, SECONDS = 2, 2.0
@@ -36,26 +36,26 @@ class Lately:
     rewards: float
 
 
-def lately(lines: Sequence[Mapping[str, Any]]) -> Lately | None:
+def lately(lines: Sequence[RoundLine]) -> Lately | None:
     """Return the sums over the newest rounds of SECONDS and at least ROUNDS; None if there are fewer."""
-    seconds, chosen = 0.0, list[Mapping[str, Any]]()
+    seconds, chosen = 0.0, list[RoundLine]()
     for line in reversed(lines):
         chosen.append(line)
-        seconds += sum(line["seconds"].values())
+        seconds += sum(line.seconds.values())
         if len(chosen) >= ROUNDS and (seconds >= SECONDS or len(chosen) == KEPT_LINES):
             break
     else:
         return None
-    answers = [line["answers"] for line in chosen if line["answers"]["made"]]
+    answers = [line.answers for line in chosen if line.answers and line.answers.made]
     return Lately(
         len(chosen),
-        trained=sum(line["tokens"]["trained"] for line in chosen),
-        skipped=sum(line["skipped"] for line in chosen),
-        made=sum(each["made"] for each in answers),
-        cut=round(sum(each["cut"] * each["made"] for each in answers)),
-        in_form=round(sum(each["in_form"] * each["made"] for each in answers)),
-        tokens=sum(line["tokens"]["generated"] for line in chosen),
-        rewards=sum(line["reward_sum"] for line in chosen),
+        trained=sum(line.tokens.trained for line in chosen),
+        skipped=sum(line.skipped for line in chosen),
+        made=sum(each.made for each in answers),
+        cut=round(sum((each.cut or 0.0) * each.made for each in answers)),
+        in_form=round(sum((each.in_form or 0.0) * each.made for each in answers)),
+        tokens=sum(line.tokens.generated for line in chosen),
+        rewards=sum(line.reward_sum for line in chosen),
     )
 
 
@@ -133,9 +133,7 @@ def _formless(seen: Lately) -> bool:
     return seen.in_form < FEW_IN_FORM * seen.made
 
 
-def trouble_of(
-    lines: Sequence[Mapping[str, Any]], model: ModelDescription, sample: str = ""
-) -> Trouble | None:
+def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str = "") -> Trouble | None:
     """Return why the last rounds taught nothing, or little though there was something; None if all is well.
 
     lines: of metrics.jsonl. sample: one of the answers.

@@ -3,9 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -28,7 +27,7 @@ from swarmd.state.status import (
     Status,
     TrainerFigures,
 )
-from swarmd.types import ShownRollout
+from swarmd.types import RoundLine, Score, ShownRollout
 
 # Rounds of the reward curve, and of the answers that `swarmd status --answers` shows.
 KEPT_REWARDS, KEPT_ANSWERS = 500, 8
@@ -57,9 +56,9 @@ class StatusBoard:
             },
         )
         self._before = self.known  # when the trainer was not stuck
-        self._judged: JudgeStatus | None = None  # the judge's last score before this start
+        self._judged: Score | None = None  # the judge's last score before this start
         self.answers: deque[ShownRollout] = deque(maxlen=KEPT_ANSWERS)
-        self._lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_LINES)  # of this start's last rounds
+        self._lines: deque[RoundLine] = deque(maxlen=KEPT_LINES)  # of this start's last rounds
 
     def on_gpu(self) -> bool:
         """Return whether it trains on a CUDA device now."""
@@ -83,12 +82,11 @@ class StatusBoard:
         elif self.known.state is NodeState.STUCK:
             self.say(self._before.state, self._before.cause, self._before.remedy)
 
-    def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    def replay(self, lines: Sequence[RoundLine]) -> None:
         """Take up the rounds of earlier runs, from metrics.jsonl."""
         for line in lines:
             self._note(line)
-            if judged := line.get("judge"):
-                self._judged = JudgeStatus(score=judged["score"], n=judged["n"])
+            self._judged = line.judge or self._judged
 
     def resumed(self, ready: link.TrainerReady) -> None:
         """Show that the trainer is ready, and drop rounds lost with the one before it: they are run again."""
@@ -105,16 +103,16 @@ class StatusBoard:
         self._note(line)
         known.last, known.saved, known.progress = line, done.saved, None
         known.trainer = TrainerFigures(verifier_pid=done.verifier_pid)
-        if "answers" in line:
+        if line.answers is not None:
             self._learn(done)
-        if line.get("kl") is not None:
-            known.kl = MeasuredKl(line["round"], line["kl"])
+        if line.kl is not None:
+            known.kl = MeasuredKl(line.round, line.kl)
 
-    def _note(self, line: Mapping[str, Any]) -> None:
+    def _note(self, line: RoundLine) -> None:
         known = self.known
-        known.round = line["round"]
-        known.rewards = [*known.rewards, line.get("reward_mean")][-KEPT_REWARDS:]
-        known.external = [*known.external, line.get("external", 0)][-KEPT_REWARDS:]
+        known.round = line.round
+        known.rewards = [*known.rewards, line.reward_mean][-KEPT_REWARDS:]
+        known.external = [*known.external, line.external][-KEPT_REWARDS:]
 
     def _learn(self, done: link.RoundDone) -> None:
         self._lines.append(done.line)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from p2p.types import Reason
 from swarmd.state.status import (
@@ -20,7 +19,7 @@ from swarmd.state.status import (
     UsageRow,
 )
 from swarmd.terminal import duration_words, printable
-from swarmd.types import ShownRollout
+from swarmd.types import AnswerFigures, RoundLine, ShownRollout, WorkerFigures
 
 # The width of a terminal, at least.
 MIN_COLUMNS = 80
@@ -78,16 +77,16 @@ def sentence(found: Trouble | JudgeStatus | Status | None) -> str:
     return printable("; ".join(filter(None, (found.cause, found.remedy)))) if found else ""
 
 
-def round_sentence(line: Mapping[str, Any]) -> str:
-    refused = refused_words(line["rejected"])
-    unfit, gated, odd = (counts(line.get(key) or {}) for key in ("unfit", "gated", "gate_reported"))
+def round_sentence(line: RoundLine) -> str:
+    refused = refused_words(line.rejected)
+    unfit, gated, odd = map(counts, (line.unfit, line.gated, line.gate_reported))
     parts = [
-        f"round {line['round']}: reward {number(line['reward_mean'])}",
+        f"round {line.round}: reward {number(line.reward_mean)}",
         learnt_from_words(line),
-        answers_words(line),
-        f"{line['pool']['size']} in the pool",
-        many(line["peers"], "peer"),
-        time_words(line["seconds"]),
+        answers_words(line.answers),
+        f"{line.pool.size} in the pool",
+        many(line.peers, "peer"),
+        time_words(line.seconds),
         f"refused {refused}" if refused else "",
         f"not for our model: {unfit}" if unfit else "",
         f"not trained on: {gated}" if gated else "",
@@ -102,27 +101,26 @@ def time_words(seconds: Mapping[str, float]) -> str:
     return f"{sum(seconds.values()):.1f} s" + f" ({split})" * bool(split)
 
 
-def learnt_from_words(line: Mapping[str, Any]) -> str:
+def learnt_from_words(line: RoundLine) -> str:
     """Say how many of the rollouts that a round trained on taught something: those with an advantage."""
-    batch = f"{line['local']} own and {line['external']} external rollouts"
-    learnt = f"learnt from {line['useful']} of" if line["useful"] else "nothing learnt from"
-    return f"{learnt} {batch}"
+    batch = f"{line.local} own and {line.external} external rollouts"
+    return f"{f'learnt from {line.useful} of' if line.useful else 'nothing learnt from'} {batch}"
 
 
-def answers_words(line: Mapping[str, Any]) -> str:
+def answers_words(answers: AnswerFigures | None) -> str:
     """Say how long a round's own answers are, and how many are cut and have the asked form."""
-    answers = line.get("answers") or {}
-    if not answers.get("made"):
+    if answers is None or not answers.made:
         return ""
+    cut, in_form = 100 * (answers.cut or 0.0), 100 * (answers.in_form or 0.0)
     return (
-        f"{answers['made']} answers of {answers['length']:.0f} tokens ({100 * answers['cut']:.0f} % cut,"
-        f" {100 * answers['in_form']:.0f} % in the asked form)"
+        f"{answers.made} answers of {answers.length or 0.0:.0f} tokens ({cut:.0f} % cut,"
+        f" {in_form:.0f} % in the asked form)"
     )
 
 
-def levels_words(line: Mapping[str, Any]) -> str:
+def levels_words(levels: Mapping[str, int]) -> str:
     """Name the level that each subject of a ladder is asked at; "" without levels."""
-    return ", ".join(f"{subject} {level}" for subject, level in (line.get("levels") or {}).items())
+    return ", ".join(f"{subject} {level}" for subject, level in levels.items())
 
 
 def progress_words(progress: StageProgress | None, core: float | None) -> str:
@@ -197,7 +195,7 @@ def status_facts(status: Status) -> list[tuple[str, str]]:
         ("learning", sentence(status.learning)),
         ("trouble", sentence(status.trouble)),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
-        ("levels", levels_words(last or {})),
+        ("levels", levels_words(last.levels) if last else ""),
         ("node", f"{status.name}  {status.peer_id}"),
         ("model", model_words(status.model)),
         ("swarm", f"{swarm.name}  {swarm.topic}  {status.engine}"),
@@ -209,7 +207,7 @@ def status_facts(status: Status) -> list[tuple[str, str]]:
         *(("", f"{reason}: {remedy}") for reason, remedy in status.advice.items()),
         ("judge", judge_words(status.judge) if status.judge else ""),
         ("trainer", f"restarts: {restarts}" if restarts else ""),
-        ("workers", workers_words(last.get("workers") or {}) if last else ""),
+        ("workers", workers_words(last.workers) if last else ""),
         (
             "budget",
             f"{budget.used / 1e9:.2f} of {budget.bytes / 1e9:g} GB this month" if budget else "",
@@ -270,15 +268,16 @@ def peers_words(status: Status) -> str:
     return f"{status.peers} heard, {status.connected} connected"
 
 
-def workers_words(workers: Mapping[str, Any]) -> str:
+def workers_words(workers: WorkerFigures | None) -> str:
     """Describe the worker processes and the age of the weights that drew our rollouts; "" without workers."""
-    if not workers:
+    if workers is None:
         return ""
+    kinds = {"generators": workers.generators, "trainers": workers.trainers}
     parts = [
-        *(f"{workers[kind]['alive']} of {workers[kind]['of']} {kind}" for kind in ("generators", "trainers")),
-        f"{number(workers['tokens_per_second'])} tokens/s",
-        f"version {workers['version']}",
-        f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}",
+        *(f"{count.alive} of {count.of} {kind}" for kind, count in kinds.items()),
+        f"{number(workers.tokens_per_second)} tokens/s",
+        f"version {workers.version}",
+        f"lag {number(workers.lag.mean)} versions, at most {workers.lag.max}",
     ]
     return printable(", ".join(parts))
 

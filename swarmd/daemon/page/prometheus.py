@@ -1,6 +1,7 @@
 """The status as Prometheus metrics (text format 0.0.4). Pure."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from swarmd.state.status import NodeState, Status
 
@@ -32,8 +33,8 @@ def exposition(status: Status) -> str:
 
 
 def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
-    last, exchange, given = status.last or {}, status.exchange, status.given
-    answers, total = last.get("answers") or {}, status.usage.total if status.usage else None
+    exchange, given, of = status.exchange, status.given, partial(getattr, status.last)
+    answers, total = of("answers", None), status.usage.total if status.usage else None
 
     def single(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
         return name, what, [({}, value)]
@@ -53,25 +54,27 @@ def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
         ),
         single("start_time_seconds", "when the node started, since the epoch", status.started_at),
         single("round", "rounds trained", status.round),
-        single("reward_mean", "mean reward of the last round", last.get("reward_mean")),
-        single("loss", "loss of the last update", last.get("loss")),
+        single("reward_mean", "mean reward of the last round", of("reward_mean", None)),
+        single("loss", "loss of the last update", of("loss", None)),
         (
             "answers_share",
             "share of the last round's own answers that were cut, or are in the asked form",
-            [({"which": which}, answers.get(which)) for which in ("cut", "in_form")],
+            [({"which": which}, getattr(answers, which, None)) for which in ("cut", "in_form")],
         ),
-        single("answer_tokens", "mean length of the last round's own answers", answers.get("length")),
+        single(
+            "answer_tokens", "mean length of the last round's own answers", getattr(answers, "length", None)
+        ),
         (
             "round_seconds",
             "seconds of the last round, by stage",
-            [({"stage": k}, v) for k, v in (last.get("seconds") or {}).items()],
+            [({"stage": k}, v) for k, v in of("seconds", {}).items()],
         ),
         (
             "batch_rollouts",
             "rollouts in the last batch",
-            [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
+            [({"from": "own"}, of("local", None)), ({"from": "others"}, of("external", None))],
         ),
-        single("useful_rollouts", "rollouts of the last batch that taught something", last.get("useful")),
+        single("useful_rollouts", "rollouts of the last batch that taught something", of("useful", None)),
         single("peers_heard", "peers whose rollouts arrive", status.peers),
         single("peers_connected", "peers connected", status.connected),
         (

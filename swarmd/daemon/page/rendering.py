@@ -230,18 +230,18 @@ def _round(status: Status) -> str:
         ("Round", round_words(status)),
         ("Now", progress_words(status.progress, status.left)),
         ("Reward", mean_reward_words(status)),
-        ("Answers", answers_words(last or {})),
+        ("Answers", answers_words(last.answers) if last else ""),
         ("Last round", learnt_from_words(last) if last else ""),
-        ("Levels", levels_words(last or {})),
+        ("Levels", levels_words(last.levels) if last else ""),
         (
             "Shared",
             f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
             if any(external)
             else "",
         ),
-        ("Workers", workers_words(last.get("workers") or {}) if last else ""),
+        ("Workers", workers_words(last.workers) if last else ""),
         # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
-        ("Time", time_words(last["seconds"]) if last else ""),
+        ("Time", time_words(last.seconds) if last else ""),
     ]
     return _facts(facts)
 

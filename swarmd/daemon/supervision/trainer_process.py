@@ -213,7 +213,7 @@ class TrainerChild:
             case link.TrainerReady():
                 self.ready = True
             case link.RoundDone():
-                self._deaths.progress(message.line["round"])
+                self._deaths.progress(message.line.round)
             case link.TrainerFailed():
                 self.failed = message
             case link.Stopped():

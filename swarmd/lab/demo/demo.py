@@ -49,21 +49,21 @@ class Story(Curve):
     @property
     def reward(self) -> float:
         """The sum of the rewards of all rounds so far."""
-        return float(sum(line["reward_mean"] for line in self.lines))
+        return sum(line.reward_mean or 0.0 for line in self.lines)
 
     def refresh(self) -> None:
         self.lines = self.node.lines()
         self.node.check()
 
     def summary(self) -> dict[str, Any]:
-        rewards = [line["reward_mean"] for line in self.lines]
+        rewards = [line.reward_mean or 0.0 for line in self.lines]
         window = max(1, min(10, len(rewards) // 3))
         return {
             "peer_id": self.node.peer_id,
             "alone": self.alone,
             "rounds": len(self.lines),
-            "generated": sum(line["generated"] for line in self.lines),
-            "external_trained": sum(line["external"] for line in self.lines),
+            "generated": sum(line.generated for line in self.lines),
+            "external_trained": sum(line.external for line in self.lines),
             "rejoined": self.rejoined,
             "reward": self.reward,
             "reward_first": sum(rewards[:window]) / window,
@@ -194,7 +194,7 @@ def _step(story: Story) -> str:
 
 
 def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
-    behind = victim.lines[-1]["round"] if victim.lines else 0
+    behind = victim.lines[-1].round if victim.lines else 0
     if victim.lost_at is None and behind >= rounds // 2:
         victim.lost_at = behind
         victim.node.kill()
@@ -235,7 +235,7 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for story in stories:
         summary = story.summary()
-        judged = story.lines[-1].get("judge") if story.lines else None
+        judged = story.lines[-1].judge if story.lines else None
         if story.alone:
             table.add_section()
         table.add_row(
@@ -244,7 +244,7 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
             str(summary["external_trained"]),
             f"{summary['reward_first']:.3f} → {summary['reward_last']:.3f}",
             f"{summary['reward']:.1f}",
-            f"{judged['score']:.2f}" if judged else "",
+            f"{judged.score:.2f}" if judged else "",
             "" if story.lost_at is None else f"{story.lost_at}" if story.rejoined else f"{story.lost_at} …",
         )
     return table

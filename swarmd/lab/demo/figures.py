@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from swarmd.errors import SwarmdError, command_for
+from swarmd.types import RoundLine
 
 TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
 # The palette of Okabe and Ito is distinguishable for colour-blind readers. Then Paul Tol's "muted" scheme,
@@ -29,7 +30,7 @@ class Curve:
     """One node's run."""
 
     name: str
-    lines: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
+    lines: Sequence[RoundLine] = ()
     lost_at: int | None = None  # the round after which it was killed
     alone: bool = False  # whether it shares with no other node
 
@@ -66,7 +67,7 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
     rounds = min(len(curve.lines) for curve in curves)
     window = max(1, rounds // 8)
     shown = range(window, rounds + 1)
-    rewards = {curve.name: [line["reward_mean"] for line in curve.lines[:rounds]] for curve in curves}
+    rewards = {curve.name: [line.reward_mean or 0.0 for line in curve.lines[:rounds]] for curve in curves}
     for number, curve in enumerate(swarm):
         lost = curve.lost_at is not None
         label = (
@@ -119,10 +120,10 @@ def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
 
     The longest gap between two rounds of the killed node is marked as its downtime.
     """
-    begun = min(curve.lines[0]["time"] for curve in curves)
+    begun = min(curve.lines[0].time for curve in curves)
     for curve in curves:
-        minutes = [(line["time"] - begun) / 60 for line in curve.lines]
-        numbers = [line["round"] for line in curve.lines]
+        minutes = [(line.time - begun) / 60 for line in curve.lines]
+        numbers = [line.round for line in curve.lines]
         colour = ALONE if curve.alone else TOGETHER if curve.lost_at is None else LOST
         panel.plot(
             minutes,

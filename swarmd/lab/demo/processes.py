@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from p2p.identity import Identity, nickname
 from swarmd.daemon.local_api import control
@@ -18,6 +17,7 @@ from swarmd.errors import SwarmdError
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics
 from swarmd.state.status import Status
+from swarmd.types import RoundLine
 
 # Ports below the range from which Linux and macOS assign ephemeral ports.
 UNASKED_PORTS = range(10_000, 32_000)
@@ -81,7 +81,7 @@ class LocalNode:
         if self.process is not None and self.process.poll() not in (None, 0):
             raise LabFailed(f"{self.name} ended with status {self.process.returncode}; see {self.log}")
 
-    def lines(self) -> Sequence[dict[str, Any]]:
+    def lines(self) -> Sequence[RoundLine]:
         """Return the lines of the node's metrics.jsonl."""
         return read_metrics(self.folder / "metrics.jsonl")
 

@@ -227,10 +227,10 @@ class Learner:
             norm,
             sums.entropy / sums.tokens,
             sums.clipped / sums.tokens,
-            sums.tokens,
+            tokens=sums.tokens,
             drift=sums.drift / max(1, sums.drawn),
             kl=sums.kl / sums.measured if sums.measured else None,
-            rate=rate,
+            learning_rate=rate,
         )
 
     def logprobs(self, rows: Sequence[Row]) -> dict[Row, tuple[float, ...]]:

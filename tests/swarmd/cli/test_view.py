@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from msgspec import convert
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -33,13 +33,13 @@ from swarmd.daemon.local_api.status_words import (
 )
 from swarmd.state.status import KnownPeer, NodeState, StageProgress, Status
 from swarmd.terminal import tell
-from swarmd.types import ShownRollout
+from swarmd.types import AnswerFigures, RoundLine, ShownRollout, WorkerFigures
 from tests.doubles import TIMEOUT_S, Clock
 from tests.processes import killed_after
 from tests.terminals import rest_of, terminal
 
 PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
-LAST = {
+_LAST = {
     "round": 120,
     "time": 1_700_000_000.0,
     "seconds": {
@@ -70,6 +70,9 @@ LAST = {
 }
 
 
+LAST = convert(_LAST, RoundLine)
+
+
 def status_of(**changes: Any) -> Status:
     """Return a node's status, with changes as its JSON has them."""
     shown = {
@@ -87,7 +90,7 @@ def status_of(**changes: Any) -> Status:
         "state_dir": "/state",
         "round": 120,
         "rounds": 300,
-        "last": LAST,
+        "last": _LAST,
         "rewards": [0.2 + 0.002 * at for at in range(120)],
         "peers": 2,
         "addresses": [f"/ip4/192.0.2.7/tcp/40123/p2p/{PEER}"],
@@ -224,10 +227,10 @@ def test_technical_figures_are_shown_where_they_are_wanted_alone() -> None:
 
 
 def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
-    assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(
-        LAST | {"peers": 0}
+    assert ", 1 peer, " in round_sentence(replace(LAST, peers=1)) and ", 0 peers, " in round_sentence(
+        replace(LAST, peers=0)
     )
-    assert "reward –, learnt from 3" in round_sentence(LAST | {"reward_mean": None})
+    assert "reward –, learnt from 3" in round_sentence(replace(LAST, reward_mean=None))
 
 
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
@@ -310,17 +313,18 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
     view.status(status_of())
     view.round(LAST)
     view.talk("hello")
-    assert [json.loads(line) for line in out.getvalue().splitlines()] == [{"schema": 1, **LAST}]
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [{"schema": 1, **to_builtins(LAST)}]
     assert "hello" in talk.getvalue() and "training" in talk.getvalue()
 
 
 NO_READER = """
 import sys
 from swarmd.cli.views.plain import JsonView
+from swarmd.types import RoundLine
 view = JsonView(sys.stdout, sys.stderr)
 sys.stdin.readline()
 for number in range(3):
-    view.round({"round": number})
+    view.round(RoundLine(round=number))
 view.close()
 """
 
@@ -332,12 +336,12 @@ def test_a_full_pipe_does_not_hold_the_node_up() -> None:
         talk = io.StringIO()
         view = JsonView(out, talk)
         for number in range(5000):
-            view.round({"round": number})
+            view.round(RoundLine(round=number))
         os.set_blocking(read, False)
         rounds = [json.loads(line)["round"] for line in reader]
         assert rounds == list(range(len(rounds))), "whole lines, the first ones"
-        view.round({"round": 5000})
-        assert json.loads(next(reader)) == {"schema": 1, "round": 5000}
+        view.round(RoundLine(round=5000))
+        assert json.loads(next(reader))["round"] == 5000
         full, again = talk.getvalue().splitlines()
         assert "it is full" in full and again.endswith(f"left out: {5000 - len(rounds)}")
 
@@ -526,10 +530,9 @@ def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_end
     learnt = round_sentence(LAST)
     assert "learnt from 3 of 4 own and 3 external rollouts" in learnt
     assert "32 answers of 12 tokens (25 % cut, 50 % in the asked form)" in learnt
-    nothing = round_sentence(LAST | {"useful": 0})
+    nothing = round_sentence(replace(LAST, useful=0))
     assert "nothing learnt from 4 own and 3 external rollouts" in nothing
-    none = {"made": 0, "cut": None, "in_form": None, "length": None}
-    assert "answers" not in round_sentence(LAST | {"answers": none})
+    assert "answers" not in round_sentence(replace(LAST, answers=AnswerFigures(0)))
 
 
 def test_the_status_says_how_far_a_long_round_is_and_why_nothing_is_learnt() -> None:
@@ -591,7 +594,7 @@ def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptu
     shown = status_of(saved=100)
     for number in range(1, 1201):  # ten a second, for two minutes
         now[0] += 0.1
-        log_view.round(LAST | {"round": number})
+        log_view.round(replace(LAST, round=number))
         log_view.status(shown)
     log_view.status(status_of(state="paused", cause="you paused it", remedy="swarmd resume"))
     log_view.close()
@@ -618,7 +621,7 @@ def test_an_event_that_is_a_state_too_is_told_once(caplog: pytest.LogCaptureFixt
     view = LogView(PlainView(out))
     view.status(status_of())
     for number in range(2):
-        view.round(LAST | {"round": number})
+        view.round(replace(LAST, round=number))
         view.talk("stuck: no round has ended; look into trainer.log")
         view.status(status_of(state="stuck", cause="no round has ended", remedy="look into trainer.log"))
         view.talk("the trainer works again")
@@ -634,7 +637,7 @@ def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
     view = PlainView(out, lambda: now[0])
     for number in range(1, 1201):  # ten a second, for two minutes
         now[0] += 0.1
-        view.round(LAST | {"round": number})
+        view.round(replace(LAST, round=number))
         view.status(status_of(judge=None))
     view.close()
     rounds = [line for line in out.getvalue().splitlines() if line.startswith("round ")]
@@ -718,8 +721,8 @@ WORKERS = {
 
 
 def test_workers_are_described_in_words() -> None:
-    assert workers_words({}) == ""
+    assert workers_words(None) == ""
     assert (
-        workers_words(WORKERS)
+        workers_words(convert(WORKERS, WorkerFigures))
         == "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3"
     )

@@ -8,10 +8,11 @@ import time
 
 from swarmd import link
 from swarmd.trainer.trainer_link import TrainerLink
+from swarmd.types import RoundLine
 
 if __name__ == "__main__":
     daemon = TrainerLink(socket.socket(fileno=int(sys.argv[1])), on_eof=lambda: os._exit(1))
     daemon.open()
     for number in itertools.count(1):
-        daemon.tell(link.RoundDone({"round": number}, None))
+        daemon.tell(link.RoundDone(RoundLine(round=number), None))
         time.sleep(0.1)

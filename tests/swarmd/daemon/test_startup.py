@@ -36,7 +36,7 @@ from swarmd.exchange import offers, wire
 from swarmd.state.status import NodeState, PauseCause, Status
 from swarmd.trainer.__main__ import NICE
 from swarmd.trainer.checkpoint import Checkpoints, RunState
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, RoundLine, TaskRef
 from tests.doubles import TIMEOUT_S, until
 
 ALONE = {"swarm": {"engine": "none"}}
@@ -63,7 +63,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
             steps.append(message.cause)
             nices.setdefault(message.state, threads(child.pid))
         # The second one may end before the first is read
-        if isinstance(message, link.RoundDone) and message.line["round"] == 3:
+        if isinstance(message, link.RoundDone) and message.line.round == 3:
             assert message.verifier_pid is not None
             nices["later"] = threads(child.pid) | threads(message.verifier_pid)
 
@@ -236,8 +236,7 @@ async def test_a_judge_is_not_asked_for_what_nobody_will_answer(
             daemon._stop("you asked it to")
         elif ends == "pauses":
             daemon.guest.pauses = [PauseCause("battery", "", None, "", "")]
-        line = {"round": 1, "reward_mean": 0.0, "rejected": {}}
-        daemon._on_trainer_message(link.RoundDone(line, None))
+        daemon._on_trainer_message(link.RoundDone(RoundLine(round=1), None))
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert asked == ([] if ends else [1])

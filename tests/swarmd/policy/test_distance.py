@@ -238,7 +238,7 @@ def test_the_rate_is_what_a_step_is_made_with(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"], train={"learning_rate": RATE})
     before = {name: p.detach().clone() for name, p in policy.trained.items()}
     report = policy.update(batch_of(policy))
-    assert report.rate == RATE
+    assert report.learning_rate == RATE
     moved = max(float((p.detach() - before[name]).abs().max()) for name, p in policy.trained.items())
     assert moved == pytest.approx(RATE, rel=0.01)
 

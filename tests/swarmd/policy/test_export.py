@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -27,23 +28,22 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit
 from swarmd.state.metrics import each_round
+from swarmd.types import RoundLine, Score, TokenCounts
 from tests.swarmd.policy.conftest import answered, edit_json, files_of, make_model, open_policy
 
 QUESTIONS = ["one?", "and another one", "zzz"]
 FAST = {"learning_rate": 0.02}
 
 
-def line(round_number: int, **changes: Any) -> dict[str, Any]:
-    figures = {
-        "round": round_number,
+def line(round_number: int, **changes: Any) -> RoundLine:
+    figures: dict[str, Any] = {
         "seconds": {"generate": 1.0, "train": 2.0},
-        "tokens": {"generated": 100, "trained": 50},
+        "tokens": TokenCounts(100, 50),
         "local": 4,
         "external": 2,
         "reward_mean": round_number / 10,
-        "judge": None,
     }
-    return figures | changes
+    return RoundLine(round=round_number, **figures | changes)
 
 
 def train(policy: LanguagePolicy, updates: int = 2) -> None:
@@ -266,7 +266,7 @@ def test_card_tells_whose_questions_were_asked(curriculum: str, whose: str) -> N
 
 def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
     files = files_of(open_policy(folders["qwen2"]))
-    lines = [line(n, judge={"score": 0.5, "n": 90} if n == 3 else None) for n in range(1, 5)]
+    lines = [line(n, judge=Score(0.5, 90) if n == 3 else None) for n in range(1, 5)]
     out = export(files, lines, "tiny-9", tmp_path / "out").folder
     text = (out / "README.md").read_text()
     for words in (
@@ -285,7 +285,7 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
 
 def test_the_rounds_of_weeks_are_read_one_by_one(tmp_path: Path) -> None:
     rounds = [line(number) for number in range(1, 3001)]
-    written = [json.dumps(each) + "\n" for each in rounds]
+    written = [msgspec.json.encode(each).decode() + "\n" for each in rounds]
     written[1000:1000] = ["\0" * 4096, "\n", written[999], "{}\n"]  # by a power cut
     (tmp_path / "metrics.jsonl").write_text("".join([*written, '{"round":']))
     tracemalloc.start()
@@ -309,8 +309,6 @@ def test_figures_of_runs_with_gaps() -> None:
     whole = figures_of([line(n, reward_mean=None if n == 1 else n / 100) for n in range(1, 101)])
     assert whole.edge == 10 and whole.reward_first == pytest.approx(0.065)
     assert whole.reward_last == pytest.approx(0.955)
-    only_others = figures_of(
-        [line(1, local=0, external=4, reward_mean=0.0, tokens={"generated": 0, "trained": 9})]
-    )
+    only_others = figures_of([line(1, local=0, external=4, reward_mean=None, tokens=TokenCounts(0, 9))])
     assert (only_others.reward_first, only_others.external_share) == (None, 1.0)
     assert figures_of([line(7)]).reward_first == figures_of([line(7)]).reward_last == pytest.approx(0.7)

@@ -15,57 +15,54 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
+from msgspec import to_builtins
 
 from swarmd.errors import CannotRecord
 from swarmd.state.logs import LOG_BYTES, log_with, set_up_logging
 from swarmd.state.metrics import (
     MetricsFile,
-    NodeReport,
-    Score,
-    WorkersReport,
     each_round,
-    metrics_line,
     read_metrics,
 )
-from swarmd.types import STAGES, AnswerFigures, RoundReport, UpdateReport
+from swarmd.types import (
+    STAGES,
+    Ages,
+    AnswerFigures,
+    PoolFigures,
+    RoundLine,
+    Score,
+    TokenCounts,
+    WorkerCounts,
+    WorkerFigures,
+)
 from tests import ROOT
 
 REFERENCE = "\n".join(runpy.run_path(str(ROOT / "scripts" / "tables"))["metrics"]())
 
 
-def report(number: int, loss: float = 0.5) -> RoundReport:
-    update = UpdateReport(loss=loss, grad_norm=0.25, entropy=1.25, tokens=900)
-    counts = {
-        "local": 4,
-        "external": 3,
-        "pool_size": 17,
-        "pool_fresh": 5,
-        "zero_advantage_dropped": 2,
-        "external_authors": (),
-    }
-    answers = AnswerFigures(32, cut=0.25, in_form=0.5, length=16.0)
-    rejected, rewards = {"no such task in this curriculum": 1}, {"reward_mean": 0.25, "reward_sum": 8.0}
-    ages = {"staleness_mean": 0.5, "staleness_max": 1, "replays_mean": 0.5}
-    return RoundReport(
-        number,
-        dict.fromkeys(STAGES, 0.5),
-        512,
-        update,
-        rejected=rejected,
-        answers=answers,
-        **counts,
-        **rewards,
-        **ages,
-    )  # type: ignore[arg-type]
-
-
-def line(number: int, **more: Any) -> dict[str, Any]:
-    return metrics_line(
-        report(number), NodeReport(1_700_000_000.5, peers=2, judge=None, pool_external_share=0.75, **more)
+def line(number: int, **more: Any) -> RoundLine:
+    return RoundLine(
+        round=number,
+        time=1_700_000_000.5,
+        seconds=dict.fromkeys(STAGES, 0.5),
+        tokens=TokenCounts(512, 900),
+        local=4,
+        external=3,
+        pool=PoolFigures(17, 5, 0.75),
+        rejected={"no such task in this curriculum": 1},
+        answers=AnswerFigures(32, cut=0.25, in_form=0.5, length=16.0),
+        reward_mean=0.25,
+        peers=2,
+        **more,
     )
+
+
+def text(of: RoundLine) -> str:
+    return msgspec.json.encode(of).decode()
 
 
 def test_the_reference_of_every_field_is_the_one_in_the_documents() -> None:
@@ -74,8 +71,10 @@ def test_the_reference_of_every_field_is_the_one_in_the_documents() -> None:
 
 
 def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
-    none = WorkersReport(*[0] * 2, [], *[0] * 2, [], *[0] * 7)
-    whole = line(7, checkpoint_seconds=0.3, workers=none) | {"judge": {"score": 0.5, "n": 10}}
+    none = WorkerCounts(0, 0, [])
+    workers = WorkerFigures(none, none, 0, Ages(), 0.0, {"in_flight": 0}, 0, 0)
+    whole = to_builtins(line(7, workers=workers, judge=Score(0.5, 10)))
+    whole["seconds"]["checkpoint"] = 0.3
 
     def paths(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
         for key, value in part.items():
@@ -85,23 +84,13 @@ def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
 
     documented, found = set(re.findall(r"^\| `([\w.]+)` ", REFERENCE, re.MULTILINE)), dict(paths(whole))
     assert {at for at, leaf in found.items() if leaf} <= documented <= set(found)
-    assert (whole["pool"], whole["tokens"]) == (
-        {"size": 17, "fresh": 5, "external_share": 0.75},
-        {"generated": 512, "trained": 900},
-    )
-    assert (
-        whole["seconds"]["checkpoint"],
-        whole["seconds"]["train"],
-        whole["learning_rate"],
-        whole["kl"],
-    ) == (0.3, 0.5, 0.0, None)
 
 
 def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
     with contextlib.closing(MetricsFile(tmp_path / "m.jsonl", 0)) as file:
-        file.append(metrics_line(report(1, loss=math.nan), NodeReport(0.0, 0, Score(0.5, 10), 0.0)))
+        file.append(line(1, loss=math.nan, judge=Score(0.5, 10)))
     (read,) = read_metrics(tmp_path / "m.jsonl")
-    assert (read["loss"], read["judge"]) == (None, {"score": 0.5, "n": 10})
+    assert (read.loss, read.judge) == (None, Score(0.5, 10))
 
 
 def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
@@ -110,20 +99,20 @@ def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
         for number in range(1, 6):
             file.append(line(number))
     with contextlib.closing(MetricsFile(path, 3)) as file:
-        assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3]
+        assert [entry.round for entry in read_metrics(path)] == [1, 2, 3]
         file.append(line(4))
-    assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3, 4]
+    assert [entry.round for entry in read_metrics(path)] == [1, 2, 3, 4]
     with contextlib.closing(MetricsFile(path, 0)):
         assert path.read_bytes() == b""
 
 
 def rounds_in(path: Path, **limits: Any) -> list[int]:
-    return [entry["round"] for entry in each_round(path, **limits)]
+    return [entry.round for entry in each_round(path, **limits)]
 
 
 def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    most = 10 * len(json.dumps(line(1)))
+    most = 10 * len(text(line(1)))
     with contextlib.closing(MetricsFile(path, 0, most)) as file:
         for number in range(1, 101):
             file.append(line(number))
@@ -135,7 +124,7 @@ def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_
         and sum(each.stat().st_size for each in tmp_path.iterdir()) < 2.2 * most
     )
     newest = len(path.read_bytes().splitlines())
-    assert [entry["round"] for entry in read_metrics(path, newest + 3)] == [*range(98 - newest, 101)]
+    assert [entry.round for entry in read_metrics(path, newest + 3)] == [*range(98 - newest, 101)]
     assert rounds_in(path, last=95)[-1] == 95
 
     for resumed in (100, 100 - newest, 95 - newest):
@@ -149,7 +138,7 @@ def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_
 
 
 def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path: Path) -> None:
-    whole = "".join(json.dumps(line(number)) + "\n" for number in range(1, 5)).encode()
+    whole = "".join(text(line(number)) + "\n" for number in range(1, 5)).encode()
     rng = random.Random(4)
     before_newlines = [at for at, byte in enumerate(whole) if byte == ord("\n")]
     for cut in before_newlines + [rng.randrange(len(whole) + 1) for _ in range(100)]:
@@ -158,7 +147,7 @@ def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path
         complete = whole[:cut].count(b"\n")
         with contextlib.closing(MetricsFile(path, 4)) as file:
             file.append(line(complete + 1))
-        assert [entry["round"] for entry in read_metrics(path)] == list(range(1, complete + 2))
+        assert [entry.round for entry in read_metrics(path)] == list(range(1, complete + 2))
         assert path.read_bytes().count(b"\n") == complete + 1
 
 
@@ -184,9 +173,9 @@ def test_later_rounds_are_cut_off_on_opening_and_rubbish_is_left_out_in_reading(
     path.write_text(there)
     with contextlib.closing(MetricsFile(path, resumed)) as file:
         assert len(file.notes) == lost
-        file.append({"round": resumed + 1})
-    assert path.read_text() == f'{left}{{"round":{resumed + 1}}}\n'
-    assert [entry["round"] for entry in read_metrics(path)] == [
+        file.append(line(resumed + 1))
+    assert path.read_text() == f"{left}{text(line(resumed + 1))}\n"
+    assert [entry.round for entry in read_metrics(path)] == [
         *range(1, left.count("round") + 1),
         resumed + 1,
     ]
@@ -194,12 +183,12 @@ def test_later_rounds_are_cut_off_on_opening_and_rubbish_is_left_out_in_reading(
 
 def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 2001)))
+    path.write_text("".join(text(line(number)) + "\n" for number in range(1, 2001)))
     tracemalloc.start()
     try:
         with contextlib.closing(MetricsFile(path, 1990)) as file:
             assert not file.notes
-        assert [entry["round"] for entry in read_metrics(path, 3)] == [1988, 1989, 1990]
+        assert [entry.round for entry in read_metrics(path, 3)] == [1988, 1989, 1990]
         assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 10
     finally:
         tracemalloc.stop()
@@ -208,12 +197,12 @@ def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
 
 def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2))[:-9])
+    path.write_text(text(line(1)) + "\n" + text(line(2))[:-9])
     with contextlib.closing(MetricsFile(path, 2)) as file:
         assert file.notes == [
             "metrics.jsonl was damaged or cut: 1 of the 2 rounds behind have no line there any more"
         ]
-    path.write_text("".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3)))
+    path.write_text("".join(text(line(number)) + "\n" for number in (1, 2, 3)))
     with contextlib.closing(MetricsFile(path, 2)) as file:
         assert file.notes == []
 
@@ -237,7 +226,7 @@ ODD = [
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
 def test_foreign_lines_are_ignored(tmp_path: Path, odd: str) -> None:
     (tmp_path / "m.jsonl").write_text(odd + '\n{"round":2}\n')
-    assert read_metrics(tmp_path / "m.jsonl") == [{"round": 2}]
+    assert read_metrics(tmp_path / "m.jsonl") == [RoundLine(round=2)]
 
 
 def test_a_folder_in_place_of_the_file_gives_a_message(tmp_path: Path) -> None:
@@ -254,7 +243,7 @@ def test_a_full_disk_is_reported_and_leaves_the_file_whole(tmp_path: Path) -> No
         file.append(line(2))
     file.append(line(2))
     file.close()
-    assert [entry["round"] for entry in read_metrics(path)] == [1, 2]
+    assert [entry.round for entry in read_metrics(path)] == [1, 2]
     with pytest.raises(CannotRecord, match="Is a directory"):
         MetricsFile(tmp_path, 0)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
@@ -87,7 +88,7 @@ def watched(node: RoundParts, built: Callable[[Sequence[Scored]], object]) -> Ro
 
 
 def without_seconds(report: RoundReport) -> RoundReport:
-    return replace(report, seconds={})
+    return structs.replace(report, seconds={})
 
 
 def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:

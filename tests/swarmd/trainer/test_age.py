@@ -26,7 +26,7 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.events import Deliver
 from swarmd.state.status import ModelDescription
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Lead, Rollout, RoundLine, TaskRef
 
 OTHER = Identity(b"o" * 32)
 
@@ -78,8 +78,7 @@ class Played:
         self.daemon.child.on_message(message)
 
     def round_done(self, number: int, lead: Lead | None = None) -> None:
-        line = {"round": number, "rejected": {}, "reward_mean": 0.0}
-        self.trainer_says(link.RoundDone(line, None, lead=lead or Lead()))
+        self.trainer_says(link.RoundDone(RoundLine(round=number), None, lead=lead or Lead()))
 
     def gather(self) -> None:
         """Fetch what is chosen."""

@@ -344,7 +344,7 @@ def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> 
     (tmp_path / "metrics.jsonl").rmdir()
     (tmp_path / "metrics.jsonl").write_text('{"round":1}\n{"round":2}\n{"round":3}\n')
     assert (run.round, run.files["policy.bin"]) == (2, b"of 2")
-    assert [line["round"] for line in each_round(tmp_path / "metrics.jsonl", run.round)] == [1, 2]
+    assert [line.round for line in each_round(tmp_path / "metrics.jsonl", run.round)] == [1, 2]
 
 
 def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:

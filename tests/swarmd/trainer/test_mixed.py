@@ -16,7 +16,6 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
@@ -103,9 +102,7 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
         assert sum(author in report.external_authors for report in of_one) >= 3, (
             "most rounds have the other's rollouts"
         )
-        assert all(
-            report.update.tokens > 0 and not report.update.skipped for report in of_one if report.external
-        )
+        assert all(report.tokens.trained > 0 and not report.skipped for report in of_one if report.external)
         assert all(not report.unfit and not report.rejected for report in of_one)
         assert node.pool.used
 
@@ -143,9 +140,7 @@ def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
         node, _ = joined(swarm, 1, verifier, model, new_tokens=room)
         report = heard(node, swarm, *long, *short)
         assert (report.unfit, report.external, report.zero_advantage_dropped) == (unfit, 2 - len(unfit), 0)
-        line = metrics_line(report, NodeReport(0.0, 1, None, 0.0, 0.0))
-        assert line["unfit"] == unfit
-        assert (f"not for our model: 1 {ANSWER_TOO_LONG}" in round_sentence(line)) == bool(unfit)
+        assert (f"not for our model: 1 {ANSWER_TOO_LONG}" in round_sentence(report.line)) == bool(unfit)
 
 
 def test_text_that_the_tokenizer_cannot_encode_is_dropped(verifier: Verifier, narrow: Path) -> None:

@@ -233,7 +233,7 @@ def test_the_papers_profile_steps_adam_at_the_papers_rate() -> None:
     scored = Scored(rollout, "What is 1?", (1.0, 0.0, 0.0), 1)
     lengths = [len(ids) for ids in policy.logprobs([scored])[0].ids]
     report = policy.update([scored])
-    assert report.rate == 1e-3
+    assert report.learning_rate == 1e-3
     assert report.loss == pytest.approx(
         -sum(a * n for a, n in zip(within_group(scored), lengths, strict=True)) / sum(lengths), rel=1e-4
     )

@@ -29,14 +29,14 @@ def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: objec
 def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Verifier) -> None:
     node, _, _ = join(MemorySwarm(), 1, verifier, config(size=10, updates_per_round=3, positive_bias=0.0))
     reports = [run_round(t, node) for t in range(1, 5)]
-    assert [r.pool_size for r in reports] == [4, 8, 10, 10]
+    assert [r.pool.size for r in reports] == [4, 8, 10, 10]
     assert all((r.updates, r.local, r.external, r.generated) == (3, 12, 0, 4) for r in reports)
     first, last = reports[0], reports[-1]
-    assert (first.staleness_max, first.replays_mean) == (
+    assert (first.staleness.max, first.replays_mean) == (
         0,
         1.0,
     ), "the same four, for the first, second and third time"
-    assert last.staleness_mean > 0 and 1 <= last.staleness_max <= 3 and last.replays_mean > 1
+    assert last.staleness.mean > 0 and 1 <= last.staleness.max <= 3 and last.replays_mean > 1
     assert last.since_use_mean is not None and last.since_use_mean >= 1
 
 
@@ -120,7 +120,7 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
     while not (reports and reports[-1].resting) and len(reports) < 12:
         reports.append(run_round(len(reports) + 1, node))
     rested = reports[-1]
-    assert rested.resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness_max == 0
+    assert rested.resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness.max == 0
     assert reports[-2].updates == 6 and reports[-2].update.drift > 1.0
 
 

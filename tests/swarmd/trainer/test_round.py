@@ -79,7 +79,7 @@ def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> N
     for report in reports:
         assert report.seconds == {"generate": 1, "share": 1, "collect": 1, "score": 3, "train": 1}
     assert all((r.local, r.external) == (4, 0) for r in reports)
-    assert all(r.update.tokens > 0 and r.update.grad_norm > 0 for r in reports if 0 < r.reward_mean < 1)
+    assert all(r.tokens.trained > 0 and r.grad_norm > 0 for r in reports if 0 < r.reward_mean < 1)
 
 
 def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifi
     reports = [run_round(t, node) for t in range(1, 6) for node in nodes]
     later = reports[6:]
     assert all(r.local == 4 for r in reports) and sum(r.external == 4 for r in later) >= 0.8 * len(later)
-    assert all(r.staleness_max <= 2 for r in reports), "no older than round.max_age"
+    assert all(r.staleness.max <= 2 for r in reports), "no older than round.max_age"
     for node, report in zip(nodes * 5, reports, strict=False):
         assert node.me not in report.external_authors
         authors, specialties = zip(*report.first_used, strict=True) if report.first_used else ((), ())
@@ -125,7 +125,7 @@ def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) 
     wrong = Completion("<answer>I am right, trust me</answer>", True)
     tasks = node.tasks.draw(4, random.Random(0))
     report = round_with(node, liar, {task.ref: [right_answer(task), wrong] for task in tasks})
-    assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
+    assert report.pool.fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
     for scored in node.pool:
         assert scored.question == node.tasks.task(scored.rollout.ref).question
         assert scored.rewards == (1.0, 0.0)
@@ -138,8 +138,8 @@ def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verif
     before, heard = weights(policy, tmp_path / "before"), 0
     for t in range(1, 5):
         report = run_round(t, node)
-        heard += run_round(t, other).pool_fresh
-        assert (report.generated, report.updates, report.external, report.update.useful) == (4, 0, 0, 0)
+        heard += run_round(t, other).pool.fresh
+        assert (report.generated, report.updates, report.external, report.useful) == (4, 0, 0, 0)
     assert (
         heard > 0
         and weights(policy, tmp_path / "after")["weights.safetensors"] == before["weights.safetensors"]
@@ -149,7 +149,7 @@ def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verif
 def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     report = round_with(node, other, {TaskRef("bf", n): [WRONG] * 8 for n in range(6)})
-    assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
+    assert (report.external, report.zero_advantage_dropped, report.pool.fresh) == (0, 6, 6)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_rollouts_in_the_pool_are_not_scored_again(verifier: Verifier) -> None:
     (task,) = node.tasks.draw(1, random.Random(0))
     node, calls = counted(node)
     for t in (1, 2):
-        assert round_with(node, other, {task.ref: [right_answer(task), WRONG]}, t).pool_size == 1
+        assert round_with(node, other, {task.ref: [right_answer(task), WRONG]}, t).pool.size == 1
     assert calls[1] == [task.ref] and task.ref not in calls[3]
 
 
@@ -246,7 +246,7 @@ def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> No
 def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
     (node, _, _), (other, _, _) = swarm_of(verifier, config(max_age=2), config())
     run_round(1, other)
-    sizes = [run_round(t, node).pool_size for t in (1, 2, 3, 4)]
+    sizes = [run_round(t, node).pool.size for t in (1, 2, 3, 4)]
     assert sizes[0] == sizes[1] == sizes[2] > 0 and sizes[3] == 0
 
 
@@ -263,7 +263,7 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
         assert isinstance(node.swarm, VirtualNode)
         node.swarm.arrived.put(replace(rollout, heard=heard), rollout.author, "", rollout.size)
         report = run_round(t, node)
-        ages.append((report.external, report.staleness_max, report.off_policy_max))
+        ages.append((report.external, report.staleness.max, report.off_policy.max))
     assert ages == [
         (1, 2, 0),
         (0, 0, 0),
@@ -301,7 +301,7 @@ def test_the_loss_decides_about_groups_of_equal_rewards(verifier: Verifier, loss
     node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
     node = replace(node, reward=lambda items: [(0.0,) * len(completions) for _, completions in items])
     report = run_round(1, node)
-    assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
+    assert (report.tokens.trained > 0, policy.version) == (trains, int(trains))
 
 
 def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
@@ -388,7 +388,7 @@ def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None
     first = [report for t in (1, 2) if (run_round(t, author), report := run_round(t, listener))]
     assert resume(checkpoints, author, policy, 2)[0] == 0
     again = [report for t in (1, 2) if (run_round(t, author), report := run_round(t + 2, listener))]
-    assert sum(report.pool_fresh for report in first) > 0 and [report.pool_fresh for report in again] == [
+    assert sum(report.pool.fresh for report in first) > 0 and [report.pool.fresh for report in again] == [
         0,
         0,
     ]
@@ -492,7 +492,7 @@ def test_a_round_counts_answers_that_are_cut_and_those_without_the_asked_form(ve
         node, _, _ = join(MemorySwarm(), 1, verifier, of)
         report = run_round(1, node)
         assert report.answers is not None and report.answers.made == 32
-        assert report.answers.length == report.tokens_generated / 32
+        assert report.answers.length == report.tokens.generated / 32
         if ended:
             assert report.answers.cut is not None and report.answers.cut < 0.5
             assert report.answers.in_form is not None and report.answers.in_form > 0.9

@@ -74,10 +74,7 @@ def heard(daemon: socket.socket) -> list[link.ToDaemon]:
 
 
 def figures(folder: Path) -> list[tuple[float, float, float]]:
-    return [
-        (line["reward_sum"], line["loss"], line["grad_norm"])
-        for line in read_metrics(folder / "metrics.jsonl")
-    ]
+    return [(line.reward_sum, line.loss, line.grad_norm) for line in read_metrics(folder / "metrics.jsonl")]
 
 
 def assert_same_end(folder: Path, name: str) -> None:
@@ -329,7 +326,7 @@ def test_a_question_is_answered_with_todays_weights_and_the_first(
             trainer.run()
             messages = heard(daemon)
         lines = read_metrics(folder / "metrics.jsonl")
-        return [(line["reward_mean"], line["loss"]) for line in lines], messages, trainer
+        return [(line.reward_mean, line.loss) for line in lines], messages, trainer
 
     rounds, messages, trainer = play(tmp_path / "asked", asked=True)
     (found,) = (m for m in messages if isinstance(m, link.ComparedAnswers))
@@ -347,7 +344,7 @@ def test_a_round_is_saved_before_the_next_begins(trainer_in: TrainerIn, tmp_path
         trainer.run()
         heard(daemon)
     assert begun == [0, 1] and disk.durable() == 2
-    assert read_metrics(tmp_path / "metrics.jsonl")[1]["seconds"]["checkpoint"] >= disk.late
+    assert read_metrics(tmp_path / "metrics.jsonl")[1].seconds["checkpoint"] >= disk.late
 
 
 @pytest.mark.parametrize("stage", ["generate", "train"])
@@ -370,7 +367,7 @@ def test_a_round_that_is_cut_is_lost_and_those_before_it_are_saved(
         trainer.run()
         told = heard(daemon)
     assert told[-1] == link.Stopped(2) and len([m for m in told if isinstance(m, link.RoundDone)]) == 2
-    assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [line.round for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
     with trainer_in(tmp_path, 3) as (trainer, daemon):
         assert trainer.round == 2
         trainer.run()

@@ -55,13 +55,13 @@ def test_a_node_without_own_questions_waits_for_others_rollouts(
         daemon.sendall(link.pack(Deliver(replace(first, author=OTHER))))
         heard = until(daemon, unpacker, link.TrainerState)
         (done,) = [m.line for m in heard if isinstance(m, link.RoundDone)]
-        assert done["round"] == 1 and done["external"] > 0
+        assert done.round == 1 and done.external > 0
         assert [m.state for m in heard if isinstance(m, link.TrainerState)] == ["training", "waiting"]
         daemon.sendall(link.pack(link.Stop()))
         assert link.Stopped(1) in until(daemon, unpacker, link.Stopped)
         thread.join()
     (line,) = read_metrics(tmp_path / "node" / "metrics.jsonl")
-    assert line["external"] > 0 and line["reward_mean"] is None, "it has answered nothing, so nothing wrongly"
+    assert line.external > 0 and line.reward_mean is None, "it has answered nothing, so nothing wrongly"
 
 
 def states(

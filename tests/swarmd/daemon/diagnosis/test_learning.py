@@ -7,20 +7,18 @@ from msgspec.structs import replace
 
 from swarmd.daemon.diagnosis.learning import CAUSES, KEPT_LINES, lately, trouble_of
 from swarmd.state.status import ModelDescription
+from swarmd.types import AnswerFigures, RoundLine, TokenCounts
 
 MODEL = ModelDescription(new_tokens=4, context=2048)
 
 
-def line(seconds: float = 1.0, trained: int = 0, **changes: Any) -> dict[str, Any]:
-    answers = {"made": 16, "cut": 0.0, "in_form": 1.0, "length": 4.0} | changes.pop("answers", {})
-    return {
-        "seconds": {"generate": seconds},
-        "tokens": {"generated": changes.pop("generated", 64), "trained": trained},
-        "skipped": 0,
-        "reward_sum": 3.0,
-        "answers": answers,
-        **changes,
-    }
+def line(seconds: float = 1.0, trained: int = 0, generated: int = 64, **changes: Any) -> RoundLine:
+    answers = AnswerFigures(
+        **{"made": 16, "cut": 0.0, "in_form": 1.0, "length": 4.0, **changes.pop("answers", {})}
+    )
+    rest = {"reward_sum": 3.0, **changes}
+    tokens = TokenCounts(generated, trained)
+    return RoundLine(round=1, seconds={"generate": seconds}, tokens=tokens, answers=answers, **rest)
 
 
 NONE = {"made": 0, "cut": None, "in_form": None, "length": None}
@@ -45,9 +43,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("state", "cause", "remedy"), STATES)
-def test_each_cause_is_told_with_its_remedy_and_a_sample(
-    state: dict[str, Any], cause: str, remedy: str
-) -> None:
+def test_each_cause_is_told_with_its_remedy_and_a_sample(state: RoundLine, cause: str, remedy: str) -> None:
     found = trouble_of([state, state], MODEL, "The answer\n is  4")
     assert found is not None and cause in found.cause and remedy in found.remedy
     assert found.cause.startswith("nothing was learnt in the last 2 rounds: ")

@@ -35,7 +35,7 @@ from swarmd.state.status import (
     UsageReport,
     UsageRow,
 )
-from swarmd.types import ShownRollout
+from swarmd.types import AnswerFigures, PoolFigures, RoundLine, Score, ShownRollout, TokenCounts
 
 ME = Identity(bytes(32)).peer_id
 OTHER = Identity(b"\1" * 32).peer_id
@@ -95,11 +95,11 @@ def test_the_status_has_the_present_and_the_history() -> None:
     assert board().known.rounds is None and of.known.rounds == 7
     of.say(NodeState.RESTARTING, "it was lost", "wait")
     for number in range(1, KEPT_REWARDS + 3):
-        of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, 42))
+        of.round_done(link.RoundDone(RoundLine(round=number, reward_mean=number / 1000), 42))
     told = {"peers": 2, "connected": 1, "addresses": ["/ip4/192.0.2.1/tcp/1"], "offers": {"every": 40.0}}
     shown = status(of, trainer=TrainerFigures(9, 3), **told)
-    last = {"round": KEPT_REWARDS + 2, "reward_mean": (KEPT_REWARDS + 2) / 1000}
-    history = {"round": last["round"], "last": last}
+    assert shown.last == RoundLine(round=KEPT_REWARDS + 2, reward_mean=(KEPT_REWARDS + 2) / 1000)
+    history: dict[str, Any] = {"round": KEPT_REWARDS + 2}
     history["rewards"] = [n / 1000 for n in range(3, KEPT_REWARDS + 3)]
     of_us = {
         "state_dir": "/state",
@@ -172,16 +172,14 @@ def test_shared_rollouts_are_shown_with_how_often_they_were_used() -> None:
     assert not any(line.startswith("given") for line in nothing)
 
 
-def lines_of(number: int, trained: int, **answers: float) -> dict[str, Any]:
-    return {
-        "round": number,
-        "reward_mean": 0.0,
-        "reward_sum": 0.0,
-        "seconds": {"generate": 2.0},
-        "tokens": {"generated": 96, "trained": trained},
-        "skipped": 0,
-        "answers": {"made": 8, "cut": 0.0, "in_form": 1.0, "length": 12.0, **answers},
-    }
+def lines_of(number: int, trained: int, cut: float = 0.0, in_form: float = 1.0) -> RoundLine:
+    return RoundLine(
+        round=number,
+        reward_mean=0.0,
+        seconds={"generate": 2.0},
+        tokens=TokenCounts(96, trained),
+        answers=AnswerFigures(8, cut, in_form, 12.0),
+    )
 
 
 def test_two_rounds_that_teach_nothing_are_a_trouble_until_one_teaches_something() -> None:
@@ -220,8 +218,7 @@ def test_one_address_is_named_and_the_others_are_counted() -> None:
 
 def test_the_judges_last_score_outlives_a_restart_until_there_is_a_new_one() -> None:
     of, silent = board(), JudgeStatus("http://a")
-    line = {"round": 1, "reward_mean": 0.1}
-    of.replay([line | {"judge": {"score": 0.31, "n": 56}}, line | {"round": 2, "judge": None}])
+    of.replay([RoundLine(round=1, judge=Score(0.31, 56)), RoundLine(round=2)])
     assert "judge    score 0.310 over 56 questions, before this start, http://a" in status_lines(
         status(of, judge=silent)
     )
@@ -249,8 +246,8 @@ def test_the_status_says_how_the_model_is_asked() -> None:
 def test_the_status_of_a_node_with_every_trouble_fits_a_terminal_of_80_by_24() -> None:
     of = board()
     of.known.round, of.known.rewards = 120, [0.0, 0.0]
-    line = lines_of(120, 0, cut=0.94, in_form=0.0) | {"local": 4, "external": 3, "useful": 0, "peers": 0}
-    of.known.last = line | {"rejected": {}, "pool": {"size": 3}}
+    line = replace(lines_of(120, 0, cut=0.94, in_form=0.0), local=4, external=3, pool=PoolFigures(3))
+    of.known.last = line
     of.say(NodeState.TRAINING)
     of.known.progress = StageProgress("generate", 12, 32, 118.0)
     of.known.model = ModelDescription(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.page import REFRESH_S
@@ -220,7 +221,7 @@ async def test_an_invitation_is_copied(tab: Tab) -> None:
 
 async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) -> None:
     node = full()
-    short = {**LAST, "seconds": {"generate": 1.0}, "rejected": {}}
+    short = replace(LAST, seconds={"generate": 1.0}, rejected={})
     watch = (
         "window.shifts = [], window.watch = new PerformanceObserver((l) => shifts.push(...l.getEntries()))"
     )
@@ -229,11 +230,11 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
 
     def look(tab: Tab) -> None:
         for width in (390, 1000):
-            node.status = changed(node.status, last=LAST)
+            node.status = replace(node.status, last=LAST)
             open_page(tab, node, width=width)
             tab.run(drawn)
             tab.run(watch)
-            node.status = changed(node.status, last=short)
+            node.status = replace(node.status, last=short)
             tab.until("document.getElementById('round').textContent.includes('1.0 s (generate 1.0)')")
             tab.run(drawn)
             assert tab.run("shifts.length + watch.takeRecords().length") == 0

@@ -28,6 +28,7 @@ from swarmd.state.status import (
     SwarmLabel,
     TrainerFigures,
 )
+from swarmd.types import Ages, AnswerFigures, PoolFigures, RoundLine, TokenCounts
 from tests.swarmd.cli.test_view import LAST, PEER, status_of
 from tests.swarmd.daemon.page.served import PEERS, Node, served
 
@@ -90,7 +91,7 @@ def poisoned(value: Any) -> Any:
 
 _OURS = {
     *Status.__struct_fields__,
-    *LAST,
+    *RoundLine.__struct_fields__,
     *KnownPeer.__struct_fields__,
     *ModelDescription.__struct_fields__,
     *JudgeStatus.__struct_fields__,
@@ -99,9 +100,10 @@ _OURS = {
     *ExchangeFigures.__struct_fields__,
     *GivenRollouts.__struct_fields__,
     *PauseCause.__struct_fields__,
-    "size",
-    "fresh",
-    "external_share",
+    *PoolFigures.__struct_fields__,
+    *AnswerFigures.__struct_fields__,
+    *TokenCounts.__struct_fields__,
+    *Ages.__struct_fields__,
 }
 # Not any text, and one of ours; or a table whose keys are columns.
 _FIXED = {"state", "usage", "given"}
@@ -171,7 +173,7 @@ def test_the_page_says_what_the_status_says() -> None:
 
 def test_the_levels_of_a_ladder_are_one_row() -> None:
     levels = {"arc_1d": 1, "basic_arithmetic": 3}
-    last = {**LAST, "levels": levels}
+    last = {**to_builtins(LAST), "levels": levels}
     assert "Levels arc_1d 1, basic_arithmetic 3" in " ".join(whole(status_of(last=last)).text.split())
     assert "levels   arc_1d 1, basic_arithmetic 3" in status_lines(status_of(last=last))
     assert "Levels" not in whole(status_of()).text

@@ -21,13 +21,14 @@ from swarmd.daemon.supervision.watchdog import MAX_COUNTED_S, Stuck, Watchdog
 from swarmd.state.logs import LOG_BYTES
 from swarmd.state.status import NodeState
 from swarmd.system.exits import exit_words
+from swarmd.types import RoundLine
 from tests import ROOT
 from tests.doubles import TIMEOUT_S
 
 TRAINING, ALIVE, ROUND = (
     link.TrainerState(NodeState.TRAINING),
     link.Alive(),
-    link.RoundDone({"round": 1}, None),
+    link.RoundDone(RoundLine(round=1), None),
 )
 
 

@@ -91,6 +91,6 @@ def test_a_killed_trainer_and_its_workers_are_replaced_and_the_run_goes_on(tmp_p
         finally:
             node.kill()
     lines = read_metrics(state / "metrics.jsonl")
-    assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
-    versions = [line["workers"]["version"] for line in lines]
-    assert versions == sorted(versions) and all(line["updates"] in (1, 2) for line in lines)
+    assert [line.round for line in lines] == list(range(1, len(lines) + 1))
+    versions = [line.workers.version for line in lines]
+    assert versions == sorted(versions) and all(line.updates in (1, 2) for line in lines)
