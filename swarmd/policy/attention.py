@@ -206,9 +206,9 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-# Spans of similar size are computed together, in a padded tile. A tile may have up to SMALL_TILE_PAIRS
-# query-key pairs however many of them are padding, since the cost of a call equals that of about so many
-# pairs. A larger tile may have at most a share of MAX_WASTE as padding.
+# Spans of similar size are computed together, in a padded tile. In a tile of at most SMALL_TILE_PAIRS
+# query-key pairs, any share may be padding, since such a tile costs hardly more than the call itself. In a
+# larger tile, at most the share MAX_WASTE may be padding.
 SMALL_TILE_PAIRS: Final = 16_384
 MAX_WASTE: Final = 0.25
 # Bounds the memory of an attention kernel that does no tiling itself.

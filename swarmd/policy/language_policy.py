@@ -371,7 +371,7 @@ class LanguagePolicy:
         return before.prompt != self._identity().prompt
 
     def load_weights(self, weights: bytes) -> None:
-        """Replace all trained weights by those of a safetensors file.
+        """Replace all trained weights by the tensors of a safetensors file.
 
         Raises ValueError if they belong to another model.
         """

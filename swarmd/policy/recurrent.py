@@ -1,4 +1,4 @@
-"""Recurrent layers over packed sequences: each span starts from the final state of its own prefix.
+"""Recurrent layers over packed sequences: each span starts from the final state of its prefix.
 
 For Qwen3.5's gated delta rule (arXiv 2412.06464). The convolution and the rule run on a batch of padded
 spans; the rest of the layer runs on the stream. A padding token has beta 0 and decay 0, which leaves the

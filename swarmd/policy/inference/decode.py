@@ -1,4 +1,4 @@
-"""Batched sampling: computes each prompt once for all its completions; finished rows leave the batch."""
+"""Batched sampling: a prompt is computed once for all its completions, and finished rows leave the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import to_device
 
-# About the square root of a vocabulary, of small ones and large.
+# About the square root of a vocabulary's size, for small and large vocabularies.
 STRIDE_TOKENS: Final = 64
-# Steps that make up for packing the weights: 6 of 32 rows, 22 of one (SmolLM2-135M).
+# Packing the weights pays from about this many steps on: 6 with 32 rows, 22 with one (SmolLM2-135M).
 PACKED_FROM_STEPS: Final = 16
-# Told how much is done: answers that are, all answers, and the share of the work, 0 to 1.
+# Called with the number of finished answers, the number of all answers, and the finished share of the work.
 Done = Callable[[int, int, float], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to decode.
+    """The parameters of decoding.
 
-    The policy is softmax(logits / temperature), over the whole vocabulary; nothing is cut off.
+    The policy is softmax(logits / temperature) over the whole vocabulary, without truncation.
     """
 
-    limit: int  # new tokens
-    context: int  # prompt and completion together
+    limit: int  # the most new tokens
+    context: int  # the most tokens of prompt and completion together
     ends: frozenset[int]
-    temperature: float  # 0: the likeliest token every time, log-probabilities at temperature 1
+    temperature: float  # 0: always the likeliest token, with log-probabilities at temperature 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    ids: tuple[int, ...]  # with the end-of-sequence where it was drawn
+    ids: tuple[int, ...]  # includes the end-of-sequence token if it was drawn
     logprobs: tuple[float, ...]
     ended: bool
-    # The version of the weights that each token was drawn from, where `between` tells it.
+    # The version of the weights that drew each token; empty without `between`.
     versions: tuple[int, ...] = ()
 
 
@@ -61,16 +61,23 @@ def decode(
 ) -> list[list[Sample]]:
     """Draw `copies` samples of each prompt, in order.
 
+    A prompt that fills the context gets empty samples.
+
     Args:
-        cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the
-            least. A prompt that fills the context gets empty samples.
+        network: the policy.
+        prompts: token ids.
+        copies: samples per prompt.
+        sampling: the parameters of decoding.
+        generator: the source of randomness.
+        cache_tokens: the most tokens whose keys and values are held at once. One prompt's completions are
+            always decoded together, even if they need more.
         between: called before each forward pass; returns the version of the weights, which it may have
-            changed in place: keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section
-            4), nothing else that comes of weights may outlive a pass.
-        rest: called before each pass, too; may wait.
-        drawn: called with each step's tokens, one for each row that goes on; may raise to end the decoding.
-        done: told after each step how many answers have ended.
-        packed: whether to pack the weights, if that can be and pays.
+            changed in place. Keys and values of earlier tokens are kept (PipelineRL, arXiv 2509.19128,
+            section 4). Nothing else that is computed from weights may be kept between passes.
+        rest: called before each pass, too; may block.
+        drawn: called with the tokens of each step, one per remaining row; may raise to end the decoding.
+        done: called after each step with the progress.
+        packed: whether to pack the weights, if that works and pays.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared, ended = generator.device, adopt(network), 0
@@ -94,9 +101,10 @@ def decode(
 
 
 def _note(done: Done, before: int, rows: int, of: int, ended: int, share: float) -> None:
-    """Tell how far all groups are, from how far one is.
+    """Report the progress of all groups, given the progress of one.
 
-    before: answers of the groups before it. rows: its answers, of which so many ended. share: of its tokens.
+    before: answers of the earlier groups. rows: answers of this group. ended: how many of them have ended.
+    share: the finished share of this group's steps.
     """
     done(before + ended, of, (before + max(ended, rows * share)) / of)
 
@@ -104,9 +112,9 @@ def _note(done: Done, before: int, rows: int, of: int, ended: int, share: float)
 def groups(
     prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool
 ) -> Iterator[list[int]]:
-    """Yield the indices of prompts that are decoded together, of similar length to save padding.
+    """Yield the indices of prompts that are decoded together, which have similar lengths to save padding.
 
-    shared: a prompt is stored once for all its completions.
+    shared: whether a prompt is stored once for all its completions.
     """
 
     def fits(group: Sequence[int], _: int) -> bool:
@@ -128,11 +136,19 @@ def decode_rows(
     drawn: Callable[[Tensor], object] = lambda _: None,
     note: Callable[[int, float], object] = lambda *_: None,
 ) -> list[Sample]:
-    """Decode rows until they end or are full.
+    """Decode rows until all have ended or are full.
 
-    The device is waited for once a token, to see which rows are left. room: how many tokens each row may
-    become. between, rest, drawn: see `decode`. note: told after each step how many rows ended, and the share
-    of the steps.
+    The host waits for the device once per token, to learn which rows are left.
+
+    Args:
+        rows: the cache with the prompts.
+        room: the most tokens of each row.
+        sampling: the parameters of decoding.
+        generator: the source of randomness.
+        between: see `decode`.
+        rest: see `decode`.
+        drawn: see `decode`.
+        note: called after each step with the number of ended rows and the finished share of the steps.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
@@ -169,12 +185,12 @@ def decode_rows(
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw one token a row; return it with its log-probability.
+    """Draw one token per row; return the tokens and their log-probabilities.
 
-    logits [B, V]. One uniform number a row is looked up in the cumulative sum of its probabilities: a draw
-    for every token of the vocabulary would cost more than the rest of a small model's step. It is summed
-    first over strides of the vocabulary, then within one of them: a cumulative sum is slow, a sum is not.
-    Cumulative sums are in float64, so that rare tokens keep their share.
+    logits: [B, V]. One uniform number per row is looked up in the cumulative sum of the row's probabilities,
+    since one random number per token of the vocabulary would cost more than the rest of a small model's step.
+    A cumulative sum is slower than a sum. So strides of the vocabulary are summed first, and a cumulative sum
+    is taken over the strides, then within one stride. It is in float64, so that rare tokens keep their share.
     """
     logits = logits.float()
     probabilities = (logits if temperature in (0, 1) else logits / temperature).softmax(-1)
@@ -183,7 +199,7 @@ def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tup
 
 
 def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a token of each row: [B, V] -> [B]."""
+    """Draw one token per row: [B, V] -> [B]."""
     rows, vocabulary = probabilities.shape
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
     missing = -vocabulary % STRIDE_TOKENS
@@ -193,13 +209,13 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     uniform = (
         torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
     )
-    # Strictly above the number, and the number below the last sum: never a stride, or a token, of probability
-    # 0.
+    # Take the first sum strictly above the number, and the number is below the last sum. So a stride or token
+    # of probability 0 is never drawn.
     stride = torch.searchsorted(above, uniform, right=True).clamp_(max=above.shape[-1] - 1)
     before = F.pad(above, (1, 0)).gather(1, stride)
     within = strides.gather(1, stride[:, :, None].expand(-1, -1, STRIDE_TOKENS))[:, 0].cumsum(-1, dtype=exact)
     place = torch.searchsorted(within, uniform - before, right=True)
-    # Where rounding leaves the number at the stride's own end, its last token that has a probability.
+    # If rounding puts the number at the stride's end, take the stride's last token of nonzero probability.
     last = (within < within[:, -1:]).sum(-1, keepdim=True)
     return (stride * STRIDE_TOKENS + place.minimum(last))[:, 0]
 

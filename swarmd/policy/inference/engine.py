@@ -1,8 +1,8 @@
 """The interface of inference engines, which turn prompts into samples (docs/engines.md).
 
-`own` is built in and works on the trainer's own network. Others are packages of their own,
-found by their entry point in the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives
-an `InferenceEngine`.
+The engine `own` is built in and uses the trainer's network. Other engines are separate packages, found by
+their entry point in the group `swarmd.engines`: a callable that takes `EngineOptions` and returns an
+`InferenceEngine`.
 """
 
 import math
@@ -33,11 +33,11 @@ __all__ = [
 
 GROUP: Final = "swarmd.engines"
 OWN: Final = "own"
-# The value of train.importance_cap if it is not set and the engine is not `own`: C of truncated importance
-# sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL framework secretly
-# brings you off-policy RL training"). With replay the same was measured (docs/performance.md).
+# The default of train.importance_cap for engines other than `own`: the cap C of truncated importance sampling
+# that is usual between vLLM and a trainer (Yao et al. 2025, "Your efficient RL framework secretly brings you
+# off-policy RL training"). Measurements with replay gave the same value (docs/performance.md).
 DEFAULT_CAP: Final = 2.0
-# How far above 0 rounding may lift a log-probability.
+# The largest log-probability above 0 that is accepted as a rounding error.
 _SLACK: Final = 1e-3
 
 
@@ -57,15 +57,15 @@ class EngineFailed(SwarmdError):
 
 
 class Weights(Protocol):
-    """The policy as it is at the moment of the call. Valid only during `InferenceEngine.sync`."""
+    """The policy's weights at the moment of the call. Valid only during `InferenceEngine.sync`."""
 
     @property
     def version(self) -> int:
-        """The number of updates behind the weights. It rises, but for a resumed run."""
+        """The number of updates that led to the weights. It rises, except when a run is resumed."""
 
     @property
     def lora_rank(self) -> int | None:
-        """The adapter's rank; None: all weights are trained, and there is no adapter to write."""
+        """The adapter's rank; None if all weights are trained, so that there is no adapter to write."""
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter in peft's format into an existing folder.
@@ -81,14 +81,13 @@ class Weights(Protocol):
 
 
 class InferenceEngine(Protocol):
-    """Turns prompts into samples of the policy. Called from one thread; blocks.
+    """Turns prompts into samples of the policy. Called from one thread; every method blocks.
 
-    Log-probabilities are natural logarithms and of the distribution that each token was drawn from:
-    softmax(logits / temperature) over the whole vocabulary, nothing cut off or penalised; at temperature 0
-    (greedy) of softmax(logits). They differ a little from those that the trainer's own forward pass gives,
-    because other kernels round elsewhere: truncated importance weights make up for it
-    (`train.importance_cap`). So they must be the engine's own, of the tokens as it drew them, not recomputed
-    or rounded ones.
+    Log-probabilities are natural logarithms, of the distribution that each token was drawn from:
+    softmax(logits / temperature) over the whole vocabulary, without truncation or penalties; at temperature 0
+    (greedy), of softmax(logits). They differ a little from the trainer's log-probabilities, since other
+    kernels round differently; truncated importance weights correct for this (`train.importance_cap`). So an
+    engine must return the log-probabilities that it sampled with, neither recomputed nor rounded.
     """
 
     def generate(
@@ -96,26 +95,27 @@ class InferenceEngine(Protocol):
     ) -> list[list[Sample]]:
         """Draw `copies` samples of each prompt, in order, with the weights of the last `sync`.
 
-        A prompt that fills the context gets empty samples. generator: where all randomness comes from
-        (`draw_seed`); greedy decoding draws none.
+        A prompt that fills the context gets empty samples.
 
-        Raises EngineFailed, and NoModel when out of memory.
+        generator: the source of all randomness (`draw_seed`); greedy decoding draws nothing from it.
+
+        Raises EngineFailed, and NoModel if memory runs out.
         """
 
     def sync(self, weights: Weights) -> None:
         """Answer with these weights from now on. Raises EngineFailed.
 
-        It is called before the first `generate` and after every change.
+        Called before the first `generate` and after every change of the weights.
         """
 
     def sleep(self) -> None:
-        """Give the device's memory to an update, as far as that can be done. Raises EngineFailed."""
+        """Free the device's memory for an update, as far as possible. Raises EngineFailed."""
 
     def wake(self) -> None:
-        """Take the memory back. Called before `sync` and `generate` where `sleep` was called."""
+        """Take the memory back. Called before `sync` and `generate` if `sleep` was called."""
 
     def close(self) -> None:
-        """End everything that was started. Never raises; may be called again."""
+        """End everything that the engine started. Never raises; may be called again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +126,12 @@ class EngineOptions:
     device: str  # cpu, cuda or mps
     dtype: str  # float32, bfloat16 or float16
     lora_rank: int | None  # None: all weights are trained
-    context: int | None  # tokens of prompt and answer together; None: the model names no limit
+    context: int | None  # most tokens of prompt and answer together; None: the model names no limit
     url: str = ""  # URL of a running server; "": the engine starts one
     python: str = ""  # the interpreter of the engine's own environment
-    memory: float = 0.4  # share of the device's memory it may take
-    start_seconds: float = 600.0  # how long it may take to start
-    arguments: tuple[str, ...] = ()  # further arguments for what it starts
+    memory: float = 0.4  # the share of the device's memory that it may use
+    start_seconds: float = 600.0  # timeout for its start
+    arguments: tuple[str, ...] = ()  # further arguments for the server that it starts
 
 
 def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
@@ -152,7 +152,7 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     except SwarmdError:
         raise
     except Exception as error:
-        # Somebody else's code may fail in any way while it is imported or built; the operator is told.
+        # The package's code may raise anything during import or construction; the operator sees the cause.
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         raise NoEngine(
             f"the engine {name!r}{package} cannot be loaded ({type(error).__name__}: {error}). "
@@ -162,7 +162,7 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """Draw a seed below 2**62 for an engine that has a random source of its own."""
+    """Draw a seed below 2**62, for an engine with its own random generator."""
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 
@@ -173,7 +173,7 @@ def checked(
     sampling: Sampling,
     vocabulary: int,
 ) -> list[list[Sample]]:
-    """Return an engine's answers, if they are what was asked for.
+    """Return an engine's answers if they are valid.
 
     Raises EngineFailed if they are not.
     """

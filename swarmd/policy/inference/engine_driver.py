@@ -1,6 +1,6 @@
 """Drives the inference engine: weight sync before answers, sleep during training.
 
-An engine that runs elsewhere gets the policy's weights as files: an adapter as peft reads it, or the whole
+An engine that runs elsewhere gets the policy's weights as files: the adapter in peft's format, or the whole
 model.
 """
 
@@ -30,7 +30,7 @@ _OF_PEFT: Final = "base_model.model."  # peft's prefix of tensor names in a file
 class NetworkWeights:
     """Implements `swarmd.policy.inference.engine.Weights`.
 
-    network: with LoRA layers inside where there is a rank.
+    network: contains LoRA layers if `lora_rank` is not None.
     """
 
     network: nn.Module
@@ -54,9 +54,9 @@ class NetworkWeights:
         config.save_pretrained(folder)
 
     def write_model(self, folder: Path) -> None:
-        """Write config.json and model.safetensors; a tensor shared by two layers (tied) is written once.
+        """Write config.json and model.safetensors. A tensor that two layers share (tied) is written once.
 
-        Adapted layers are written in float32: W + s B A in 16 bits would lose part of the adapter.
+        Adapted layers are written in float32, since W + s B A in 16 bits would lose part of the adapter.
         """
         network: Any = self.network
         tensors: dict[str, Tensor] = {
@@ -74,10 +74,10 @@ class NetworkWeights:
 
 
 class EngineDriver:
-    """Keeps an engine answering with the weights that the network has.
+    """Keeps an engine in sync with the network's weights.
 
-    `own` is the network itself, and needs none of this. Any other is foreign: another implementation, whose
-    answers are checked.
+    The engine `own` uses the network itself and needs no sync. Any other engine is foreign: it is another
+    implementation, and its answers are checked.
     """
 
     def __init__(
@@ -101,12 +101,13 @@ class EngineDriver:
     ) -> list[list[Sample]]:
         """Generate answers; see `InferenceEngine.generate`.
 
-        Where weights come from outside (`between`), a foreign engine takes them before the call, and all
-        its tokens are of that version.
+        With `between`, weights come from another process: a foreign engine takes them before the call, and
+        all of its tokens have that version.
 
-        version: updates behind the network's weights.
+        version: the number of updates that led to the network's weights.
 
-        Raises NoModel where no answer begins with a probability: then nothing would ever be learnt.
+        Raises NoModel if all first log-probabilities are NaN, since nothing could be learnt from such
+        answers.
         """
         if isinstance(self.engine, OwnEngine):
             answers = self.engine.generate(prompts, copies, sampling, generator)
@@ -133,7 +134,7 @@ class EngineDriver:
         return not isinstance(self.engine, OwnEngine)
 
     def _synced_to(self, engine: InferenceEngine, version: int) -> int:
-        """Wake the engine and give it the network's weights; returns their version."""
+        """Wake the engine and give it the network's weights. Returns their version."""
         if self._between is not None:
             version = self._between()
         self._rest()
@@ -147,13 +148,13 @@ class EngineDriver:
         return version
 
     def sleep(self) -> None:
-        """Put the engine to sleep: the network is about to be trained."""
+        """Put a foreign engine to sleep before the network is trained."""
         if not isinstance(self.engine, OwnEngine) and not self._asleep:
             self.engine.sleep()
             self._asleep = True
 
     def forget(self) -> None:
-        """Sync the weights before the next answers: they have changed, whatever their version says."""
+        """Force a sync before the next answers: the weights have changed, even if their version has not."""
         self.synced = None
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Fused decoder step for Llama-like models: one token a row in few operations.
+"""Fused decoder step for Llama-like models: one token per row in few operations.
 
-transformers' own modules take some seventy operations and a dozen calls of Python a layer; here it is about
-twenty. Where few rows are left, their number is what a step costs, on a CPU and on a GPU alike. The results
-are the same (tests/swarmd/policy/test_engine.py).
+transformers' modules take about seventy operations and a dozen Python calls per layer; this step takes about
+twenty operations. With few rows left, the number of operations decides the time of a step, on CPUs and GPUs.
+The results are the same (tests/swarmd/policy/test_engine.py).
 """
 
 from collections.abc import Callable
@@ -16,19 +16,20 @@ from swarmd.policy.attention import Layout, Rules
 from swarmd.policy.inference.packed_weights import PackedLinear, packable
 from swarmd.policy.models.lora import adapted, base_of, joined_factors, lora_factors, summed
 
-# RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
+# Their layers consist of RMS norms, rotary embeddings, attention, a gated unit and two residuals only.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 class Blocks:
-    """The network's layers, read off its modules, adapters beside them."""
+    """The network's layers, read from its modules, with their adapters."""
 
     def __init__(self, network: nn.Module, frozen: bool, rows: int = 0) -> None:
         """Read a network's layers.
 
-        network: one that is `readable`. frozen: its weights stay as they are while this is in use, so those
-            of adapters may be copied. rows: where all may be copied, pack them for so many rows, if that can
-            be.
+        Args:
+            network: one of FAMILIES.
+            frozen: whether its weights stay unchanged while this is used, so that adapters may be copied.
+            rows: if above 0, pack copies of all weights for this many rows, where packing works.
         """
         model: Any = network
         decoder = model.base_model
@@ -40,7 +41,7 @@ class Blocks:
         self._head: Project = PackedLinear([head], rows) if rows and packable([head]) else head
 
     def step(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        """Return the logits [B, V] that follow the tokens at their positions, both [B]."""
+        """Return the logits [B, V] that follow the tokens [B] at their positions [B]."""
         x: Tensor = self._embed(tokens)
         cos, sin = self._rotations(x, positions[None])
         cos, sin = cos[0, :, None], sin[0, :, None]  # [B, 1, D]
@@ -52,7 +53,7 @@ class Blocks:
 
 
 def blocks_of(network: nn.Module, frozen: bool = True, rows: int = 0) -> Blocks | None:
-    """Return a network's `Blocks`; None if they would not compute what it does."""
+    """Return a network's `Blocks`; None if they would not compute the same as the network."""
     model: Any = network
     return Blocks(network, frozen, rows * frozen) if model.config.model_type in FAMILIES else None
 
@@ -91,7 +92,7 @@ class _Block:
                 (rotated[:, self._queries :], self._key_norm),
             )
             rotated = torch.cat([_normed(part, norm) for part, norm in norms], dim=1)
-        # Halves swapped, times sin with its first half negated: what transformers' rotate_half does.
+        # The halves swapped, times sin with its first half negated, equals transformers' rotate_half.
         rotated = torch.addcmul(rotated * cos, rotated.roll(self._width // 2, -1), sin)
         query, key, value = (
             rotated[:, : self._queries],
@@ -104,7 +105,7 @@ class _Block:
         return self._down(x, self._activation(gate) * up)
 
 
-Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or of several side by side
+Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or several layers' outputs joined
 
 
 def _side_by_side(projections: list[Any], frozen: bool, rows: int) -> Project:
@@ -119,7 +120,7 @@ def _side_by_side(projections: list[Any], frozen: bool, rows: int) -> Project:
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
 
     def project(x: Tensor) -> Tensor:
-        # As `adapted` does, with the adapters of all layers at once.
+        # As in `adapted`, with the adapters of all layers joined.
         parts = torch.split(F.linear(F.linear(x, down), up), widths, dim=-1)
         sums = [summed(part, x, layer.weight) for part, layer in zip(parts, layers, strict=True)]
         out = torch.cat(sums, dim=-1)
@@ -133,13 +134,13 @@ def _project(projection: Any, frozen: bool) -> Project:
     if factors is None:
         return lambda x: F.linear(x, layer.weight, layer.bias)
     if not frozen:
-        # Then the module reads its adapter anew.
+        # The module itself reads its adapter at each call.
         return projection  # type: ignore[no-any-return]
     return lambda x: adapted(x, layer.weight, layer.bias, *factors)
 
 
 def _added(projection: Any, frozen: bool, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return (x, update) -> x + projection(update), computed in one pass where there is no adapter."""
+    """Return (x, update) -> x + projection(update), computed in one pass if there is no adapter."""
     if rows and packable([projection]):
         return PackedLinear([projection], rows).added
     layer = base_of(projection)

@@ -1,10 +1,11 @@
-"""A Modelfile for ollama: chat template, system prompt, stops and how answers are drawn.
+"""Write a Modelfile for ollama: chat template, system prompt, stop texts and sampling parameters.
 
-Ollama's templates are Go's, and one is run for each turn: .System is there in the first turn alone, .Response
-in all but the last, which ends where .Response would stand (https://docs.ollama.com/modelfile). So ours is
-put together from what the model's own template writes around four marks.
+Ollama's templates are Go templates, rendered once per turn: .System is set only in the first turn, and
+.Response in all turns but the last, which ends at the place of .Response
+(https://docs.ollama.com/modelfile). So the Go template is assembled from the text that the model's template
+writes around four marks.
 
-FROM names a GGUF file: ollama reads safetensors of few models, and only with its MLX engine
+FROM names a GGUF file: ollama reads safetensors of only a few models, and only with its MLX engine
 (https://docs.ollama.com/import).
 """
 
@@ -25,9 +26,9 @@ _QUOTES: Final = '"""'
 
 
 def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> str:
-    """Write the Modelfile of a folder that `swarmd export` has written.
+    """Return the text of a Modelfile for a folder that `swarmd export` has written.
 
-    Raises ConfigError where the model's chat template has no counterpart in ollama.
+    Raises ConfigError if the model's chat template has no equivalent in ollama.
     """
     try:
         template = _template(chat)
@@ -36,7 +37,7 @@ def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> 
             f"--ollama: the model's chat template cannot be written as ollama's ({error}). Leave --ollama"
             " out; llama.cpp and others read the template that the folder has."
         ) from None
-    # From all tokens, as in training.
+    # Sample from all tokens, as in training.
     drawing = {"temperature": f"{temperature:g}", "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
     limits = {"num_predict": new_tokens, "num_ctx": min(context, MAX_CONTEXT_TOKENS)}
     lines = [
@@ -52,7 +53,7 @@ def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> 
 
 
 def _template(chat: Chat) -> str:
-    """Write the template in Go's language. Raises TemplateFails, or ValueError with the reason."""
+    """Return the template in Go's language. Raises TemplateFails, or ValueError with the reason."""
     system, *turns = _MARKS
     roles = ("system", "user", "assistant", "user")
     asked = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
@@ -64,7 +65,7 @@ def _template(chat: Chat) -> str:
     if after_answer.endswith(first):
         after_answer = after_answer.removesuffix(first)
     elif chat.system_prompt and begin is not None:
-        # Without a system prompt the template brings one of its own. There is ours in the first turn.
+        # Without a system prompt the template adds a default one. The first turn has the configured one.
         after_answer, first = "", after_answer
     else:
         raise ValueError("it has a system prompt of its own: set model.system_prompt")
@@ -78,10 +79,10 @@ def _template(chat: Chat) -> str:
 
 
 def _split(chat: Chat, text: str, marks: Sequence[str]) -> list[str]:
-    """Return what stands before, between and behind the marks, in their order."""
+    """Return the texts before, between and after the marks, in order."""
     if "{{" in text or _QUOTES in text + chat.system_prompt:
         raise ValueError(f"it, or the system prompt, has {{{{ or {_QUOTES} in it")
-    # Ollama puts the token at the beginning itself, where the model's tokenizer does.
+    # Ollama itself adds the token at the beginning if the model's tokenizer does.
     rest, pieces = text.removeprefix(chat.tokenizer.bos_token or ""), []
     for mark in marks:
         piece, found, rest = rest.partition(mark)

@@ -1,8 +1,9 @@
 """Packed weights: copies of weights in oneDNN's layout, for decoding on a CPU in bfloat16.
 
-A plain product lays the weights out each time, which takes a quarter of a decoding step. The operators are
-private to torch (its compiler uses them), so `packs` tries them once; if they are absent or wrong, decoding
-uses plain products. A packed copy is never updated: each decoding makes its own, and drops it at the end.
+A plain product converts the weights to this layout each time, which takes a quarter of a decoding step. The
+operators are private to torch (its compiler uses them), so `packs` tries them once. If they are missing or
+wrong, decoding uses plain products. A packed copy is never updated: each decoding makes new copies and drops
+them at its end.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,14 @@ from swarmd.policy.models.lora import base_of, joined_factors
 
 
 class PackedLinear:
-    """x -> x (W + s B A)ᵀ + b for layers with one input, side by side.
+    """x -> x (W + s B A)ᵀ + b, for several layers with the same input, whose outputs are joined.
 
-    Both products are one: [x, x Aᵀ] [W, s B]ᵀ. It sums in float32 and rounds once, as `lora.adapted` does.
+    Base and adapter are one product: [x, x Aᵀ] [W, s B]ᵀ. Like `lora.adapted`, it sums in float32 and rounds
+    once.
     """
 
     def __init__(self, layers: Sequence[Any], rows: int) -> None:
-        """Pack the layers' weights. rows: batch rows for which the layout is chosen; others work, too."""
+        """Pack the layers' weights. rows: the batch size that the layout suits best; others work, too."""
         bases = [base_of(layer) for layer in layers]
         weight, factors = torch.cat([base.weight for base in bases]), joined_factors(layers)
         self._down = None if factors is None else _pack(factors[0], rows)
@@ -38,7 +40,7 @@ class PackedLinear:
         return _product(self._read(x), self._weight, self._bias)
 
     def added(self, x: Tensor, update: Tensor) -> Tensor:
-        """Return x + the layers applied to `update`: [B, m] and [B, n] -> [B, m]."""
+        """Return x plus the layers' output for `update`: [B, m] and [B, n] -> [B, m]."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
             self._read(update), x, self._weight, self._bias, "add"
         )
@@ -49,7 +51,7 @@ class PackedLinear:
 
 
 def packable(layers: Sequence[Any]) -> bool:
-    """Return whether `PackedLinear` computes what these layers do."""
+    """Return whether `PackedLinear` can compute the same as these layers."""
     bases = [base_of(layer) for layer in layers]
     return all(
         type(b) is nn.Linear and b.weight.device.type == "cpu" and b.weight.dtype == torch.bfloat16
@@ -59,7 +61,7 @@ def packable(layers: Sequence[Any]) -> bool:
 
 @cache
 def packs(allowed: bool = True) -> bool:
-    """Return whether this torch multiplies by packed bfloat16 weights on this CPU, by trying it once.
+    """Return whether products with packed bfloat16 weights work here, by trying one.
 
     allowed: whether oneDNN may be used (`device.compile_nothing`).
     """

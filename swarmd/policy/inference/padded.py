@@ -1,7 +1,7 @@
-"""Decoding with transformers' own cache, padded on the left: for networks whose attention we do not replace.
+"""Decoding with transformers' cache and left padding, for networks that `attention` does not cover.
 
-Padding never reaches a recurrent layer's state in the architectures of `architecture.PADDED`: transformers
-zeroes what such a layer reads at padded positions, and their states stay zero
+Padding never changes a recurrent layer's state in the architectures of `architecture.PADDED`: transformers
+sets the layer's inputs at padded positions to zero, and a zero state stays zero
 (tests/swarmd/policy/test_architectures.py compares with single sequences).
 """
 
@@ -16,16 +16,16 @@ from transformers import DynamicCache
 from swarmd.policy.models.architecture import cache_argument
 from swarmd.policy.models.device import to_device
 
-# Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
+# Finished rows are removed once at most this share is alive: copying the remaining rows' cache is cheap.
 COMPACT_AT: Final = 0.98
-# The probability that may be elsewhere: more than rounding moves.
+# The largest accepted total variation distance between two distributions, above the effect of rounding.
 MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02})
 
 
 class PaddedRows:
-    """B rows, several to a prompt.
+    """The cache of B rows, several per prompt.
 
-    A prompt is computed once, and the cache's rows (keys, values, states) are copied for each row.
+    A prompt is computed once, and its cache (keys, values, states) is copied for each of its rows.
     """
 
     compact_at = COMPACT_AT
@@ -33,7 +33,7 @@ class PaddedRows:
     def __init__(
         self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device
     ) -> None:
-        """Lay prompts behind padding; nothing is computed yet."""
+        """Pad the prompts on the left; nothing is computed yet."""
         self._network, self._copies = network, copies
         width = max(map(len, prompts))
         self._ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
@@ -47,16 +47,16 @@ class PaddedRows:
         return logits.repeat_interleave(self._copies, dim=0)
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
+        """Add one token [B] to each row. Returns the logits [B, V] of the next token."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
         return self._forward(tokens[:, None], self._mask.sum(1, keepdim=True) - 1)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order."""
+        """Continue with only these rows, in this order."""
         places = to_device(rows, self._mask.device)
         self._mask = self._mask[places]
-        # Recurrent layers know no other way to choose rows; it is named for beam search, and takes a row any
-        # number of times.
+        # Recurrent layers have no other method to select rows. It was made for beam search, and may repeat
+        # rows.
         self._cache.reorder_cache(places)
 
     def _forward(self, ids: Tensor, positions: Tensor, **more: Any) -> Tensor:
@@ -73,10 +73,10 @@ class PaddedRows:
 
 @torch.inference_mode()
 def agrees_with_itself(network: nn.Module) -> bool:
-    """Return whether padded decoding gives the distributions of plain forward passes.
+    """Return whether padded decoding gives the same distributions as plain forward passes.
 
-    Two prompts are decoded behind padding, one token at a time. It is for architectures that our tests do not
-    know. Returns False also where the network cannot be decoded so at all.
+    Two padded prompts are decoded token by token. This check is for architectures that the tests do not
+    cover. Returns False, too, if the network cannot be decoded in this way at all.
     """
     weight: Tensor = network.get_input_embeddings().weight  # type: ignore[operator]
     tokens = [i % len(weight) for i in range(1, 24)]
@@ -91,7 +91,7 @@ def agrees_with_itself(network: nn.Module) -> bool:
         rows = PaddedRows(network, prompts, 1, weight.device)
         steps = [rows.first(), *(rows.next(token.expand(len(prompts))) for token in then)]
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        # transformers' own code may raise anything here.
+        # transformers' code for an unknown architecture may raise any of these.
         return False
     together = torch.stack(steps, dim=1).float().softmax(-1)  # [prompts, steps, V]
     moved = (together - torch.stack([alone(p) for p in prompts])).abs().sum(-1) / 2

@@ -23,20 +23,20 @@ from swarmd.policy.inference.recorded_step import RecordedStep, records
 from swarmd.policy.models.device import gives_float32, to_device
 from swarmd.policy.recurrent import State, Step
 
-# Prompt tokens of one forward pass, at most, where no single prompt is longer.
+# The most prompt tokens of one forward pass, unless a single prompt is longer.
 PREFILL_TOKENS: Final = 8192
-# Of fixed shapes, own tokens' memory is read in steps of so many tokens, or of this share of them if it is
-# more.
+# With fixed shapes, the readable part of the own tokens' memory grows by this many tokens, or by this share
+# of the present tokens if that is more.
 ROOM_TOKENS: Final = 64
 ROOM_SHARE: Final = 1 / 8
-# To record a step of other shapes costs more than finished rows do.
+# Recording a step for new shapes costs more than computing finished rows along.
 RECORDED_COMPACT_AT: Final = 0.5
 
 
 class SharedPrefix:
-    """B rows in the order of their Q questions.
+    """The shared cache of B rows, in the order of their Q questions.
 
-    It is also the attention layout of its own forward passes, one token of each row at a time.
+    It is also the attention layout of the decoding steps, each of which takes one token per row.
     """
 
     def __init__(
@@ -53,10 +53,13 @@ class SharedPrefix:
         """Lay out prompts and their rows; nothing is computed yet.
 
         Args:
-            network: adopted.
-            steps: tokens of each row, at most.
-            blocks: the network's layers for the steps; None: its own modules.
-            fixed: whether steps keep their shapes as long as they can (default: where they are recorded).
+            network: an adopted network.
+            prompts: the token ids of Q prompts.
+            copies: rows per prompt.
+            steps: the most tokens of a row.
+            device: the network's device.
+            blocks: the network's layers for the steps; None for the network's modules.
+            fixed: whether steps keep their shapes as long as possible; by default if steps are recorded.
         """
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = (
@@ -67,22 +70,22 @@ class SharedPrefix:
             device,
         )
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        # A CPU computes scores and sums of values in float32, and would convert all of them at each step.
+        # A CPU computes scores and weighted values in float32, and would convert all of them at each step.
         exact = torch.promote_types(self._dtype, torch.float32)
         self._stored = exact if device.type == "cpu" else self._dtype
-        # Both here and on the device, so that nothing waits for the device to know who is left.
+        # Sizes are kept on both sides, so that the host never waits for the device to know them.
         self._sizes = [len(p) for p in prompts]
         self._lengths = to_device(self._sizes, device)  # [Q]
         self._width = max(self._sizes)  # P
         # Layer -> keys and values [Q, K, P, D], padded on the right
         self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [S, K, steps, D]
-        # Layer -> states behind each prompt, then behind each row
+        # Layer -> states after each prompt, later after each row
         self._states: dict[int, State] = {}
         self._done = 0  # own tokens whose keys and values are stored
         self._fixed = records(device) if fixed is None else fixed
-        # Of fixed shapes, what is done is counted on the device, and so many own tokens are read: later ones
-        # are hidden.
+        # With fixed shapes, `_place` counts the finished steps on the device. A step reads the first `_room`
+        # own tokens and masks those that do not exist yet.
         self._place, self._room = torch.zeros(1, dtype=torch.long, device=device), 0
         self._own_masks: dict[int | None, Tensor] = {}  # window -> [room]
         self._step = RecordedStep()
@@ -92,7 +95,7 @@ class SharedPrefix:
 
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
-        # Blocks of at most PREFILL_TOKENS tokens together.
+        # Groups of prompts with at most PREFILL_TOKENS tokens together.
         blocks = grouped(
             range(len(self._prompts)),
             lambda block, i: sum(self._sizes[j] for j in (*block, i)) <= PREFILL_TOKENS,
@@ -102,9 +105,9 @@ class SharedPrefix:
         return last.repeat_interleave(self._copies, dim=0)
 
     def _prefill(self, block: Sequence[int]) -> Tensor:
-        """Return the logits [prompts, V] behind the prompts of these indices.
+        """Return the logits [prompts, V] after the prompts with these indices.
 
-        The prefix that the prompts share is computed once.
+        The common prefix of the prompts is computed once.
         """
         prompts = [list(self._prompts[i]) for i in block]
         common = shared_prefix(prompts)
@@ -131,11 +134,11 @@ class SharedPrefix:
 
     @property
     def compact_at(self) -> float:
-        """Let finished rows leave once at most this share is alive."""
+        """Finished rows are removed once at most this share of the rows is alive."""
         return RECORDED_COMPACT_AT if self._fixed else COMPACT_AT
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
+        """Add one token [B] to each row. Returns the logits [B, V] of the next token."""
         if self._fixed and self._done >= self._room:
             self._room = min(self._steps, self._done + max(ROOM_TOKENS, int(self._done * ROOM_SHARE)))
             self._step = RecordedStep(self._step)
@@ -163,7 +166,7 @@ class SharedPrefix:
         return self._place if self._fixed else self._done
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order: ascending."""
+        """Continue with only these rows, given in ascending order."""
         self._choose(to_device(rows, self._device))
         before = [self._slots[row] for row in rows]
         order = self._regroup([self._asked[row] for row in rows])
@@ -179,7 +182,7 @@ class SharedPrefix:
         }
 
     def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:
-        """Take each row one step further: [B, n] -> [B, m]."""
+        """Advance each row's recurrent state by one token: [B, n] -> [B, m]."""
         out, after = step(read[:, None], None, self._states[layer])
         if self._fixed:
             for state, new in zip(self._states[layer], after, strict=True):
@@ -189,17 +192,18 @@ class SharedPrefix:
         return out[:, 0]
 
     def store_state(self, layer: int, state: State) -> None:
-        """Store the states behind the next prompts."""
+        """Append the states after the next prompts."""
         there = self._states.get(layer)
         self._states[layer] = (
             state if there is None else tuple(map(torch.cat, zip(there, state, strict=True)))
         )
 
     def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store keys and values [T, K, D] of prompts' tokens."""
+        """Store keys and values [T, K, D] of prompt tokens."""
         if layer not in self._prefix:
             shape = (len(self._lengths), key.shape[1], self._width)
-            # Zeros: what is masked is multiplied by 0, which must not be 0 times whatever was in memory.
+            # Initialised to 0: masked values are multiplied by 0, and 0 times uninitialised memory may be
+            # NaN.
             self._prefix[layer] = tuple(
                 torch.zeros(*shape, x.shape[2], dtype=self._stored, device=self._device) for x in (key, value)
             )  # type: ignore[assignment]
@@ -209,8 +213,8 @@ class SharedPrefix:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """Attend to the prompt and to the row's own tokens, with one softmax over both.
 
-        All is in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one
-        product.
+        Rows are arranged in S = Q G slots, so that the G rows of a question are adjacent and use its prompt
+        in one product.
         """
         if self._ragged:
             query, key, value = (x.index_select(0, self._row) for x in (query, key, value))
@@ -261,7 +265,7 @@ class SharedPrefix:
         return keys, values
 
     def _memory(self, *shape: int) -> Tensor:
-        # Zeros where more is read than is there, for the reason that `store` gives.
+        # With fixed shapes, steps also read unwritten tokens, so these must be 0; see `store`.
         make = torch.zeros if self._fixed else torch.empty
         return make(shape, dtype=self._stored, device=self._device)
 
@@ -271,7 +275,7 @@ class SharedPrefix:
         return kept
 
     def _regroup(self, asked: Sequence[int]) -> list[int]:
-        """Forget questions without rows; note how the rest are spread: Q questions of at most G rows each.
+        """Drop questions without rows, and arrange the rest: Q questions of at most G rows each.
 
         asked: the question of each row, ascending. Returns the row of each slot [S].
         """
@@ -286,7 +290,7 @@ class SharedPrefix:
             }
         self._group = max(counts.values())
         self._asked = [question for question, n in enumerate(counts.values()) for _ in range(n)]
-        # Where each row stands in [S].
+        # The slot in [S] of each row.
         self._slots = [q * self._group + rank for q, n in enumerate(counts.values()) for rank in range(n)]
         # Slot -> row; empty slots repeat row 0
         order = [0] * (len(counts) * self._group)
@@ -300,7 +304,7 @@ class SharedPrefix:
         return order
 
     def _mask(self, window: int | None, kinds: int) -> Tensor | None:
-        """Return the mask to add to scores [Q K, G R, P]; None where no prompt position is hidden."""
+        """Return the mask to add to scores [Q K, G R, P]; None if no prompt position is hidden."""
         if window not in self._masks:
             past = window is not None and (self._fixed or max(self._sizes) + self._done >= window)
             self._masks[window] = (
@@ -317,7 +321,7 @@ class SharedPrefix:
         return mask.repeat_interleave(kinds, dim=0)[:, None]
 
     def _own_mask(self, window: int | None) -> Tensor | None:
-        """Return the mask to add to scores [S K, R, t] of own tokens; None where none read is hidden."""
+        """Return the mask to add to scores [S K, R, t] of own tokens; None if no token is hidden."""
         if not self._fixed:
             return None
         if window not in self._own_masks:
@@ -327,15 +331,15 @@ class SharedPrefix:
 
 
 class _Prefill:
-    """The layout of prompts alone; leaves their keys and values behind."""
+    """The layout of the prompts' forward pass, which stores their keys and values in the cache."""
 
     def __init__(
         self, to: SharedPrefix, stream: PackedLayout, sources: Tensor, question: Tensor, positions: Tensor
     ) -> None:
         """Map tokens of a packed stream to their places in the cache.
 
-        sources: indices of tokens in the stream. question, positions: for each of them, which question it
-            belongs to and at which position there. A token may be listed for several questions.
+        sources: stream indices of tokens. question, positions: the question of each token, and its position
+            there. A token may be listed for several questions.
         """
         self._to, self._stream, self._sources, self._question, self._positions = (
             to,
@@ -358,8 +362,8 @@ class _Prefill:
 def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> Tensor:
     """Return the scores [N, S, T] of query [N, S, D] on keys [N, T, D], with a mask to add, in float32.
 
-    The learner's attention has them in float32, too. In 16 bits what all keys have in common, as by the
-    biases of Qwen2.5's, would leave no digits for what they differ in.
+    The learner's attention computes them in float32, too. In 16 bits, a large amount that all keys share,
+    such as from the biases of Qwen2.5, would leave no digits for the differences.
     """
     keys = keys.transpose(1, 2)
     if rules.softcap is not None:

@@ -1,7 +1,7 @@
-"""Records a decoder step as a CUDA graph and replays it: a token costs one launch, not a thousand.
+"""Record a decoder step as a CUDA graph and replay it: a token then costs one launch instead of a thousand.
 
-What the host does for each operation takes longer than a small model's operation itself. A graph is of fixed
-shapes and reads and writes the same memory at each replay.
+For a small model, launching an operation takes the host longer than the operation itself. A graph has fixed
+shapes, and every replay reads and writes the same memory.
 """
 
 import logging
@@ -19,37 +19,37 @@ from swarmd.policy.models.hub import first_line
 log = logging.getLogger(__name__)
 
 DecoderStep = Callable[[Tensor], Tensor]  # tokens [B] -> logits [B, V]
-# The recording that failed: none is tried after it. It is kept, as torch's allocators may go on asking it.
+# The failed recording, after which none is tried. It is kept, since torch's allocators may still refer to it.
 _failed: Final[list[torch.cuda.CUDAGraph]] = []
 
 
 def records(device: torch.device) -> bool:
-    """Return whether steps are recorded on a device.
+    """Return whether steps are recorded on this device.
 
-    Not on AMD's: where recording fails there, and where a graph is freed, the process may crash, and nothing
-    goes on without (pytorch/pytorch#155720, #193668).
+    AMD devices are excluded: if a recording fails there, or a graph is freed, the process may crash, and
+    cannot continue without graphs (pytorch/pytorch#155720, #193668).
     """
     return device.type == "cuda" and torch.version.hip is None
 
 
 class RecordedStep:
-    """A step that is called as it is at first, recorded at its second call, and replayed from then on.
+    """A step whose first call runs normally, whose second is recorded, and whose later calls are replayed.
 
-    The first call does real work, and makes all that libraries make at their first use. On devices without
-    graphs, and where an operation cannot be recorded, each call is as the first.
+    The first call returns real results, and lets libraries do their setup for a first use. On devices without
+    graphs, or if an operation cannot be recorded, every call runs normally.
     """
 
     def __init__(self, before: "RecordedStep | None" = None) -> None:
-        """Begin anew; `before` is the recording that this one replaces, whose memory it takes over."""
+        """Prepare a recording. `before`: the recording that this one replaces and whose memory it reuses."""
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._replaced: torch.cuda.CUDAGraph | None = (before._graph or before._replaced) if before else None
 
     def __call__(self, step: DecoderStep, tokens: Tensor) -> Tensor:
-        """Return the logits. They are overwritten at the next call.
+        """Return the logits, which the next call overwrites.
 
-        step: always the same. It is not kept: a graph that is freed with a cycle of references, whenever that
-        is found, spoils another's recording.
+        step: always the same function. No reference to it is kept: a graph in a reference cycle would be
+        freed at an arbitrary time, and so break another recording.
         """
         self._calls += 1
         if self._graph is None and not _failed and self._calls > 1 and records(tokens.device):
@@ -66,7 +66,7 @@ class RecordedStep:
         stream.wait_stream(now)
         try:
             with torch.cuda.stream(stream):
-                # torch.cuda.graph would also give all cached memory back, at each of a round's recordings.
+                # torch.cuda.graph would also release all cached memory, at each recording of a round.
                 pool = self._replaced.pool() if self._replaced else torch.cuda.graph_pool_handle()
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
@@ -74,7 +74,7 @@ class RecordedStep:
                 finally:
                     _end(graph, tokens.device, pool)
         except RuntimeError as error:
-            # What fails within a recording makes its end fail, too.
+            # An error inside a recording makes `capture_end` fail, too; its context is the cause.
             cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             if is_out_of_memory(cause):
                 raise cause from None
@@ -87,15 +87,15 @@ class RecordedStep:
 
 
 def _end(graph: torch.cuda.CUDAGraph, device: torch.device, pool: tuple[int, int]) -> None:
-    """End a recording, also where it has failed.
+    """End a recording, even a failed one.
 
-    torch would then go on taking the device's memory for a recorded one's: it would free none, and
-    `empty_cache` would raise.
+    Without this, torch would treat all later allocations as part of the recording: it would free no memory,
+    and `empty_cache` would raise.
     """
     try:
         graph.capture_end()
     except RuntimeError:
-        with suppress(RuntimeError):  # it failed later than that
+        with suppress(RuntimeError):  # raised if it failed at a later point
             torch._C._cuda_endAllocateToPool(device.index, pool)
             torch._C._cuda_releasePool(device.index, pool)
         raise
@@ -103,5 +103,5 @@ def _end(graph: torch.cuda.CUDAGraph, device: torch.device, pool: tuple[int, int
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream to record on: cuBLAS keeps memory for each one."""
+    """Return the one stream for recordings, since cuBLAS keeps memory for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Selects and opens the inference engine that `generate.engine` names."""
+"""Select and open the inference engine that `generate.engine` names."""
 
 import atexit
 import logging
@@ -26,7 +26,7 @@ from swarmd.policy.training.losses import LOSSES
 
 log = logging.getLogger(__name__)
 
-# The context of a model that names none.
+# Stands for the context of a model that names no limit.
 NO_LIMIT_TOKENS: Final = 2**30
 
 
@@ -47,7 +47,7 @@ def open_engine(
             f"{generate.engine} would answer with other weights than the base in 4 bits that is trained. Set"
             " generate.engine to \"own\", or model.dtype to 'bfloat16'."
         )
-    # The folder with the model's permitted files stays as long as this process.
+    # The folder with links to the model's permitted files exists as long as this process.
     stack = ExitStack()
     atexit.register(stack.close)
     folder = hub.with_weights(hub.locate(loaded.source, loaded.place.revision))
@@ -69,8 +69,8 @@ def open_engine(
 def importance_cap(config: NodeConfig) -> float:
     """Return train.importance_cap, or its default: DEFAULT_CAP if another policy drew the answers, else 0.
 
-    Another policy is that of another implementation, or an older one with replay. The default is 0 with a
-    loss without ratios.
+    Another policy is a foreign engine's, or with replay an older one. The default is 0 if the loss has no
+    ratio.
     """
     if config.train.importance_cap is not None:
         return config.train.importance_cap

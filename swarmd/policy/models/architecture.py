@@ -1,13 +1,13 @@
-"""A model's architecture from its config.json alone: the network without weights, sizes, batch layout.
+"""A model's architecture, from its config.json alone: the network without weights, sizes, batch layout.
 
-There are three ways to lay out batches, decided before anything large is fetched (docs/engines.md has the
+There are three layouts of batches. The choice is made before any large download (docs/engines.md has the
 table):
 
-    packed     sequences end to end, attention replaced (swarmd/policy/attention.py): `attention.covers`
-    padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the
-               right to train: PADDED
-    untried    the same, for other architectures that can; `load_model` compares it with single sequences
-               once the weights are there
+    packed     concatenated sequences with our attention (swarmd/policy/attention.py): `attention.covers`
+    padded     transformers' attention and cache; prompts are padded on the left for decoding, rows on the
+               right for training: PADDED
+    untried    as padded, for other architectures that support it; `load_model` compares a batch with single
+               sequences once the weights are there
 """
 
 import inspect
@@ -37,7 +37,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.files.model_folder import Stored, checked_folder, read_config_json, weight_map
 from swarmd.policy.models.memory_plan import Shape
 
-# Modules of a network; 512 ordinary layers have some 7,000.
+# The most modules of a network; 512 ordinary layers have about 7,000.
 MAX_MODULES: Final = 20_000
 # Architectures whose padded batches were compared with single sequences
 # (tests/swarmd/policy/test_architectures.py).
@@ -48,13 +48,13 @@ PADDED: Final = frozenset(
         "gemma4_unified_text",
     )
 )  # fmt: skip
-# The recurrent ones of transformers' layer types; a convolution's state is small.
+# transformers' names of recurrent layer types, without convolutions, whose state is small.
 RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}
-# The arguments of a forward pass that PaddedRows needs, beside the cache.
+# The arguments of a forward pass that PaddedRows needs, in addition to the cache.
 _ASKED: Final = {"attention_mask", "position_ids"}
 
-# Where a model of several parts keeps its language model's weights, and where the language model alone has
-# them.
+# Maps the names of a language model's weights inside a model with several parts to their names in the
+# language model alone.
 TEXT_PART: Final = MappingProxyType(
     {
         r"^language_model\.lm_head\.": "lm_head.",
@@ -66,9 +66,9 @@ HEAD: Final = "lm_head.weight"
 
 
 def read_config(place: hub.Place) -> Any:
-    """Read the transformers configuration of a model's text part, from its checked config.json.
+    """Read the transformers configuration of a model's text part from its checked config.json.
 
-    Raises NoModel where transformers itself knows no such model.
+    Raises NoModel if transformers does not know such a model.
     """
     document = read_config_json(place.folder, place.source)
     try:
@@ -77,7 +77,7 @@ def read_config(place: hub.Place) -> Any:
         _tie_as_stored(architecture, place)
     except NoModel:
         raise
-    except Exception as error:  # a stranger's file: transformers may raise anything for it
+    except Exception as error:  # the file is untrusted: transformers may raise anything
         if "auto_map" in document:
             raise _remote_code(place.source) from None
         raise NoModel(
@@ -90,10 +90,10 @@ def read_config(place: hub.Place) -> Any:
 
 
 def _tie_as_stored(architecture: Any, place: hub.Place) -> None:
-    """Say whether the head has weights apart from the embedding's, as the weights' files have it.
+    """Set whether the head shares the embedding's weights, as the weight files have it.
 
-    A config.json may say the opposite, and transformers follows the files. Weights that are not downloaded
-    yet, or cannot be read, change nothing.
+    A config.json may say the opposite, and transformers follows the files. If the weights are not downloaded
+    yet or cannot be read, nothing changes.
     """
     try:
         stored = weight_map(place.folder, place.source)
@@ -108,7 +108,7 @@ def _tie_as_stored(architecture: Any, place: hub.Place) -> None:
     if HEAD in renamed:
         tied = architecture.tie_word_embeddings and _equal(place, stored, renamed[HEAD], embedding)
     else:
-        # In some families the head has another name in the files, outside the body of the network.
+        # Some families give the head another name in the files, outside of the network's body.
         shape, body = stored[embedding].shape, _text_name(embedding).partition(".")[0]
         tied = not any(
             stored[name].shape == shape and text.partition(".")[0] != body for text, name in renamed.items()
@@ -123,37 +123,37 @@ def _text_name(name: str) -> str:
 
 
 def _equal(place: hub.Place, stored: Mapping[str, Stored], *names: str) -> bool:
-    """Return whether two tensors of the weights' files have the same values."""
+    """Return whether two tensors in the weight files are equal."""
     files: list[Any] = [safe_open(place.folder / stored[name].file, framework="pt") for name in names]
     one, other = (file.get_tensor(name) for file, name in zip(files, names, strict=True))
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
-    """Return the language model's configuration alone: vision and audio are neither loaded nor trained."""
+    """Return only the language model's configuration: vision and audio are neither loaded nor trained."""
     text = architecture.get_text_config()
     if not isinstance(text, PreTrainedConfig):
         raise TypeError("its text_config is no configuration of a model")
     if has_other_parts(document) and "tie_word_embeddings" in document:
-        # Taken from the whole document, as a part does not always say it.
+        # Read this key from the whole document, since the text part may lack it.
         text.tie_word_embeddings = document["tie_word_embeddings"]
     return text
 
 
 def has_other_parts(document: dict[str, Any]) -> bool:
-    """Return whether a config.json's model has parts beside its language model, to see or hear."""
+    """Return whether a config.json describes parts in addition to a language model, such as vision."""
     return "text_config" in document
 
 
 def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.Module:
-    """Build the network without its weights (meta device), to count before anything is downloaded.
+    """Build the network without its weights (meta device), to count parameters before any large download.
 
-    most: modules that are built before it is refused. Raises NoModel for a model that swarmd cannot train.
+    most: the most modules. Raises NoModel if there are more, or swarmd cannot train the model.
     """
     made = itertools.count(1)
 
     def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
-        # Called by any thread.
+        # Every thread that builds modules calls this.
         if next(made) > most:
             raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.")
 
@@ -162,7 +162,7 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
             network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     except NoModel:
         raise
-    except Exception as error:  # a stranger's file: transformers may raise anything for it
+    except Exception as error:  # the file is untrusted: transformers may raise anything
         if isinstance(error, ValueError):
             if getattr(architecture, "auto_map", None):
                 raise _remote_code(source) from None
@@ -176,7 +176,7 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
 
 
 def cache_argument(network: nn.Module) -> str:
-    """Return by which name a network takes its cache: transformers 5.24 gave it another."""
+    """Return the name of a network's cache argument, which transformers 5.24 changed."""
     return "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
 
 
@@ -188,23 +188,23 @@ def _not_built(source: str, error: Exception) -> NoModel:
 
 
 def is_tried(network: nn.Module, source: str) -> bool:
-    """Return whether batches of this architecture were compared with single sequences in our tests.
+    """Return whether our tests compare batches of this architecture with single sequences.
 
-    Raises NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where
-    rows cannot be chosen.
+    Raises NoModel if the network cannot be decoded in batches: it attends to later tokens, or its states
+    cannot be selected by row.
     """
     model: Any = network
     config, kind = model.config, model.config.model_type
     if covers(config):
         return True
     if not getattr(config, "is_decoder", True):
-        # It is BERT or its kin, which see what comes after.
+        # A network like BERT, whose tokens see later tokens.
         raise NoModel(
             f"{source} does not write from left to right ({kind}). Choose a model that generates text."
         )
     try:
         DynamicCache(config=config)
-    except Exception:  # a stranger's file, as above
+    except Exception:  # an untrusted file, as above
         # transformers has no cache for these layers.
         fitting = False
     else:
@@ -218,10 +218,10 @@ def is_tried(network: nn.Module, source: str) -> bool:
 
 
 def context_of(text: Any) -> int | None:
-    """Return the longest sequence, in tokens, whose parts are computed as in a shorter one.
+    """Return the greatest length in tokens up to which a sequence's computation does not change.
 
-    text: a text model's configuration. longrope rotates all positions differently once one is beyond its
-        original length, so answers end there.
+    text: a text model's configuration. longrope rotates all positions differently as soon as one exceeds its
+        original length, so answers must end there.
     """
     most: int | None = getattr(text, "max_position_embeddings", None)
     ropes = getattr(text, "rope_parameters", None) or {}
@@ -235,13 +235,13 @@ def context_of(text: Any) -> int | None:
 def shape_of(network: nn.Module, source: str = "this model") -> Shape:
     """Count a network's parameters and sizes; works on the meta device. Raises NoModel.
 
-    The result is exact but for the widths, which are the configuration's.
+    All numbers are exact, except the widths, which come from the configuration.
     """
     try:
-        # Checked, for a width that is a text can be multiplied.
+        # Validated, since a width that is a string could be multiplied without an error.
         return msgspec.convert(asdict(_counted(network)), Shape)
-    except Exception as error:  # a stranger's file, as above
-        # There is no hidden_size, or there are no heads, layers or head, or as many as each layer likes.
+    except Exception as error:  # an untrusted file, as above
+        # For example, hidden_size, heads, layers or head are missing, or differ between layers.
         raise _not_built(source, error) from error
 
 
@@ -254,12 +254,12 @@ def _counted(network: nn.Module) -> Shape:
         for m in network.modules()
         if "Norm" in type(m).__name__ and tuple(w.shape for w in m.parameters())[:1] == ((text.hidden_size,),)
     ]
-    # Layers may differ, as Gemma 4's do; transformers says of such a model's whole nothing that varies.
+    # Layers may differ, as in Gemma 4. transformers' configuration of the whole then lacks what varies.
     queries, keys, inners = zip(*map(_widths, text.per_layer_config), strict=True)
     return Shape(
         parameters=sum(p.numel() for p in network.parameters()),
         layers=text.num_hidden_layers,
-        norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # without the one behind the last layer
+        norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # without the norm after the last layer
         width=text.hidden_size,
         query_width=max(queries),
         key_width=max(keys),
@@ -274,7 +274,7 @@ def _counted(network: nn.Module) -> Shape:
 
 
 def _widths(layer: Any) -> tuple[int, int, int]:
-    """Return the widths of a layer's queries, keys and inner states, by its configuration."""
+    """Return the widths of a layer's queries, keys and inner states, from its configuration."""
     head = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
     key_heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
     inner = getattr(layer, "intermediate_size", None) or 4 * layer.hidden_size

@@ -1,10 +1,10 @@
-"""Chat encoding by the model's template: a question to prompt tokens, tokens to a completion and back.
+"""Chat encoding by the model's template: questions to prompt tokens, and tokens to completions and back.
 
-A template (Jinja) is a program that came with the model: it may loop without end or fill the memory. `python
--m swarmd.policy.models.chat` renders it for a made-up question, without files or network, within CPU_S and
-`containment.MEMORY_BYTES`. What stands around the question is then the same for every question: a prompt is
-put together from these pieces, and no template runs during a round. Example turns are part of the first
-piece. An opening, with which each answer begins, is put behind the last one.
+A template (Jinja) is an untrusted program that came with the model: it may loop forever or fill the memory.
+So `python -m swarmd.policy.models.chat` renders it once, for a made-up question, without files or network,
+and within CPU_S and `containment.MEMORY_BYTES`. The text around the question is the same for every question.
+So prompts are assembled from these pieces, and no template runs during a round. Example turns are part of the
+first piece. An opening, the text with which every answer begins, is appended to the last piece.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from swarmd.errors import NoModel
 from swarmd.terminal import printable
 from swarmd.types import Completion
 
-# An ordinary template takes a few milliseconds.
+# CPU seconds. An ordinary template takes a few milliseconds.
 CPU_S: Final = 2
-# On however busy a machine.
+# Wall-clock limit, generous for a busy machine.
 RENDER_TIMEOUT_S: Final = 120.0
 MAX_PROMPT_CHARACTERS: Final = 2**20
-# Of Unicode's stream-safe text (UAX #15). To normalise it takes the square of their number: two seconds for
-# the longest completion that a peer may send.
+# The limit of Unicode's stream-safe text format (UAX #15). Normalisation takes time quadratic in this number:
+# without the limit, two seconds for the longest completion that a peer may send.
 MAX_MARKS: Final = 30
 
 WARM_UP: Final = (
@@ -52,17 +52,18 @@ _TRIMS: Final[Mapping[str, Callable[[str], str]]] = {
 
 
 class TemplateFails(Exception):
-    """The template cannot be rendered; the message says why."""
+    """The template cannot be rendered; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """What a chat template puts around a question.
+    """The text that a chat template puts around a question.
 
-    trim: what it does to the white space at the question's ends. end: stands behind the last answer. after:
-        stands between an answer and the next question. straight: an answer begins where the prompt ends; else
-        the model writes more before it (gpt-oss). rendered: the last piece as the template has it. notes: for
-        the operator.
+    pieces: the text before, between and after the places of the question. trim: how the template strips the
+        question. end: the text after the last answer. after: the text between an answer and the next
+        question.
+        straight: whether an answer starts where the prompt ends; otherwise the model writes more first
+        (gpt-oss). rendered: the last piece as the template renders it. notes: for the operator.
     """
 
     pieces: tuple[str, ...]
@@ -77,16 +78,17 @@ class ChatFrame:
         return _TRIMS[self.trim](question).join(self.pieces)
 
 
-# How a prompt ends that has opened a thought: `<think>`, `[THINK]`, `<|begin_of_thought|>`, not `</think>`.
+# Matches the end of a prompt that opens a thought: `<think>`, `[THINK]`, `<|begin_of_thought|>`, not
+# `</think>`.
 _THOUGHT: Final = re.compile(r"[<\[]\|?(?!end)\w*(think|thought|reason)\w*\|?[>\]]\s*\Z", re.IGNORECASE)
 
 
 def frame_of(texts: Sequence[str], eos: str = "") -> ChatFrame:
     """Derive the frame from the template's texts.
 
-    texts: of `render`. eos: the text of the tokenizer's end token.
+    texts: the result of `render`. eos: the text of the tokenizer's end token.
 
-    Raises TemplateFails where the template does more to a question than trim it.
+    Raises TemplateFails if the template changes a question in another way than by trimming.
     """
     plain, spaced, unopened, asked_again, answered = texts
     pieces = tuple(plain.split(QUESTION))
@@ -94,7 +96,7 @@ def frame_of(texts: Sequence[str], eos: str = "") -> ChatFrame:
         raise TemplateFails("it leaves the question out")
     before, there, behind = asked_again.partition(ANSWER)
     end, after = answered.partition(ANSWER)[2], behind.partition(QUESTION)[0]
-    # What follows the question here, and in a conversation, where the template has put an answer behind it.
+    # Compare the text after the question here with the text between question and answer in a conversation.
     tail, known, notes = pieces[-1], before.rpartition(QUESTION)[2] if there else pieces[-1], list[str]()
     missing, extra = known.removeprefix(tail).strip(), tail.removeprefix(known).strip()
     if plain == unopened and known.startswith(tail) and missing:
@@ -123,17 +125,18 @@ def frame(
     """Return the text that a chat template puts around a question. Raises TemplateFails.
 
     Args:
-        special_tokens: names and texts, for the template to use.
+        template: the template's source.
+        special_tokens: names and texts of tokens that the template may use.
         system: the system prompt; "" for none.
         examples: turns before the question.
-        ours: the template came with this package, and is rendered in this process.
-        thinking: let the model think first, where its template has that choice.
+        ours: whether the template came with this package, and may be rendered in this process.
+        thinking: let the model think first, if its template has this choice.
     """
     special = dict(special_tokens)
     texts = (render if ours else render_contained)(template, special, system, examples, thinking)
     if system.strip() not in texts[0]:
         raise TemplateFails("it leaves the system prompt out")
-    # It may change them: some templates take thoughts out of earlier answers.
+    # Examples may be changed, but not dropped: some templates remove thoughts from earlier answers.
     if examples and not any(text.strip() in texts[0] for pair in examples for text in pair):
         raise TemplateFails("it leaves the examples out")
     found = frame_of(texts, special.get("eos_token", ""))
@@ -153,11 +156,12 @@ def render(
     examples: Sequence[Sequence[str]] = (),
     thinking: bool = False,
 ) -> tuple[str, ...]:
-    """Render the template as `apply_chat_template` does.
+    """Render the template as `apply_chat_template` does. Raises TemplateFails.
 
-    Returns the texts of QUESTION, of SPACED, and of QUESTION without `add_generation_prompt`; then of ANSWER
-    between two questions, and of QUESTION and ANSWER alone: "" where the template is for one question alone.
-    Raises TemplateFails.
+    Returns:
+        five texts: for QUESTION, for SPACED, for QUESTION without `add_generation_prompt`, for ANSWER between
+        two questions, and for QUESTION and ANSWER alone. The last two are "" if the template allows only one
+        question.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -165,8 +169,8 @@ def render(
     for question, answer in examples:
         head += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     asked, spaced = ({"role": "user", "content": question} for question in (QUESTION, SPACED))
-    # enable_thinking: Qwen3's template has it think by default, for more tokens than we generate by default;
-    # other templates don't look at it.
+    # enable_thinking: Qwen3's template lets the model think by default, which takes more tokens than our
+    # default limit. Other templates ignore it.
     more = {**special_tokens, "enable_thinking": thinking}
 
     def text_of(*messages: Mapping[str, str], opened: bool = True) -> str:
@@ -175,7 +179,7 @@ def render(
         )
         return str(text)
 
-    # A template is a program and may raise anything.
+    # A template is an untrusted program and may raise anything.
     try:
         texts = text_of(asked), text_of(spaced), text_of(asked, opened=False)
     except Exception as error:
@@ -206,7 +210,7 @@ def render_contained(
             capture_output=True,
             text=True,
             timeout=RENDER_TIMEOUT_S,
-            # This time zone needs no file: a template may ask for the date.
+            # A template may ask for the date, and this time zone needs no file.
             env={**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"},
             check=False,
         )
@@ -233,42 +237,45 @@ SYSTEM_PROMPT = (
 class Chat:
     """A tokenizer and its chat template.
 
-    ends: the ids that end an answer when they are sampled. notes: what an operator should know of them.
+    ends: the token ids that end an answer when they are sampled. notes: notes for the operator.
     """
 
     def __init__(
         self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *,
         ours: bool = False, thinking: bool = False, examples: Examples = (), opening: str = "",
     ) -> None:  # fmt: skip
-        """Test the chat template, and fall back to the system prompt inside the question (Gemma 2).
-
-        Raises NoModel where the template does not work.
+        """Test the chat template; without a system role (Gemma 2), put the system prompt into the question.
 
         Args:
-            ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings.
-            ours: the template came with this package.
+            tokenizer: the model's tokenizer.
+            system_prompt: "" for none.
+            ends: ids that end an answer, from the model's generation settings, besides the tokenizer's.
+            ours: whether the template came with this package.
             thinking: let the model think first (`model.thinking`).
             examples: turns before each question.
-            opening: text with which each answer begins. It ends the prompt, and `read` puts it back.
+            opening: text with which each answer begins. It ends the prompt, and `read` adds it to the answer.
+
+        Raises:
+            NoModel: if the template does not work.
         """
         self.tokenizer, self._ours, self._thinking = tokenizer, ours, thinking
         self.examples, self.opening = examples, opening
         self.system_prompt = system_prompt
         self.ends, self.notes = ends | {tokenizer.eos_token_id} - {None}, list[str]()
-        # Some templates know no system role (Gemma 2): say the same at the head of the question.
+        # Some templates have no system role (Gemma 2). For them, the question starts with the system prompt.
         ways = [(system_prompt, ""), ("", system_prompt + "\n\n")] if system_prompt else [("", "")]
         special = tuple(
             sorted((n, text) for n, text in tokenizer.special_tokens_map.items() if isinstance(text, str))
         )
         for system, preamble in ways:
-            # The preamble stands at the head of the conversation, as the system prompt would.
+            # Like a system prompt, the preamble stands at the start of the conversation.
             first, self._preamble = examples[:1], "" if examples else preamble
             shown = (*((preamble + question, answer) for question, answer in first), *examples[1:])
             try:
                 template = tokenizer.get_chat_template()
                 self._frame = frame(template, special, system, shown, ours=ours, thinking=thinking)
             except (TemplateFails, ValueError) as error:
-                # ValueError: there are several templates, and none of them is the default.
+                # ValueError: there are several templates, and none is the default.
                 why = printable(str(error))
             else:
                 self._find_end()
@@ -281,7 +288,7 @@ class Chat:
         )
 
     def showing(self, examples: Examples, opening: str) -> "Chat":
-        """Return the chat of the same model with other examples and another opening. Raises NoModel."""
+        """Return a chat of the same model with other examples and another opening. Raises NoModel."""
         return Chat(
             self.tokenizer, self.system_prompt, self.ends,
             ours=self._ours, thinking=self._thinking, examples=examples, opening=opening,
@@ -296,9 +303,9 @@ class Chat:
             )
 
     def _find_end(self) -> None:
-        """Find the token that ends an answer; it is added to `ends` where only the template names it.
+        """Find the token that ends an answer. If only the template has it, it is added to `ends`.
 
-        Raises NoModel where there is none.
+        Raises NoModel if there is none.
         """
         frame, tokenizer = self._frame, self.tokenizer
         special = {*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids}
@@ -328,21 +335,22 @@ class Chat:
                 "the model has no end-of-sequence token, so answers could not end. Set eos_token in the"
                 " tokenizer_config.json of a local copy, or choose another model."
             )
-        # Gemma ends a turn with <end_of_turn>, and its tokenizer names another end.
+        # Gemma ends a turn with <end_of_turn>, but its tokenizer names another end token.
         usual = tokenizer.eos_token_id if tokenizer.eos_token_id in self.ends else min(self.ends)
         self._end: int = next((i for i in (*closing, *between) if i in self.ends), usual)
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Render a conversation up to where the next answer begins, in this process.
+        """Render a conversation, up to the start of the next answer, in this process.
 
-        For one's own conversations alone: the template was tried in the contained process, but nothing bounds
-        it here.
+        Only for the operator's own conversations: the template was tested in the contained process, but
+        nothing limits it here.
 
         Args:
-            messages: role ("system", "user" or "assistant") and content. A system message comes first;
-                without one there is the system prompt of the training, and with an empty one none.
+            messages: role ("system", "user" or "assistant") and content. A system message comes first.
+                Without one, the system prompt of the training is used; an empty one means none.
 
-        Raises TemplateFails.
+        Raises:
+            TemplateFails: if the template rejects the conversation.
         """
         given = bool(messages) and messages[0]["role"] == "system"
         system, turns = (messages[0]["content"], messages[1:]) if given else (self.system_prompt, messages)
@@ -353,7 +361,7 @@ class Chat:
         try:
             return self._rendered([{"role": "system", "content": system}, *turns])
         except TemplateFails:
-            # As in __init__: a template that knows no system role. Where that is not why, it fails again.
+            # The template may have no system role, as in __init__. If the cause is another, it fails again.
             first, *others = turns
             return self._rendered([{**first, "content": f"{system}\n\n{first['content']}"}, *others])
 
@@ -365,25 +373,25 @@ class Chat:
                 )
             )
         except Exception as error:
-            # A template is a program and may raise anything.
+            # A template is an untrusted program and may raise anything.
             raise TemplateFails(str(error).strip() or type(error).__name__) from None
         rendered = self._frame.rendered
         return text.removesuffix(rendered) + self._frame.pieces[-1] if text.endswith(rendered) else text
 
     def prompt(self, question: str) -> list[int]:
-        """Return the token ids up to where the answer begins."""
+        """Return the token ids of the prompt, up to the start of the answer."""
         return ids_of(self.tokenizer, self._frame.around(self._preamble + question) + self.opening)
 
     def read(self, ids: Sequence[int], ended: bool) -> Completion:
-        """Decode sampled ids to text: the opening, then the ids without the end-of-sequence token."""
+        """Decode sampled ids to a completion: the opening, then the ids without the end-of-sequence token."""
         body = list(ids[:-1] if ended else ids)
         text = self.tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Completion(self.opening + text, ended)
 
     def has_tokens_for(self, text: str) -> bool:
-        """Return whether the text survives a round trip; for ASCII that was checked at loading.
+        """Return whether the text survives a round trip. ASCII was checked when the tokenizer was loaded.
 
-        No text with more than MAX_MARKS accents on one letter does.
+        A text with more than MAX_MARKS accents on one letter counts as not surviving.
         """
         if text.isascii():
             return True
@@ -395,11 +403,11 @@ class Chat:
         return _composed(found.removeprefix(self.opening)) == _composed(text.removeprefix(self.opening))
 
     def encode(self, completion: Completion, limit: int) -> list[int]:
-        """Return the ids of somebody else's answer, as if we had sampled it: at most `limit`.
+        """Return at most `limit` token ids of another node's answer, as if this node had sampled it.
 
-        The opening is in the prompt. An answer that begins otherwise cannot stand there, so it gets no ids.
-        The end of a turn is added only where the answer ended by itself and fits. Control tokens that are
-        spelled out in the text stay text, so that nobody but us ends an answer or opens a new turn.
+        The opening is in the prompt, so an answer that begins differently gets no ids. The end token is added
+        only if the answer ended by itself and there is room. Control tokens that are spelled out in the text
+        are encoded as plain text, so that a peer's text cannot end an answer or open a new turn.
         """
         if not completion.text.startswith(self.opening):
             return []
@@ -408,31 +416,31 @@ class Chat:
 
 
 def ids_of(tokenizer: Any, text: str, **more: bool) -> list[int]:
-    """Return the ids of a text, with nothing put before or behind it. more: for the tokenizer."""
+    """Return the ids of a text, without added special tokens. more: arguments for the tokenizer."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, **more)["input_ids"]
     return ids
 
 
 def ends_of(generation_config: Any) -> frozenset[int]:
-    """Return the ids that end an answer; a model's own settings may name several."""
+    """Return the ids that end an answer; a model's generation settings may name several."""
     eos = generation_config.eos_token_id
-    # A stranger's file: it may be anything.
+    # The file is untrusted, so the value may have any type.
     return frozenset(end for end in (eos if isinstance(eos, list) else [eos]) if type(end) is int)
 
 
 def _composed(text: str) -> str:
-    """Normalise accented letters to one spelling, and drop leading spaces, as many tokenizers do."""
+    """Normalise accented letters to one form, and drop leading spaces, as many tokenizers do."""
     return unicodedata.normalize("NFC", text).lstrip()
 
 
 def main() -> None:
-    """Serve as the contained process: one request on standard input, one reply on standard output."""
+    """Run the contained process: one request on standard input, one reply on standard output."""
     from swarmd.tasks.sandbox import seccomp
     from swarmd.tasks.sandbox.containment import limit_resources
 
     request = json.load(sys.stdin)
     for first in WARM_UP:
-        # Warm up, so that everything is imported.
+        # Import everything that rendering needs before the limits apply.
         with contextlib.suppress(TemplateFails):
             render(first, {}, "")
     limit_resources(cpu=int(time.process_time()) + 1 + CPU_S)

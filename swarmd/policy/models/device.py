@@ -1,4 +1,4 @@
-"""Device and precision of a model, devices of its processes, free memory, random generators."""
+"""Device and precision of a model, the devices of worker processes, free memory, random generators."""
 
 import contextlib
 import ctypes
@@ -24,11 +24,12 @@ from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.preflight import CGROUPS, OWN_CGROUP, cgroups, cores, driver_there, no_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-# Larger models get an adapter unless the configuration says otherwise, and all cores.
+# Larger models use an adapter, unless configured otherwise, and several cores.
 LORA_FROM_PARAMETERS: Final = 100_000_000
-# In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and
-# their kin; of the CPU (Linux and macOS, then Windows); of CUDA where NVML cannot tell who has memory (MIG,
-# Jetson). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED can mean it too, and mostly mean something else.
+# Patterns in order: messages of torch for CUDA, HIP and MPS; for a buffer larger than MPS supports; of
+# cuBLAS, cuDNN and similar libraries; for the CPU (Linux and macOS, then Windows); for CUDA if NVML cannot
+# tell who uses the memory (MIG, Jetson). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED can mean it too,
+# but mostly do not.
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|Invalid buffer size|STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough)"
     r" memory|NVML_SUCCESS == .*CUDACachingAllocator",
@@ -39,22 +40,22 @@ DTYPES: Final = MappingProxyType(
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
-        "nf4": torch.bfloat16,  # of a base in 4 bits (lora.py): what it computes in
+        "nf4": torch.bfloat16,  # the dtype in which a base stored in 4 bits computes (lora.py)
     }
 )
-# Whose activations pass float16's 65,504: no answer has a probability then (vLLM's
+# Models whose activations exceed float16's maximum of 65,504, so that logits become NaN (vLLM's
 # _FLOAT16_NOT_SUPPORTED_MODELS; unslothai/unsloth pull requests 4014 and 5092).
 PAST_FLOAT16: Final = frozenset(
     ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm4")
 )
-# How much faster than float32 it must be on a CPU, before we give up its digits.
+# bfloat16 is used on a CPU only if it is this many times as fast as float32, since it is less precise.
 BF16_SPEEDUP: Final = 1.5
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Return the wanted device; for "auto" CUDA, then Apple's MPS, then the CPU.
+    """Return the wanted device; for "auto" the first of CUDA, Apple's MPS and the CPU that exists.
 
-    Raises NoModel where the wanted one is absent, or is there and torch cannot compute on it.
+    Raises NoModel if the wanted device is absent, or torch cannot compute on it.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
@@ -75,18 +76,19 @@ def choose_device(wanted: str) -> torch.device:
 def _cuda_fault() -> str:
     """Return why torch cannot compute on a CUDA device; "" if it can.
 
-    torch counts a GPU that its build has no kernels for.
+    This needs a test, since torch also counts a GPU for which its build has no kernels.
     """
     try:
         torch.ones(1, device="cuda").add_(1).item()
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
-        # In turn: of a driver or kernels, of a torch without CUDA, of another GPU than the first.
+        # In this order: an error of driver or kernels, a torch without CUDA, a fault of a GPU after the
+        # first.
         return first_line(error).rstrip(".")
     return ""
 
 
 def unused_gpu(wanted: str, device: torch.device) -> list[str]:
-    """Return a note for the operator where "auto" took the CPU although a GPU's driver is here."""
+    """Return a note for the operator if "auto" chose the CPU although a GPU's driver is installed."""
     if wanted != "auto" or device.type != "cpu" or not driver_there():
         return []
     return [
@@ -97,9 +99,9 @@ def unused_gpu(wanted: str, device: torch.device) -> list[str]:
 
 
 def quick_at_bf16(device: torch.device) -> bool:
-    """Return whether a device is quick at bfloat16, by asking it or by trying.
+    """Return whether a device computes bfloat16 fast, by asking the device or by measuring.
 
-    MPS has it on every macOS that torch 2.13 installs on (14).
+    MPS supports bfloat16 on every macOS version that torch 2.13 installs on (14 and later).
     """
     return {
         "cuda": lambda: bool(torch.cuda.is_bf16_supported(including_emulation=False)),
@@ -117,14 +119,20 @@ def choose_dtype(
     kind: str = "",
     probe: Callable[[torch.device], bool] = quick_at_bf16,
 ) -> torch.dtype:
-    """Return bfloat16 where the device is quick at it, else float32, or float16 on CUDA.
+    """Return bfloat16 if the device computes it fast, else float32, or float16 on CUDA.
 
-    trained_whole: a small model, all of whose weights are trained. It stays in float32: there is room, and at
-        our learning rates most of an update is smaller than a bfloat16 step.
-    adapter: only an adapter is trained, in float32: its base may be in float16 (learner.py scales the loss).
-    kind: the model_type of its configuration.
+    Args:
+        wanted: `model.dtype`.
+        device: the model's device.
+        trained_whole: whether all weights of a small model are trained. It then stays in float32: there is
+            room, and at our learning rates most of an update is smaller than a bfloat16 step.
+        adapter: whether only an adapter is trained, in float32. Its base may then be in float16 (learner.py
+            scales the loss).
+        kind: the model_type of the configuration.
+        probe: returns whether a device computes bfloat16 fast.
 
-    Raises NoModel for float16 without an adapter.
+    Raises:
+        NoModel: for float16 without an adapter.
     """
     if wanted == "float16" and not adapter:
         raise NoModel(
@@ -143,7 +151,7 @@ def choose_dtype(
 
 
 def require_bitsandbytes(wanted: str, device: torch.device, instead: str) -> None:
-    """Raise NoModel where this library, which `wanted` needs, does not run or is missing; import nothing."""
+    """Raise NoModel if bitsandbytes, which `wanted` needs, is missing or unsupported. Imports nothing."""
     if device.type == "mps":
         raise NoModel(f"{wanted} does not run on Apple's MPS: {instead}.")
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -154,10 +162,10 @@ def require_bitsandbytes(wanted: str, device: torch.device, instead: str) -> Non
 
 
 def _cpu_gains_from_bf16() -> bool:
-    """Measure whether bfloat16 is quicker than float32.
+    """Measure whether bfloat16 is faster than float32.
 
-    CPUs without AMX or AVX512-BF16 emulate it: 6.6 times slower than float32 where it was measured. The time
-    is that of the processor and of one thread, so that other programs do not change the answer.
+    CPUs without AMX or AVX512-BF16 emulate it: 6.6 times slower than float32 on a measured machine. CPU time
+    of one thread is measured, so that other programs do not change the result.
     """
 
     def seconds(dtype: torch.dtype) -> float:
@@ -174,7 +182,7 @@ def _cpu_gains_from_bf16() -> bool:
 
 @cache
 def gives_float32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the device's products of 16-bit matrices can be asked for in float32; MPS has none."""
+    """Return whether the device can multiply 16-bit matrices with a float32 result; MPS cannot."""
     one = torch.ones(1, 8, 8, dtype=dtype, device=device)
     try:
         torch.mm(one[0], one[0], out_dtype=torch.float32)
@@ -191,43 +199,43 @@ SLOW_AT_BF16: Final = {
 
 
 def limit_memory(config: NodeConfig, device: torch.device, processes: int = 1) -> None:
-    """Keep torch in this process to its part of `limits.gpu_memory`, which a device's processes share."""
+    """Limit torch in this process to its part of `limits.gpu_memory`, which the processes share."""
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
         torch.cuda.set_per_process_memory_fraction(share / processes, device.index)
     elif device.type == "mps":
-        # Of what Metal recommends. torch takes 1.7 times that, so the machine would swap before a refusal.
+        # 1.0 is Metal's recommended maximum. torch's default is 1.7 times that, and the machine would swap.
         torch.mps.set_per_process_memory_fraction(1.0)
 
 
 def free_memory(device: torch.device, processes: int = 1) -> int:
-    """Return roughly how many bytes each of `processes` can still allocate on the device."""
+    """Return roughly the bytes that each of `processes` can still allocate on the device."""
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         allowed = torch.cuda.get_per_process_memory_fraction(device.index) * about.total_memory
         free = int(torch.cuda.mem_get_info(device)[0])
         if about.is_integrated and torch.version.hip is None:
-            # CUDA takes the page cache of memory that it shares with the CPU for used: a download fills it.
+            # In memory shared with the CPU, CUDA counts the page cache as used, and a download fills it.
             free = _main_memory()
         return min(free // processes, int(allowed) - torch.cuda.memory_reserved(device))
     free = _main_memory()
     if device.type == "mps":
-        # Metal's own limit is a share of the machine's memory, whatever other programs have of it.
+        # Metal's own limit is a fixed share of the machine's memory, even if other programs use that memory.
         free = min(free, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return free // processes
 
 
 def _main_memory() -> int:
-    """Return roughly how many bytes of the machine's memory this process can still take."""
+    """Return roughly the bytes of main memory that this process can still allocate."""
     return max(0, min([int(psutil.virtual_memory().available), *cgroup_rooms()]))
 
 
 def cgroup_rooms(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[int]:
-    """Yield what each group with a limit has left of its memory, but for page cache.
+    """Yield the unused memory of each control group with a limit, counting page cache as unused.
 
-    It is the limit of a container or of a service, whose processes the kernel kills beyond it.
+    This limit is set for a container or a service, and the kernel kills processes that exceed it.
     """
     for group in cgroups(own, root):
-        # There is no such group, or no limit, which is the word "max".
+        # Fails if there is no such group, or its limit is the word "max".
         with contextlib.suppress(OSError, ValueError, TypeError):
             limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
             cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
@@ -237,7 +245,7 @@ def cgroup_rooms(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[int]:
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that memory ran out, so that a smaller batch may help.
 
-    Devices, their libraries and Python each word it differently, and few have an exception type for it.
+    Devices, libraries and Python use different messages, and few have a separate exception type.
     """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
@@ -246,7 +254,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def within_memory(refusal: SwarmdError) -> Iterator[None]:
-    """Raise `refusal` where memory runs out within the block."""
+    """Raise `refusal` if memory runs out within the block."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -256,9 +264,10 @@ def within_memory(refusal: SwarmdError) -> Iterator[None]:
 
 
 def release_cached(device: torch.device) -> None:
-    """Give back what the allocator keeps for later.
+    """Release the memory that the allocator caches.
 
-    After an out-of-memory it may be in the wrong sizes; while the node is paused a game may want it.
+    After running out of memory, the cached blocks may have the wrong sizes. While the node is paused, other
+    programs, such as a game, may need the memory.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -267,11 +276,11 @@ def release_cached(device: torch.device) -> None:
 
 
 def threads_for(config: NodeConfig, parameters: int) -> int:
-    """Return torch's threads on a CPU: those of the configuration, or else what measurements suggest.
+    """Return torch's number of threads on a CPU: as configured, else the best in measurements.
 
-    A second thread makes a small model's round a fifth quicker for a third more CPU, and several such nodes
-    often share a machine: one thread. From LORA_FROM_PARAMETERS parameters on a round takes as many cores as
-    `limits.cpu` allows, shared among the processes of this run (docs/performance.md).
+    A small model uses one thread: a second thread would make its round a fifth faster for a third more CPU
+    time, and several such nodes often share a machine. A model of more than LORA_FROM_PARAMETERS parameters
+    uses as many cores as `limits.cpu` allows, divided among the processes of this run (docs/performance.md).
     """
     if config.model.threads:
         return config.model.threads
@@ -281,25 +290,25 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
 
 
 def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:
-    """Set torch's threads: `threads_for` on a CPU, else as configured, or torch's own choice."""
+    """Set torch's threads: `threads_for` on a CPU; elsewhere the configured number or torch's default."""
     if config.model.threads or device.type == "cpu":
         torch.set_num_threads(threads_for(config, parameters))
 
 
 def compile_nothing() -> None:
-    """Have torch use no kernels that oneDNN compiles while it runs.
+    """Disable kernels that oneDNN compiles at run time.
 
-    A contained process has no executable memory to put them in.
+    A contained process has no executable memory for them.
     """
     torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Have the C library keep what is freed for the next allocation: up to 2 GiB, of blocks below 64 MiB.
+    """Make the C library keep freed memory for later allocations: up to 2 GiB, in blocks below 64 MiB.
 
-    Otherwise each step of a small model gives its activations back to the kernel and takes them again as
-    fresh pages: 5 to 15 % of its CPU time (docs/performance.md). It is glibc's mallopt(3); elsewhere, and on
-    other devices, nothing is done. Returns whether the library was asked to.
+    Otherwise each step of a small model returns its activations to the kernel and receives fresh pages, which
+    takes 5 to 15 % of its CPU time (docs/performance.md). Uses glibc's mallopt(3); with other libraries and
+    devices, nothing is done. Returns whether the setting was changed.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False
@@ -308,15 +317,16 @@ def keep_freed_memory(device: torch.device) -> bool:
 
 
 def to_device(values: Sequence[float] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return these numbers as a tensor on the device; CUDA's work is not waited for.
+    """Return these numbers as a tensor on the device; the host does not wait for CUDA's queued work.
 
-    MPS would read them when they are gone (pytorch/pytorch#189690).
+    On MPS the copy is synchronous, since MPS would read the numbers after they are freed
+    (pytorch/pytorch#189690).
     """
     return torch.as_tensor(values).to(device, non_blocking=device.type == "cuda")
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:
-    """Return a random number generator of our own, which nobody else's draws change."""
+    """Return a separate random number generator, which other draws do not affect."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
@@ -325,26 +335,26 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def count_devices() -> int:
-    """Count the CUDA devices that are visible."""
+    """Count the visible CUDA devices."""
     return torch.cuda.device_count()
 
 
 def devices_alike(count: int) -> bool:
-    """Return whether the first `count` CUDA devices are of one kind, so that they round alike.
+    """Return whether the first `count` CUDA devices are of one kind, so that they round equally.
 
-    torch sums over as many blocks as a device has room for.
+    torch divides a sum into as many blocks as the device can run at once, which changes the rounding.
     """
     return len(set(map(torch.cuda.get_device_name, range(min(count, torch.cuda.device_count()))))) < 2
 
 
 def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
-    """Return the environment in which a child process sees only the device of its place.
+    """Return environment variables with which a child process sees only the device for its place.
 
-    place: counted from the trainer's, 0.
+    place: number of the process; the trainer's is 0.
     """
     if choose_device(config.device).type != "cuda":
         return {}
-    # ROCm heeds both, its own first.
+    # ROCm reads both variables, HIP's first.
     variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
     visible = os.environ.get(variable) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in visible.split(",") if name.strip()] or [

@@ -1,6 +1,7 @@
-"""Whether models fit this machine: `swarmd doctor model` about one, `swarmd models` about each named one.
+"""Report whether models fit this machine: `swarmd doctor model` for one, `swarmd models` for the named ones.
 
-It shows the memory plan, disk and seconds a round, as text and as documents. Nothing is downloaded.
+The report has the memory plan, disk space and seconds per round, as text and as JSON. No weights are
+downloaded.
 """
 
 import time
@@ -39,15 +40,16 @@ from swarmd.policy.models.memory_plan import ITEMSIZE, PACKED, Plan, Shape, Work
 from swarmd.terminal import printable
 
 SCHEMA = 1
-# Interpreter and libraries of the daemon, the trainer and the verifier, measured with the model tiny.
+# Memory of interpreter and libraries in the daemon, the trainer and the verifier, measured with the model
+# tiny.
 PROGRAM_BYTES: Final = 700_000_000
 
 
 def document(fit: FittedModel, seconds: float) -> dict[str, Any]:
-    """Return what `swarmd doctor model` found, for programs.
+    """Return the findings of `swarmd doctor model` for programs.
 
-    seconds: of a round. `memory` (of the device, with the program's processes on a CPU), `least`, `peak`,
-    `expected`, `free` and the items' `bytes` are bytes; budgets are tokens.
+    seconds: estimated duration of a round. `memory` (of the device; on CPU and MPS including the program's
+    processes), `least`, `peak`, `expected`, `free` and the items' `bytes` are bytes; budgets are tokens.
     """
     return {
         "schema": SCHEMA,
@@ -67,7 +69,7 @@ def document(fit: FittedModel, seconds: float) -> dict[str, Any]:
 
 
 def explain(fit: FittedModel, seconds: float) -> list[str]:
-    """Return the same for people: what will be used, then the arithmetic."""
+    """Return the same findings for people: the chosen settings, then the arithmetic."""
     plan = fit.plan
     products = (
         PACKED if plan.packed else "plain: no packed weights for this model, by this torch or in this memory"
@@ -133,7 +135,7 @@ def _ends(chat: Chat) -> list[str]:
 
 
 def _trained(fit: Fit) -> str:
-    """Say which weights are trained, and why if it is an adapter."""
+    """Describe the trained weights, and why they are an adapter's if they are."""
     plan = fit.plan
     if not plan.lora_rank:
         return "all weights"
@@ -145,13 +147,13 @@ def _trained(fit: Fit) -> str:
 
 
 def expected_memory(fit: Fit) -> int:
-    """Return the bytes of the device that a node takes in a round, of main memory with its processes."""
-    # CUDA's memory is apart from that of the processes.
+    """Return the bytes that a round takes on the device; except on CUDA, with the program's processes."""
+    # CUDA's memory is separate from main memory, which the processes use.
     return fit.plan.expected + PROGRAM_BYTES * (fit.device.type != "cuda")
 
 
 def _kl(fit: Fit) -> str:
-    """Say what the start of the run is that the distance is measured against."""
+    """Describe the weights from which the KL divergence is measured."""
     if not fit.work.start_copy:
         return "not measured"
     if fit.plan.lora_rank:
@@ -162,7 +164,7 @@ def _kl(fit: Fit) -> str:
 
 
 def _dtype(fit: Fit) -> str:
-    """Return the data type in words, with the reason where a large model is in float32."""
+    """Return the data type in words, with the reason if a large model is in float32."""
     dtype = fit.plan.dtype
     if dtype != "float32" or fit.shape.parameters <= LORA_FROM_PARAMETERS or quick_at_bf16(fit.device):
         return dtype
@@ -170,22 +172,22 @@ def _dtype(fit: Fit) -> str:
 
 
 def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> FittedModel:
-    """Examine how the configured model fits; download its configuration and tokenizer at most.
+    """Find how the configured model fits. Downloads only its configuration and tokenizer.
 
-    free: bytes free on a device. Raises NoModel and Unreachable.
+    free: returns the free bytes of a device. Raises NoModel and Unreachable.
     """
-    # Takes half a second to import, and `list_models` needs none of it.
+    # Its import takes half a second, and `list_models` does not need it.
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     return fit(spelled_out(config).model, work_of(config), free)
 
 
-# The time of each measurement of the device.
+# Duration of each measurement of the device.
 MEASURE_S: Final = 0.1
-# Most weights there are bfloat16.
+# Most models on the hub are stored in bfloat16.
 HUB_BYTES_PER_WEIGHT: Final = 2
-# With fewer than 60 rounds an hour nothing is seen to rise while one waits.
+# A model with fewer than 60 rounds an hour is called slow: its reward does not rise while somebody watches.
 SLOW_ROUND_S: Final = 60.0
 KEPT_CHECKPOINTS: Final = 2
 
@@ -194,8 +196,8 @@ KEPT_CHECKPOINTS: Final = 2
 class DeviceSpeed:
     """The speed of a device in one data type."""
 
-    flops: float  # floating-point operations a second, of a matrix product
-    bandwidth: float  # bytes a second, read from its memory
+    flops: float  # floating-point operations per second, in a matrix product
+    bandwidth: float  # bytes per second, read from its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,8 @@ class ListedModel:
     fit: Fit
     download: int  # bytes still to be fetched
     checkpoints: int  # bytes
-    seconds: float  # seconds of a round
-    # Rounds whose median the seconds are; 0: estimated from the device's speed.
+    seconds: float  # duration of a round
+    # `seconds` is the median of this many recorded rounds; 0: it is estimated from the device's speed.
     measured: int
 
     @property
@@ -237,10 +239,10 @@ def list_models(
     free: Callable[[torch.device], int] = free_memory,
     speed: Callable[[torch.device, torch.dtype], DeviceSpeed] | None = None,
 ) -> tuple[str, list[ListedModel]]:
-    """Return the device and the named models on it, smallest first.
+    """Return the device and the fits of the named models on it, smallest model first.
 
-    recorded: seconds of rounds that were played with a model, by its short name. free: bytes free on a
-        device. Raises NoModel where the device is absent.
+    recorded: durations in seconds of rounds that were played with a model, by its short name. free: returns
+        the free bytes of a device. Raises NoModel if the device is absent.
     """
     device = choose_device(config.model.device)
     speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
@@ -263,7 +265,7 @@ def list_models(
 
 
 def round_seconds(config: NodeConfig, fit: Fit) -> float:
-    """Estimate the seconds of a round of this fit, by the device's speed as measured now."""
+    """Estimate the seconds of a round of this fit, from a measurement of the device's speed."""
     use_threads(config, fit.device, fit.shape.parameters)
     return estimate(fit.shape, fit.plan, fit.work, measure_speed(fit.device, fit.dtype))
 
@@ -271,9 +273,9 @@ def round_seconds(config: NodeConfig, fit: Fit) -> float:
 def estimate(shape: Shape, plan: Plan, work: Workload, speed: DeviceSpeed) -> float:
     """Estimate the seconds of a round with answers of full length.
 
-    Operations for each token and weight: two to compute it; to train, four more, of which an adapter saves
-    the base's weight gradients (two), and gradient checkpointing costs two. A decoding step reads all weights
-    once, for all answers. Attention, sampling and the verifier are left out.
+    Operations per token and weight: two for the forward pass, four more for training. An adapter saves two of
+    these (the base's weight gradients), and gradient checkpointing costs two more. A decoding step reads all
+    weights once for all answers. Attention, sampling and the verifier are ignored.
     """
     work = work.within(shape.context)
     weights, rows = shape.parameters, work.questions * work.completions
@@ -286,7 +288,7 @@ def estimate(shape: Shape, plan: Plan, work: Workload, speed: DeviceSpeed) -> fl
 
 
 def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
-    """Measure a device's speed, a tenth of a second for each figure."""
+    """Measure a device's speed; each of the two figures takes a tenth of a second."""
     side, size = 512 if device.type == "cpu" else 4096, 2**26
     square, long = (
         torch.ones(shape, dtype=dtype, device=device)
@@ -296,11 +298,11 @@ def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Return the shortest time of the runs that fit into MEASURE_S seconds after a first one.
+    """Return the shortest time among a first run and the runs in the MEASURE_S seconds after it.
 
-    In the first one libraries make what they need, for which cuBLAS alone may take longer.
+    The first run includes the libraries' set-up, which for cuBLAS alone may take longer than MEASURE_S.
     """
-    # To read a number waits for the device.
+    # Reading a number waits for the device to finish.
     once = partial(timeit.timeit, lambda: work().reshape(-1)[0].item(), timer=time.perf_counter, number=1)
     best, begun = once(), time.perf_counter()
     while time.perf_counter() - begun < MEASURE_S:
@@ -313,13 +315,13 @@ def _two_digits(value: float) -> float:
 
 
 def _checkpoints(plan: Plan) -> int:
-    """Return the bytes of all kept checkpoints: the trained weights, Adam's two moments, a float32 copy."""
+    """Return the bytes of all kept checkpoints: trained weights, Adam's two moments, float32 copies."""
     moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4) + 4 * plan.master
     return KEPT_CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
 
 
 def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
-    """Format models for people: one a line, then what the figures mean."""
+    """Format the models for people: one per line, then a legend."""
     rows = [("MODEL", "WEIGHTS", "MEMORY", "DISK", "A ROUND", "HERE")]
     for model in models:
         plan, size = model.fit.plan, model.fit.shape.parameters

@@ -1,9 +1,10 @@
-"""Chooses device, precision and memory plan for a model before its weights are downloaded.
+"""Choose device, precision and memory plan for a model before its weights are downloaded.
 
-It needs the model's config.json, the free memory, and the length of the curriculum's prompts: questions are
-sampled, and their tokens estimated from the text, as `swarmd models` downloads no tokenizer: a word, a digit,
-a run of signs and white space before anything but a word are one each, which is how byte-pair tokenizers part
-text. For sapo-9's longest question (arc_1d) it gives 526 where Qwen2.5's tokenizer makes 523.
+The choice needs the model's config.json, the free memory, and the length of the curriculum's prompts. For the
+latter, questions are sampled and their tokens estimated from the text, since `swarmd models` downloads no
+tokenizer. The estimate counts a word, a digit, a run of punctuation, and white space before anything but a
+word as one token each, similar to byte-pair tokenizers. For sapo-9's longest question (arc_1d) it gives 526
+tokens; Qwen2.5's tokenizer makes 523.
 """
 
 import re
@@ -36,12 +37,13 @@ from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.tasks.curriculum import CURRICULA, LADDER_9
 from swarmd.terminal import printable
 
-# What generate.max_new_tokens = 0 stands for.
+# Values for generate.max_new_tokens = 0.
 NEW_TOKENS_TINY, NEW_TOKENS, NEW_TOKENS_THINKING = 16, 256, 4096
 
-# What has a short name, largest first, chosen on 2026-11-25 (docs/engines.md says for which cards). As
-# `shape_of` finds it, so that one can be recommended without a network and without transformers, whose import
-# takes longer than everything else that `swarmd models` does.
+# The models with a short name, largest first, chosen on 2026-11-25 (docs/engines.md lists the cards for
+# each). The shapes are the results of `shape_of`, stored here so that a model can be recommended
+# without building its network and without importing transformers, which takes longer than the rest of
+# `swarmd models`.
 # fmt: off
 NAMED: Mapping[str, Shape] = MappingProxyType(
     {
@@ -98,13 +100,13 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
 # fmt: on
 
 
-# So many questions of each specialty are measured.
+# Sampled questions per specialty.
 SAMPLES: Final = 32
-# What a chat template puts around a question, where it is not known.
+# Estimate of the tokens that a chat template adds around a question.
 FRAME_TOKENS: Final = 32
-# And around each turn of an example.
+# Estimate of the tokens that it adds around each turn of an example.
 TURN_TOKENS: Final = 6
-# Lengths are rounded up to it.
+# Prompt lengths are rounded up to a multiple of this.
 STEP_TOKENS: Final = 64
 _PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
 
@@ -113,13 +115,13 @@ _PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
 def longest_questions(curriculum: str) -> tuple[str, ...]:
     """Return the longest of SAMPLES questions of each specialty.
 
-    curriculum: `swarm.curriculum` of a model that is not tiny. Empty for own tasks, which only their
-        contained process can make.
+    curriculum: `swarm.curriculum` of a model that is not tiny. Returns nothing for own tasks, since only
+        their contained process can generate questions.
     """
     known = LADDER_9 if curriculum == "auto" else CURRICULA.get(curriculum)
     if known is None:
         return ()
-    # Imported here: ReasoningGYM takes a second to import.
+    # Imported here, since importing ReasoningGYM takes a second.
     from swarmd.tasks.source import TaskRef, tasks_of
 
     def longest(specialty: str) -> str:
@@ -135,9 +137,9 @@ def estimated_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model, the machine, and the plan for the two.
+    """A model, the device, and the memory plan for the two.
 
-    `plan.fits` says whether it can be trained here at all.
+    `plan.fits` says whether the model fits into the memory.
     """
 
     source: str
@@ -146,20 +148,20 @@ class Fit:
     dtype: torch.dtype
     work: Workload
     plan: Plan
-    # Why its tokenizer or template makes training impossible anywhere.
+    # The fault of tokenizer or template that makes training impossible on any machine.
     fault: str | None = None
-    # What an operator should know of the model's files.
+    # Notes for the operator about the model's files.
     notes: tuple[str, ...] = ()
 
     @property
     def refusal(self) -> str | None:
-        """The reason why it cannot be trained here, with the largest model that could be; None: it can."""
+        """The reason why the model cannot be trained here, with the largest that could be; None if it can."""
         return self.fault if self.plan.fits else _too_large(self)
 
     def require(self) -> None:
-        """Raise NoModel where the model cannot be trained here.
+        """Raise NoModel if the model cannot be trained here.
 
-        The message names the largest model that could be, if any.
+        The message names the largest model that could be trained, if any.
         """
         if refusal := self.refusal:
             raise NoModel(refusal)
@@ -167,21 +169,21 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedModel(Fit):
-    """A fit, with what was read of the model to find it."""
+    """A fit, with the parts of the model that were read to find it."""
 
     place: hub.Place
     architecture: Any  # transformers' configuration
-    # Whether its architecture is one of those that our tests compare with transformers' own forward pass.
+    # Whether our tests compare its architecture with transformers' forward pass.
     tried: bool
-    tokenizer: Any  # None where there is a fault
-    chat: Chat | None  # likewise
+    tokenizer: Any  # None if there is a fault
+    chat: Chat | None  # None if there is a fault
 
 
 def work_of(config: NodeConfig) -> Workload:
-    """Estimate what a round of this node asks of its model.
+    """Estimate the work that a round of this node needs from its model.
 
-    Prompts are about as long as the curriculum's. Those of a tiny model are shorter than `Workload` assumes,
-    so its questions are not made, which would take a second.
+    Prompt lengths are estimated from the curriculum's questions. For a tiny model the defaults of `Workload`
+    are used, which exceed its prompts, since sampling questions would take a second.
     """
     tiny, lengths = config.model.name in TINY, dict[str, Any]()
     if not tiny and (asked := [*map(estimated_tokens, longest_questions(config.swarm.curriculum))]):
@@ -207,11 +209,11 @@ def work_of(config: NodeConfig) -> Workload:
 def fit(
     config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory
 ) -> FittedModel:
-    """Decide device, dtype, adapter and budgets. Raises NoModel, Unreachable.
+    """Choose device, dtype, adapter and budgets. Raises NoModel, Unreachable.
 
-    At most configuration and tokenizer are downloaded. free: bytes free on a device.
+    Downloads only configuration and tokenizer. free: returns the free bytes of a device.
     """
-    # Here, for they load transformers.
+    # Imported here, since these modules load transformers.
     from transformers import GenerationConfig
 
     from swarmd.policy.inference.fused_decoder import FAMILIES
@@ -231,7 +233,7 @@ def fit(
     try:
         tokenizer = load_tokenizer(place, skeleton)
         with suppress(Exception), model_folder.checked_folder(place.folder, place.source) as folder:
-            # A stranger's file, or none: transformers may raise anything for it.
+            # The file is untrusted or missing: transformers may raise anything.
             skeleton.generation_config = GenerationConfig.from_pretrained(folder)
         chat = chat_of(config, config.name, tokenizer, skeleton)
     except NoModel as error:
@@ -255,18 +257,18 @@ def fit(
 
 
 def system_prompt_of(config: ModelConfig) -> str:
-    """Return the configured system prompt, else ours; "" for a tiny model, which was trained without one."""
+    """Return the configured system prompt, else the default; "" for a tiny model, trained without one."""
     if config.system_prompt is not None:
         return config.system_prompt
     return "" if config.name in TINY else SYSTEM_PROMPT
 
 
 def spelled_out(config: NodeConfig, *, longest: bool = False) -> NodeConfig:
-    """Replace the words of `model.examples` and `model.opening` by pairs and text.
+    """Replace the keywords of `model.examples` and `model.opening` by their values.
 
-    longest: "auto" stands for the longest way of asking that a trial may choose; else for none.
+    longest: let "auto" stand for the longest examples and opening that a trial may choose, instead of none.
 
-    Raises NoModel if the curriculum brings no examples.
+    Raises NoModel if the curriculum has no examples.
     """
     model, curriculum = config.model, config.swarm.curriculum
     examples, opening = model.examples, model.opening
@@ -288,9 +290,11 @@ def chat_of(config: ModelConfig, source: str, tokenizer: Any, network: Any, *, p
     """Return the chat of a loaded network. Raises NoModel.
 
     Args:
-        config: its examples and opening count if they are spelled out (`spelled_out`).
+        config: examples and opening are used if they are spelled out (`spelled_out`).
         source: the name of the network's weights.
-        plain: leave them out.
+        tokenizer: the model's tokenizer.
+        network: the model, for its generation settings.
+        plain: use neither examples nor opening.
     """
     left_out = plain or isinstance(config.examples, str)
     shown: dict[str, Any] = {} if left_out else {"examples": config.examples, "opening": config.opening}
@@ -307,12 +311,12 @@ def chat_of(config: ModelConfig, source: str, tokenizer: Any, network: Any, *, p
 def plan_on(
     config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload, kind: str = ""
 ) -> tuple[torch.dtype, Plan]:
-    """Return precision and plan of a model of this shape, and kind, on a device with `free` bytes."""
+    """Return precision and plan of a model of this shape and model type, on a device with `free` bytes."""
     rank = _lora_rank(config, shape)
     if config.dtype == NF4:
         require_nf4(device, adapter=rank is not None)
-    # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in
-    # float32.
+    # A large model is trained in bfloat16 if the device computes it fast, even if all weights are trained:
+    # the optimizer steps float32 copies.
     dtype = choose_dtype(
         config.dtype,
         device,
@@ -325,9 +329,9 @@ def plan_on(
 
 
 def _on(device: torch.device, work: Workload) -> Workload:
-    """Return the work as far as it is on the device.
+    """Return the part of the work that uses the device's memory.
 
-    The copy of the start lies in main memory, which on CUDA is another.
+    With CUDA, the copy of the start's weights is in main memory instead.
     """
     return replace(work, start_copy=work.start_copy and device.type != "cuda", on_cpu=device.type == "cpu")
 
@@ -358,9 +362,9 @@ def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
 
 
 def _alternatives(fit: Fit) -> Iterator[str]:
-    """Yield in words what would fit: the same model with few changes, then named models, largest first."""
+    """Yield descriptions of fitting choices: this model with few changes, then smaller models."""
     plan, work = fit.plan, _on(fit.device, fit.work)
-    # bitsandbytes was never run on MPS.
+    # bitsandbytes is not supported on MPS.
     has_bits = fit.device.type != "mps"
     rank_there = plan.lora_rank or ModelConfig().lora_rank
     ways = dict.fromkeys(
@@ -371,7 +375,8 @@ def _alternatives(fit: Fit) -> Iterator[str]:
         )
     )
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
-    # In nf4 there is always an adapter: with one in bfloat16, which is tried before, all weights cost more.
+    # nf4 needs an adapter. An adapter in bfloat16 is tried before, and training all weights takes more than
+    # that.
     dtypes = dict.fromkeys((plan.dtype, "bfloat16", *[NF4] * has_bits))
     copies = dict.fromkeys((work.start_copy, False))
     for dtype, length, (rank, kind), copy in product(dtypes, lengths, ways, copies):
@@ -392,5 +397,5 @@ def _alternatives(fit: Fit) -> Iterator[str]:
         rank = _lora_rank(ModelConfig(lora_rank=rank_there), shape)
         smaller = shape.parameters < fit.shape.parameters
         if smaller and make_plan(shape, plan.dtype, rank, plan.free, its_work).fits:
-            # Where a larger model has no adapter, the configuration wants none.
+            # If the larger model has no adapter, the configuration has LoRA switched off.
             yield f"--model {name}" + (" with model.lora = 'on'" if rank and not plan.lora_rank else "")

@@ -1,6 +1,6 @@
-"""Locates a model's files: in a folder, a GGUF file, this package or on the Hugging Face hub.
+"""Locate a model's files: in a folder, a GGUF file, this package or on the Hugging Face hub.
 
-Each failure has its own message. It imports no torch, so that looking for a model costs nothing.
+Each failure has its own message. This module does not import torch, so that a look-up is cheap.
 """
 
 import os
@@ -38,21 +38,21 @@ REPOSITORIES: Mapping[str, str] = MappingProxyType(
 class Place:
     """The place of a model's files.
 
-    `folder` holds the small ones; the weights may still have to be downloaded.
+    `folder` holds the small files; the weights may still have to be downloaded.
     """
 
-    source: str  # what a checkpoint remembers: a tiny name, a repository id, a folder or a GGUF file
+    source: str  # the name stored in checkpoints: a tiny name, a repository id, a folder or a GGUF file
     folder: Path
     repository: str | None = None  # None: there is only the folder
-    revision: str | None = None  # the commit, where there is a repository
-    gguf: Path | None = None  # the file that `folder`, of the cache, is made from
+    revision: str | None = None  # the commit, if there is a repository
+    gguf: Path | None = None  # the GGUF file from which `folder`, in the cache, is made
 
 
 def find_local(name: str) -> Place | None:
     """Return the place of a tiny model, a local folder or a GGUF file; None for a repository's name.
 
-    Uses no network. Raises NoModel, also for an unknown name without an owner, which is a misspelt short
-    name, and ConfigError for a repository if the hub's library cannot read its variables.
+    Uses no network. Raises NoModel, also for an unknown name without an owner, which must be a misspelt short
+    name. Raises ConfigError for a repository if the hub's library cannot read its variables.
     """
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
@@ -85,9 +85,9 @@ def find_local(name: str) -> Place | None:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a model's name stands for a folder, or a GGUF file, of this machine.
+    """Return whether a model's name refers to a folder or a GGUF file on this machine.
 
-    A path does, whether it exists or not.
+    A path does, even if it does not exist.
     """
     path, there = _folder(name)
     return name not in TINY and (
@@ -96,14 +96,14 @@ def is_folder(name: str) -> bool:
 
 
 def _folder(name: str) -> tuple[Path, bool]:
-    """Return the path that a model's name may be, and whether a folder is there."""
-    # `os.path` raises nothing for a path that is too long, or "~" and the name of nobody here.
+    """Return the path that a model's name may mean, and whether it is a folder."""
+    # `os.path` does not raise for a path that is too long, or for "~" with an unknown user.
     path = os.path.expanduser(name)  # noqa: PTH111
     return Path(path), os.path.isdir(path)  # noqa: PTH112
 
 
 def locate(name: str, revision: str | None) -> Place:
-    """Download a model's small files, if needed, and return their place.
+    """Return the place of a model, after downloading its small files if needed.
 
     Raises NoModel and Unreachable.
     """
@@ -114,7 +114,7 @@ def locate(name: str, revision: str | None) -> Place:
     repository = REPOSITORIES.get(name, name)
     from swarmd.policy.models.files import download
 
-    # The file of an adapter is never loaded: `model_folder.notes` says that it is there.
+    # An adapter's file is fetched only so that `model_folder.notes` can report it; it is never loaded.
     names = (*model_folder.SMALL_FILES, model_folder.ADAPTER)
     folder = download.fetch(repository, revision, names, _choices())
     if not (folder / "config.json").exists():
@@ -134,10 +134,10 @@ def has_weights(place: Place) -> bool:
 
 
 def with_weights(place: Place, report: Callable[[Download], None] = lambda _: None) -> Path:
-    """Download a model's weights, if needed, and return their folder.
+    """Return the folder with a model's weights, after downloading them if needed.
 
-    A GGUF file's are converted. report: gets the progress. Raises NoModel where there are no weights that are
-    safe to load.
+    A GGUF file's weights are converted. report: receives the progress. Raises NoModel if there are no weights
+    that are safe to load.
     """
     folder = place.folder
     if place.gguf is not None:
@@ -159,5 +159,5 @@ def _choices() -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, which may quote a stranger's file."""
+    """Return the first line of an error's text, made printable, as it may quote an untrusted file."""
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])

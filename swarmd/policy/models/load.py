@@ -1,4 +1,4 @@
-"""Loads a named model for training: network, tokenizer, and what identifies it in a checkpoint."""
+"""Load a named model for training: network, tokenizer, and the fingerprint for its checkpoints."""
 
 import hashlib
 import warnings
@@ -34,9 +34,9 @@ ORDINARY_WORK: Final = Workload()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded(FittedModel):
-    """A loaded model, in eval mode (no dropout), always.
+    """A loaded model, always in eval mode (no dropout).
 
-    `network` is the transformers model itself, with LoRA layers inside where there is an adapter.
+    `network` is the transformers model itself. With an adapter, it contains LoRA layers.
     """
 
     network: nn.Module
@@ -50,15 +50,17 @@ def load_model(
     work: Workload = ORDINARY_WORK,
     report: Callable[[Download], None] = lambda _: None,
 ) -> Loaded:
-    """Load what the configuration names.
-
-    Raises NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
+    """Load the configured model. Nothing large is downloaded before it is known to fit.
 
     Args:
-        seed: of the adapter's first weights.
-        free: bytes free on a device.
-        work: what a round will ask; see `swarmd.policy.models.fit.work_of`.
-        report: called with the progress of a download.
+        config: the `[model]` section.
+        seed: seed of a new adapter's weights.
+        free: returns the free bytes of a device.
+        work: the work of a round; see `swarmd.policy.models.fit.work_of`.
+        report: receives the progress of a download.
+
+    Raises:
+        NoModel, Unreachable: with cause and remedy.
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)
@@ -67,7 +69,7 @@ def load_model(
 
     folder = hub.with_weights(place, report)
     if read_config(place).tie_word_embeddings != found.architecture.tie_word_embeddings:
-        # The weights that were downloaded have another head than the configuration says.
+        # The downloaded weights show that the head is tied, or not tied, against the configuration.
         found = fit(config, work, free)
         found.require()
     plan = found.plan
@@ -106,11 +108,11 @@ def _too_large(source: str, why: str) -> NoModel:
 def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:
     """Load a folder's network with its weights on the CPU.
 
-    architecture: of `read_config`. Raises NoModel.
+    architecture: the result of `read_config`. Raises NoModel.
     """
     parts = has_other_parts(read_config_json(folder, source))
     told = transformers_logging.get_verbosity()
-    # Otherwise each tensor of a part that is left out is logged on a line of its own.
+    # Otherwise transformers logs one line for each tensor of the parts that are left out.
     transformers_logging.set_verbosity_error()
     try:
         network: nn.Module
@@ -126,7 +128,7 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
             )
     except NoModel:
         raise
-    except Exception as error:  # a stranger's files: transformers may raise anything for them
+    except Exception as error:  # the files are untrusted: transformers may raise anything
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(
@@ -136,7 +138,7 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     finally:
         transformers_logging.set_verbosity(told)
     if report["missing_keys"]:
-        # transformers would go on with random weights.
+        # transformers would continue with random weights for them.
         some = ", ".join(sorted(report["missing_keys"])[:3])
         raise NoModel(
             f"the weights of {source} are not all there ({some} …). {again(folder)}, or choose another model."
@@ -144,16 +146,16 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     return network
 
 
-# Where fast kernels read the weights of this layer past an adapter, which peft refuses.
+# Layers whose weights fast kernels read directly, bypassing an adapter; peft refuses to adapt these.
 _BY_KERNELS: Final = MappingProxyType({"falcon_h1": ["out_proj"], "nemotron_h": ["out_proj"]})
 
 
 def lora_config(rank: int, network: nn.Module) -> "LoraConfig":
-    """Return LoRA settings for every linear layer but the head (arXiv 2106.09685), alpha = 2 r.
+    """Return LoRA settings for every linear layer except the head (arXiv 2106.09685), with alpha = 2 r.
 
-    Adapter weights are float32 whatever the base is.
+    Adapter weights are float32, independent of the base's dtype.
     """
-    # peft is slow to import, and only adapters need it.
+    # Imported here, since peft's import is slow and only adapters need it.
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
@@ -161,19 +163,19 @@ def lora_config(rank: int, network: nn.Module) -> "LoraConfig":
         r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM",
         exclude_modules=_BY_KERNELS.get(network.config.model_type),  # type: ignore[union-attr,arg-type]
     )  # fmt: skip
-    # In some families peft takes experts and routers in, which were linear layers before transformers 5 and
-    # are parameters now: neither the memory plan nor `lora.fold` knows of those. It takes other layers by
-    # such names for experts, too (huggingface/peft#3711), so they are left out as well.
+    # In some families peft also adapts experts and routers, which were linear layers before transformers 5
+    # and are parameters now. The memory plan and `lora.fold` do not support these. peft also mistakes other
+    # layers with such names for experts (huggingface/peft#3711). So all of these are left out.
     convert_peft_config_for_transformers(config, network, None)
     config.target_parameters, config.rank_pattern, config.alpha_pattern = None, {}, {}
     return config
 
 
 def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
-    """Add an adapter that changes nothing yet. seed: of its first weights.
+    """Add an adapter that has no effect yet. seed: seed of its first weights.
 
-    Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own
-    forward, as `lora.adapted` says.
+    Only the adapted layers are kept, without peft's wrapper around the model. They work inside the network's
+    own forward pass (`lora.adapted`).
     """
     config = lora_config(rank, network)
     config._register_custom_module({nn.Linear: adapted_linear()})
@@ -185,20 +187,20 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 
 
 def in_peft(network: nn.Module, config: "LoraConfig") -> Any:
-    """Wrap a network as a peft model with an adapter."""
+    """Wrap a network with an adapter as a peft model."""
     from peft import get_peft_model
 
     with warnings.catch_warnings():
-        # peft asks transformers for a property of an old name, and the operator can do nothing about it.
+        # peft reads a deprecated property of transformers, and the operator cannot change this.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(network, config)
 
 
 def fingerprint_of(network: nn.Module) -> str:
-    """Identify a base model by 16 hex digits, whatever dtype it was loaded in.
+    """Identify a base model by 16 hex digits, independent of the dtype that it was loaded in.
 
-    They hash the names, shapes and first weights of every tensor. Each is rounded to bfloat16, as most models
-    are stored, and then to float16, which has fewer digits for small ones.
+    The digits hash the names, shapes and first 64 weights of all tensors. Weights are rounded to bfloat16, as
+    most models are stored, then to float16, which has less precision for small numbers.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(network.named_parameters()):

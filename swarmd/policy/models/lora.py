@@ -1,13 +1,13 @@
-"""LoRA (arXiv 2106.09685): adapted layers, which layers are adapted, and folding adapters in.
+"""LoRA (arXiv 2106.09685): adapted layers, their forward pass, and merging adapters.
 
-Whoever uses the policy computes the same: the update, the sampler, the judge. In a 16-bit base two usual ways
-lose a young adapter (docs/performance.md, "A young adapter in bfloat16"): W + s B A rounded back into the
-base's dtype, and peft's own forward, which adds the adapter's output to a product that is rounded already, so
-that what is below half of its last digit is lost every time.
+All users of the policy compute the same: the update, the sampler, the judge. With a 16-bit base, two common
+methods lose a young adapter, whose effect is still small (docs/performance.md, "A young adapter in
+bfloat16"). One rounds W + s B A to the base's dtype. The other, peft's forward, adds the adapter's output to
+an already rounded product, and so loses every part below half of the product's last digit.
 
-The base may be kept in 4 bits (QLoRA, arXiv 2305.14314): NF4 by bitsandbytes, in blocks of 64 weights with
-their scales in 8 bits. Each layer's weights are made bfloat16 again when it is used, so what quantization
-changes in the model is there from the start, and is the same for all.
+The base may be stored in 4 bits (QLoRA, arXiv 2305.14314): NF4 by bitsandbytes, in blocks of 64 weights with
+8-bit scales. A layer's weights are unpacked to bfloat16 when it is used. So the error of the quantization is
+in the model from the start, and equal for all users.
 """
 
 import sys
@@ -31,18 +31,19 @@ NF4: Final = "nf4"  # `model.dtype`
 def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor) -> Tensor:
     """Return x Wᵀ + s (x Aᵀ) Bᵀ + b.
 
-    x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m]. Both products are
-    summed in float32, and rounded once.
+    x: [N, n]. weight: [m, n]. bias: [m]. down, up: as from `lora_factors`. Returns [N, m]. The sum of both
+    products is in float32 and is rounded once.
     """
     out = summed(F.linear(F.linear(x, down), up), x, weight)
     return out if bias is None else out + bias
 
 
 def summed(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return added + x Wᵀ, rounded once; added [N, m], x [N, n], weight [m, n], which is not trained.
+    """Return added + x Wᵀ, rounded once.
 
-    A CPU's matrix product adds in the float32 in which it accumulates. cuBLAS in 16 bits rounds first, as
-    does MPS, and a young adapter was lost (docs/performance.md): there the product is asked for in float32.
+    added: [N, m]. x: [N, n]. weight: [m, n], not trained. On a CPU, the matrix product adds `added` to its
+    float32 accumulator. cuBLAS in 16 bits and MPS round the product first, which lost a young adapter
+    (docs/performance.md), so there the product is computed in float32.
     """
     if x.device.type == "cpu" or x.dtype == torch.float32:
         return torch.addmm(added, x, weight.T)
@@ -51,7 +52,7 @@ def summed(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Summed(torch.autograd.Function):
-    """`summed` where torch has no gradient for it."""
+    """`summed` for devices on which torch defines no gradient for it."""
 
     @staticmethod
     def forward(ctx: Any, added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -67,14 +68,14 @@ class _Summed(torch.autograd.Function):
 
 
 def base_of(layer: Any) -> Any:
-    """Return the layer itself, or the one under an adapter."""
+    """Return the base layer of an adapted layer, or the layer itself."""
     return getattr(layer, "base_layer", layer)
 
 
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Return A [r, n] and s B [m, r] of a layer, or None where no adapter acts.
+    """Return A [r, n] and s B [m, r] of a layer, or None if no adapter is active.
 
-    They are in the dtype of the layer's base, as torch's autocast would have them.
+    They have the dtype of the layer's base, as with torch's autocast.
     """
     adapter: Any = layer
     if not hasattr(layer, "lora_A") or adapter.disable_adapters:
@@ -88,12 +89,12 @@ def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
 
 
 def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """Return the `lora_factors` of layers side by side as those of one layer; None where no adapter acts."""
+    """Return the `lora_factors` of layers with joined outputs, as of one layer; None if none is adapted."""
     factors = [lora_factors(layer) for layer in layers]
     if not any(factors):
         return None
     weights = [base_of(layer).weight for layer in layers]
-    # A layer without an adapter has one of rank 0.
+    # A layer without an adapter is treated as one with an adapter of rank 0.
     each = [found or (weight[:0], weight[:, :0]) for found, weight in zip(factors, weights, strict=True)]
     return torch.cat([a for a, _ in each]), torch.block_diag(*(b for _, b in each))  # type: ignore[no-untyped-call]
 
@@ -101,7 +102,7 @@ def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
     """Return the adapted layers and their names.
 
-    peft is not imported for this, which takes a while: unless it was, there are none.
+    peft is not imported for this, as its import is slow: if it was never imported, no layer is adapted.
     """
     if "peft" not in sys.modules:
         return []
@@ -119,10 +120,10 @@ def folded(layer: "LoraLinear") -> Tensor:
 
 @torch.no_grad()
 def fold(network: nn.Module) -> float:
-    """Add s B A to every adapted layer's W, rounded to its dtype, and leave the adapters for `unload`.
+    """Add s B A to every adapted layer's W, rounded to its dtype; the adapters stay until `unload`.
 
-    Returns the share of the adapter's energy that rounding loses: the squared length of what is missing over
-    that of s B A.
+    Returns the share of the adapter's energy that rounding loses: the squared norm of the rounding error over
+    the squared norm of s B A.
     """
     lost = energy = 0.0
     for _, layer in lora_layers(network):
@@ -134,17 +135,17 @@ def fold(network: nn.Module) -> float:
 
 
 def adapted_linear() -> type:
-    """Return peft's LoRA layer with another forward: that of `adapted`."""
+    """Return a subclass of peft's LoRA layer whose forward is `adapted`."""
     # peft is slow to import, and only adapters need it.
     from peft.tuners.lora import Linear as LoraLinear
 
     class AdaptedLinear(LoraLinear):  # type: ignore[misc]
-        """The layer that training, answers and log-probabilities all go through."""
+        """The layer that training, answers and log-probabilities all use."""
 
         def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
             """Apply layer and adapter: x [..., n] -> [..., m]."""
             base, factors = self.base_layer, lora_factors(self)
-            # MPS has got products of three dimensions wrong (pytorch/pytorch#192934, #180776).
+            # MPS computes some three-dimensional products wrongly (pytorch/pytorch#192934, #180776).
             rows = x.reshape(-1, x.shape[-1])
             out: Tensor = base(rows) if factors is None else adapted(rows, base.weight, base.bias, *factors)
             return out.view(*x.shape[:-1], -1)
@@ -153,14 +154,14 @@ def adapted_linear() -> type:
 
 
 def require_nf4(device: torch.device, *, adapter: bool) -> None:
-    """Raise NoModel where a base cannot be kept in 4 bits; import nothing."""
+    """Raise NoModel if a base cannot be stored in 4 bits here. Imports nothing."""
     if not adapter:
         raise NoModel("model.dtype 'nf4' is for a model under an adapter. Set model.lora to 'on'.")
     require_bitsandbytes("model.dtype = 'nf4'", device, "set model.dtype to 'auto'")
 
 
 class FourBitLinear(nn.Module):
-    """Acts as the linear layer that it was made from, which it does not keep."""
+    """Computes like the linear layer that it was made from, whose weights it stores in 4 bits."""
 
     def __init__(self, layer: nn.Linear, device: torch.device) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class FourBitLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The whole weight matrix [m, n] in the compute dtype, made anew each time."""
+        """The whole weight matrix [m, n] in the compute dtype, unpacked at each access."""
         return _unpacked(self._packed, self._state)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,14 +179,14 @@ class FourBitLinear(nn.Module):
 
 
 def pack_bases(network: nn.Module, device: torch.device) -> None:
-    """Put every adapted layer's base on the device in 4 bits, one after the other."""
+    """Move every adapted layer's base to the device in 4 bits, one by one."""
     for _, layer in lora_layers(network):
         layer.base_layer = FourBitLinear(layer.base_layer, device)
 
 
 @torch.no_grad()
 def round_to_four_bits(network: nn.Module) -> None:
-    """Round the weights that training would keep in 4 bits, and leave them in their dtype."""
+    """Round the weights that training stores in 4 bits, but keep their dtype."""
     head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
     for layer in network.modules():
         if isinstance(layer, nn.Linear) and layer is not head:

@@ -1,7 +1,7 @@
-"""Checks of the configured model and device, and the cores to use, without torch and without a download.
+"""Check the configured model and device, and count cores, without torch and without a download.
 
-`swarmd join` makes them before it makes anything, and reports a mistake within a second. What cannot be told
-so soon is the trainer's to find.
+`swarmd join` runs these checks before it creates anything, and so reports a mistake within a second. The
+trainer checks everything that takes longer.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.files import gguf, model_folder
 
-# Any of these is a driver that CUDA, or ROCm's CUDA, could use: NVIDIA's, WSL's, AMD's, and that of NVIDIA's
-# small boards.
+# Each of these files is a sign of a driver for CUDA or for ROCm's CUDA interface: NVIDIA's, WSL's, AMD's, and
+# that for NVIDIA's small boards.
 DRIVERS: Final = (
     "/proc/driver/nvidia",
     "/dev/nvidiactl",
@@ -36,7 +36,7 @@ LIBRARIES: Final = ("libcuda.so.1", "libamdhip64.so")
 def check(config: ModelConfig) -> None:
     """Check the model's folder and the device without loading anything.
 
-    Raises NoModel where the folder is missing or holds no model, or where the device cannot exist.
+    Raises NoModel if the folder is missing or holds no model, or if the device cannot exist.
     """
     place = hub.find_local(config.name)
     if place is not None and place.gguf is not None:
@@ -62,7 +62,7 @@ def driver_there(
     exists: Callable[[str], bool] = lambda path: Path(path).exists(),
     load: Callable[[str], object] = ctypes.CDLL,
 ) -> bool:
-    """Return whether a driver for CUDA or ROCm can be here. False only where there is no trace of one."""
+    """Return whether a driver for CUDA or ROCm may be installed; False only if there is no sign of one."""
     if any(map(exists, DRIVERS)):
         return True
     for library in LIBRARIES:
@@ -76,9 +76,9 @@ OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def cores(*, logical: bool) -> float:
-    """Return how many cores' time this process may take: of those that it may run on, within its quotas.
+    """Return how many cores this process may use: the cores that it may run on, limited by its CPU quotas.
 
-    logical: count each thread of a core.
+    logical: count each hardware thread of a core.
     """
     found = psutil.cpu_count(logical=logical) or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
@@ -87,7 +87,7 @@ def cores(*, logical: bool) -> float:
 
 
 def cgroup_cores(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> Iterator[float]:
-    """Yield of how many cores each group with a quota has the time; it may run on any of them all."""
+    """Yield each control group's CPU quota, in cores. A quota limits CPU time, not the choice of cores."""
     for group in cgroups(own, root):
         with contextlib.suppress(OSError, ValueError):
             quota, period = map(int, (group / "cpu.max").read_text().split())

@@ -1,4 +1,4 @@
-"""Loads and checks a model's tokenizer: chat template, end token, and that our texts survive a round trip."""
+"""Load and check a model's tokenizer: chat template, end token, and a round trip of typical texts."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from swarmd.policy.models.files.model_folder import checked_folder
 
 log = logging.getLogger(__name__)
 
-# What questions and answers are made of. A letter, digit or sign that does not come back can be neither asked
+# Samples of questions and answers. A character that does not survive the round trip can be neither asked
 # about nor answered with.
 PROBES: Final = (
     SYSTEM_PROMPT,
@@ -33,15 +33,15 @@ PROBES: Final = (
     "<answer>Zoe is a knight, and Mia is a knave.</answer>",
 )
 
-# Files of which a tokenizer has one at least.
+# A tokenizer has at least one of these files.
 VOCABULARIES: Final = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
 
 
 def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
     """Load a model's tokenizer.
 
-    network: its skeleton will do. Raises NoModel where the tokenizer is missing, damaged, does not go with
-        the network, or would lose text.
+    network: a skeleton is enough. Raises NoModel if the tokenizer is missing or damaged, does not match the
+        network, or would lose text.
     """
     try:
         with checked_folder(place.folder, place.source) as folder:
@@ -49,7 +49,7 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
     except (NoModel, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        # A stranger's files: the libraries may raise anything for them, and a panic of Rust is no Exception.
+        # The files are untrusted: the libraries may raise anything, and a panic in Rust is no Exception.
         raise NoModel(
             f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another"
             " model, or repair its files."
@@ -77,9 +77,9 @@ def _checked(folder: Path, source: str, network: nn.Module) -> Any:
 
 
 def _drop_beyond(tokenizer: Any, rows: int, source: str) -> None:
-    """Drop control tokens for which the network has no embedding: their text is then ordinary text.
+    """Remove control tokens without an embedding in the network; their text is then ordinary text.
 
-    Gemma 3 1B has one, for images. Raises NoModel where other tokens have none.
+    Gemma 3 1B has such a token, for images. Raises NoModel if other tokens have no embedding.
     """
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
     if not beyond:
@@ -98,10 +98,10 @@ def _drop_beyond(tokenizer: Any, rows: int, source: str) -> None:
 
 
 def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
-    """Return the tokenizer of tokenizer.json where transformers' own splits text in another way.
+    """Return the tokenizer of tokenizer.json if transformers' own splits text differently.
 
     transformers picks a class by the model's type, and may build it from the vocabulary alone. The file is
-    right, for the model was trained with it.
+    right, since the model was trained with it.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -109,8 +109,8 @@ def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
     try:
         own = Tokenizer.from_file(str(path))
     except Exception:
-        # tokenizers raises nothing narrower for a file that it cannot read. transformers could read it, so
-        # use that one.
+        # tokenizers raises only Exception itself for an unreadable file. transformers could load the
+        # tokenizer, so keep that one.
         return tokenizer
     if all(ids_of(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
         return tokenizer
@@ -129,11 +129,11 @@ def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
 
 
 def _check_round_trip(tokenizer: Any, text: str, source: str) -> None:
-    """Raise NoModel if a text does not survive encoding as `Chat` does it and decoding."""
+    """Raise NoModel if a text changes when `Chat` encodes and decodes it."""
     ids = ids_of(tokenizer, text, split_special_tokens=True)
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if back.lstrip() == text.lstrip():
-        # Some tokenizers put a space in front.
+        # Some tokenizers add a leading space.
         return
     lost = "".join(sorted(set(text) - set(back)))
     what = f"it has no token for {lost!r}" if lost else f"{text[:60]!r} comes back as {back[:60]!r}"

@@ -27,7 +27,7 @@ class WorkerProcess:
     def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:
         """Start a worker process.
 
-        environment: variables in addition to those of this process.
+        environment: variables in addition to this process' environment.
         """
         ours, theirs = socket.socketpair()
         with theirs:

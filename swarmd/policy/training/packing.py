@@ -89,9 +89,9 @@ def rows_of(
 ) -> list[Row]:
     """Return the completions that have a gradient.
 
-    Completions of this node keep their token ids and their log-probabilities at sampling. Those of other
-    nodes are encoded again. Both are truncated where this node's sampling would have stopped: at `limit`
-    tokens, or at the end of the context.
+    Completions of this node keep their token ids and their log-probabilities at sampling. Completions of
+    other nodes are encoded again. Both are truncated where this node's sampling would have stopped: at
+    `limit` tokens, or at the end of the context.
 
     Args:
         batch: scored rollouts.

@@ -1,1 +1,1 @@
-"""The files of a model: checked, downloaded, and how far a download is."""
+"""The files of a model: checks, downloads and their progress, GGUF conversion."""

@@ -1,8 +1,8 @@
-"""Downloads from the Hugging Face hub into its own cache, with progress; files resume after a break.
+"""Download from the Hugging Face hub into its cache, with progress; interrupted downloads are resumed.
 
-huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So files are
-fetched here, with its own `http_get`, as `<cache>/blobs/<etag>.swarmd-part`. Once whole they take the cache's
-name for them, and `snapshot_download` finds them.
+If a process was killed, huggingface_hub restarts its file from the beginning and leaves the partial file
+behind. So files are downloaded here, by its `http_get`, to `<cache>/blobs/<etag>.swarmd-part`. A complete
+file is renamed to its name in the cache, where `snapshot_download` finds it.
 """
 
 import fcntl
@@ -41,15 +41,15 @@ from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.models.files.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
-# What `http_get` hands on at once, and what is lost with the process. Its default is ten times as much.
+# Bytes that `http_get` writes at once, and that a killed process loses. The default is ten times as much.
 constants.DOWNLOAD_CHUNK_SIZE = 2**20
-# Small files would come by hf_xet, which stalls for ever on some connections (huggingface/xet-core#869), and
-# whose errors are none of the hub's, of HTTP or of the disk.
+# Without this, small files would use hf_xet. It stalls forever on some connections
+# (huggingface/xet-core#869), and its errors are not of the types for the hub, HTTP or the disk.
 constants.HF_HUB_DISABLE_XET = True
 
 
 def _bound(request: httpx2.Request) -> None:
-    """Give a request of the library a time: it waits without end for a hub that says nothing."""
+    """Give a request of the library a timeout, since it waits forever for a hub that does not answer."""
     request.extensions["timeout"] = {
         step: seconds or constants.HF_HUB_ETAG_TIMEOUT
         for step, seconds in request.extensions["timeout"].items()
@@ -63,9 +63,14 @@ def fetch(
     choices: str,
     report: Callable[[Download], None] = lambda _: None,
 ) -> Path:
-    """Download the top-level files of a repository that match; the returned folder is named by the commit.
+    """Download the top-level files of a repository that match. The returned folder is named by the commit.
 
-    choices: what to use instead, in words. report: gets the progress.
+    Args:
+        repository: owner/name.
+        revision: a branch, tag or commit; None for the default branch.
+        patterns: patterns of file names.
+        choices: alternatives to name in an error message.
+        report: receives the progress.
     """
     what: Any = {"revision": revision, "allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
     with _explained(repository, revision, choices):
@@ -75,7 +80,7 @@ def fetch(
         try:
             files, unreached = snapshot_download(repository, **what, dry_run=True), None
         except DryRunError as error:
-            # The hub cannot be reached; what is in the cache will have to do.
+            # The hub is unreachable, so use the cache if it has the files.
             files, unreached = [], error.__cause__
         if missing := [file for file in files if file.will_download]:
             blobs = Path(missing[0].local_path).parents[2] / "blobs"
@@ -91,7 +96,7 @@ def fetch(
 
 
 def _require_room(repository: str, total: int, blobs: Path) -> None:
-    """Raise NoModel where the disk cannot hold `total` bytes, less those of parts already there."""
+    """Raise NoModel if the disk has no room for `total` bytes, less the partial files already there."""
     blobs.mkdir(parents=True, exist_ok=True)
     needed, free = (
         total - sum(part.stat().st_size for part in blobs.glob("*" + PART)),
@@ -105,16 +110,16 @@ def _require_room(repository: str, total: int, blobs: Path) -> None:
 
 
 def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Progress) -> None:
-    """Download one file into `blobs`, from where an earlier run left off."""
+    """Download one file into `blobs`, resuming an earlier run's partial file."""
     url = hf_hub_url(repository, file.filename, revision=file.commit_hash)
     found = get_hf_file_metadata(url)
     if found.etag is None or not re.fullmatch(r"[0-9A-Za-z-]{8,128}", found.etag):
-        # The cache has no name for it: huggingface_hub will say why.
+        # The cache cannot name this file; huggingface_hub will report the error.
         return
     whole, part = blobs / found.etag, blobs / (found.etag + PART)
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with _Counted(io.FileIO(descriptor, "r+b"), progress) as out:
-        # Another node of this machine may be fetching it.
+        # Another node of this machine may be downloading the same file.
         fcntl.flock(out, fcntl.LOCK_EX)
         if whole.exists():
             part.unlink(missing_ok=True)
@@ -139,7 +144,7 @@ def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Pro
 
 
 class _Counted(io.BufferedRandom):
-    """A file that reports how much is written to it."""
+    """A file that reports the bytes written to it."""
 
     def __init__(self, raw: io.FileIO, progress: Progress) -> None:
         super().__init__(raw)
@@ -151,7 +156,7 @@ class _Counted(io.BufferedRandom):
         return written
 
     def truncate(self, size: int | None = None) -> int:
-        """Start the file anew, as http_get asks where the hub sends it from its beginning all the same."""
+        """Truncate the file. http_get calls this if the hub ignores the resume request and sends it whole."""
         before = self.seek(0, os.SEEK_END)
         after = super().truncate(0 if size is None else size)
         self.seek(after)
@@ -162,7 +167,7 @@ class _Counted(io.BufferedRandom):
 def _is(file: io.BufferedRandom, etag: str) -> bool:
     """Return whether the content matches the hub's name for it.
 
-    That is the SHA-256 of large files and git's SHA-1 of others. Any other name matches.
+    The name is a SHA-256 for large files and git's SHA-1 for other files. Any other name counts as a match.
     """
     file.flush()
     size = file.seek(0, os.SEEK_END)
@@ -178,7 +183,7 @@ def _is(file: io.BufferedRandom, etag: str) -> bool:
 
 @contextmanager
 def _explained(repository: str, revision: str | None, choices: str) -> Iterator[None]:
-    """Turn download errors into errors with cause and remedy."""
+    """Convert download errors to errors with cause and remedy."""
     at = f"{repository} at {revision}" if revision else repository
     try:
         yield

@@ -1,11 +1,11 @@
 """The process that reads a GGUF file: `python -m swarmd.policy.models.files.from_gguf FILE TO WANTED FOLDER`.
 
-It writes into the folder TO: the small files of the model, or its weights, if WANTED is their name and FOLDER
-holds the small files. It prints nothing, or a JSON text that says why it cannot.
+It writes to the folder TO: the model's weights if WANTED is their name (FOLDER must then hold the small
+files), else the small files. It prints nothing on success, else a JSON string with the reason.
 
-The weights keep the file's type of number. Those in blocks become float16: the scale of a block is a float16
-itself. With SmolLM2-135M in Q4_1 the largest difference of a next token's probability to float32 is 0.0017,
-where bfloat16 has 0.013.
+The weights keep the file's number type. Weights in quantised blocks become float16, since the scale of a
+block is a float16. With SmolLM2-135M in Q4_1, the next token's probabilities differ from float32's by at most
+0.0017 in float16, and by 0.013 in bfloat16.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from swarmd.policy.models.files.model_folder import WEIGHTS
 from swarmd.policy.models.hub import first_line
 from swarmd.tasks.sandbox.containment import address_space, set_limits
 
-# What general.type says of files that hold no model.
+# Values of general.type in files that hold no model.
 _PARTS: Final = MappingProxyType(
     {
         "adapter": "a LoRA adapter. Give the model that it was made for, or merge the two with llama.cpp's"
@@ -55,35 +55,35 @@ _PARTS: Final = MappingProxyType(
         "imatrix": "a matrix for quantising. Give the file of the model",
     }
 )
-# By the number in general.file_type, which has other numbers for blocks.
+# By the number in general.file_type; blocks have other numbers.
 _TYPES: Final = MappingProxyType({0: torch.float32, 1: torch.float16, 32: torch.bfloat16})
-# Names of ways to split text, for llama.cpp: GPT-2's way, and the same with each digit apart.
+# llama.cpp's names of pre-tokenizers: the same as GPT-2's, and the same with single digits.
 _AS_GPT2: Final = ("", "default", "gpt-2", "phi-2", "mellum", "modern-bert")
 _DIGITS_APART: Final = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b")
-# Settings that change what a model computes; transformers reads them of few architectures.
+# Settings that change a model's computation; transformers reads them for few architectures only.
 _COMPUTED_WITH: Final = (
     "attention.scale", "attn_logit_softcapping", "embedding_scale", "expert_count", "final_logit_softcapping",
     "logit_scale", "residual_scale",
 )  # fmt: skip
-# Llama 3 turns slow positions by less. The file has the quotients of the angles, and not these figures, which
-# every Llama 3 has.
+# Llama 3 scales the rotations of slow positions. The file has the ratios of the angles, but not these
+# parameters, which are the same in every Llama 3.
 _LLAMA3: Final = MappingProxyType(
     {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 )
 _ANGLES: Final = "rope_freqs.weight"
-# The name of the link to the file; transformers goes by the ending.
+# Name of the link to the file, since transformers checks the ending.
 _NAME: Final = "model.gguf"
 _REMEDY: Final = "Give the safetensors model that it was made from, or choose another one."
 
 
 def main() -> None:
-    """Serve as the process: convert, or say why not."""
+    """Run the process: convert, or print the reason for a failure."""
     file, out = sys.argv[1:3]
-    # The gguf package makes millions of objects, and this process is short.
+    # The gguf package creates millions of objects, and this process is short-lived.
     gc.disable()
     try:
         size = Path(file).stat().st_size
-        # Blocks have 1.6 bits a weight at least, and the weights are there twice while they are saved.
+        # Blocks have at least 1.6 bits per weight, and the weights are in memory twice while they are saved.
         memory = address_space() + 2**32 + 24 * size
         set_limits({resource.RLIMIT_CPU: 300 + size // 10**6, resource.RLIMIT_AS: memory})
         convert(*sys.argv[1:])
@@ -94,7 +94,7 @@ def main() -> None:
     except MemoryError:
         sys.exit(1)
     except BaseException as error:
-        # A stranger's file: the libraries may raise anything for it, and a panic of Rust is no Exception.
+        # The file is untrusted: the libraries may raise anything, and a panic in Rust is no Exception.
         fault = f"{file} cannot be converted ({first_line(error)}). {_REMEDY}"
     else:
         return
@@ -103,13 +103,13 @@ def main() -> None:
 
 
 def convert(file: str, out: str, wanted: str, folder: str) -> None:
-    """Write the small files, or the weights. Raises NoModel, and what the libraries raise."""
+    """Write the small files, or the weights. Raises NoModel, and any error of the libraries."""
     metadata, names = _read(file)
     if wanted == WEIGHTS:
         _write_weights(file, metadata, Path(out), Path(folder))
     else:
         with TemporaryDirectory(prefix="swarmd-gguf-") as private:
-            # No library sees the folder of the file, which may hold more than that.
+            # Libraries must not see the file's own folder, which may hold other files.
             (Path(private) / _NAME).symlink_to(file)
             _write_small_files(file, metadata, names, private, Path(out))
 
@@ -143,13 +143,13 @@ def _write_weights(file: str, metadata: Mapping[str, Any], out: Path, folder: Pa
 
 
 def _names_alone(config: Any, file: str) -> Any:
-    """Return a network that has names alone: transformers makes its table of names once for each module."""
+    """Return a stand-in network with names only: transformers would rebuild its name table per module."""
     skeleton = skeleton_of(config, file)
     return SimpleNamespace(config=config, state_dict=skeleton.state_dict, named_children=tuple)
 
 
 def _read(file: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return a file's metadata and the names of its tensors. Raises NoModel where it holds no whole model."""
+    """Return a file's metadata and its tensors' names. Raises NoModel if it holds no complete model."""
     try:
         metadata, names = read_gguf_metadata(file)
     except Exception as error:
@@ -158,7 +158,7 @@ def _read(file: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
             " another model."
         ) from None
     with contextlib.suppress(ValueError):
-        # The gguf package knows more types of blocks than this reader, which raises ValueError for those.
+        # The gguf package knows more block types than this reader, which raises ValueError for the rest.
         header = GgufHeader.from_file(file)
         size = Path(file).stat().st_size
         end = max((header.data_start + part.offset + part.nbytes for part in header.tensors), default=size)
@@ -177,7 +177,7 @@ def _read(file: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 
 def _set_positions(file: str, metadata: Mapping[str, Any], names: tuple[str, ...], config: Any) -> None:
-    """Set how positions are scaled, which transformers does not read. Raises NoModel for an unknown way."""
+    """Set the scaling of positions, which transformers does not read. Raises NoModel for an unknown kind."""
     scaling = f"{metadata['general.architecture']}.rope.scaling."
     kind = metadata.get(f"{scaling}type", "none")
     if kind in ("linear", "yarn"):
@@ -196,7 +196,7 @@ def _set_positions(file: str, metadata: Mapping[str, Any], names: tuple[str, ...
 
 
 def _require_all_read(file: str, metadata: Mapping[str, Any], names: tuple[str, ...], config: Any) -> None:
-    """Raise NoModel where the file has more than transformers reads, which would compute something else."""
+    """Raise NoModel if the file has settings or tensors that transformers would ignore in its computation."""
     architecture, known = metadata["general.architecture"], config.to_dict().values()
     settings = {name: metadata.get(f"{architecture}.{name}") for name in _COMPUTED_WITH}
     unread = [name for name, value in settings.items() if value and value not in known]
@@ -209,7 +209,7 @@ def _require_all_read(file: str, metadata: Mapping[str, Any], names: tuple[str, 
 
 
 def _set_splits(file: str, metadata: Mapping[str, Any], tokenizer: Any) -> None:
-    """Set how the tokenizer splits text where transformers does not. Raises NoModel for an unknown way."""
+    """Set the pre-tokenizer if transformers does not. Raises NoModel for an unknown one."""
     splits = metadata.get("tokenizer.ggml.pre", "")
     if splits in _DIGITS_APART:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

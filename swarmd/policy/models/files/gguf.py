@@ -1,8 +1,9 @@
-"""Turns each GGUF file, as llama.cpp and ollama have them, once into a folder that transformers reads.
+"""Convert a GGUF file, as used by llama.cpp and ollama, once into a folder that transformers reads.
 
-A stranger may have made the file. A process apart reads it (`from_gguf.py`), within limits on CPU time and
-memory; the files that it writes are then checked as those of any model (`model_folder.py`). They stay in the
-cache: the small ones first, and the weights once it is known that the model fits. Nothing here imports torch.
+The file is untrusted. A separate process reads it (`from_gguf.py`), within limits on CPU time and memory. The
+files that it writes are then checked as for any other model (`model_folder.py`) and stay in the cache. The
+small files are converted first, and the weights once the model is known to fit. This module does not import
+torch.
 """
 
 import fcntl
@@ -28,21 +29,21 @@ from swarmd.terminal import printable
 
 MAGIC: Final = b"GGUF"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-# In the progress bars that the process writes to standard error.
+# Matches the progress bars that the process writes to standard error.
 _PERCENT: Final = re.compile(rb"(\d+)%\|")
 
 
 def file_of(path: Path) -> Path | None:
-    """Return the GGUF file that a path stands for: itself, or the only one of a folder without safetensors.
+    """Return the GGUF file that a path means: the path itself, or a folder's only one without safetensors.
 
-    Raises NoModel for a folder of several.
+    Raises NoModel for a folder with several.
     """
     if os.path.isfile(path):  # noqa: PTH113  `Path.is_file` raises for a name that is too long
         if path.suffix.lower() == ".gguf":
             return path
         with path.open("rb") as file:
             return path if file.read(len(MAGIC)) == MAGIC else None
-    if not os.path.isdir(path):  # noqa: PTH112  likewise
+    if not os.path.isdir(path):  # noqa: PTH112  as above
         return None
     found = [each for each in sorted(path.glob("*.[gG][gG][uU][fF]")) if not each.name.startswith("mmproj")]
     if not found or any(path.glob("*.safetensors")):
@@ -54,14 +55,14 @@ def file_of(path: Path) -> Path | None:
 
 
 def folder_for(file: Path) -> Path:
-    """Return the cache's folder for a GGUF file; if the file changes, that is another folder."""
+    """Return the cache folder for a GGUF file. A changed file gets another folder."""
     found = file.stat()
     key = f"{file.resolve()} {found.st_size} {found.st_mtime_ns}"
     return hub_folder() / "swarmd-gguf" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
 
 
 def check(file: Path) -> None:
-    """Check a GGUF file as far as that takes no library. Raises NoModel."""
+    """Check a GGUF file as far as possible without a library. Raises NoModel."""
     plain_file(file.resolve(), str(file.parent), begins=MAGIC)
     if _PART.search(file.name):
         raise one_part(file)
@@ -82,15 +83,18 @@ def one_part(file: Path) -> NoModel:
 def convert(
     file: Path, folder: Path, wanted: str, report: Callable[[Download], None] = lambda _: None
 ) -> None:
-    """Write config.json and the other small files of a GGUF file's model into `folder`, or its weights.
+    """Write the small files of a GGUF file's model, or its weights, into `folder`.
 
-    Nodes of this machine that start together do it once; a folder or weights are whole, or not there.
+    Nodes of this machine that start at the same time convert only once. Folder and weights appear atomically.
 
     Args:
-        wanted: "config.json", or the name of the weights' file.
-        report: called with the progress.
+        file: the GGUF file.
+        folder: the cache folder (`folder_for`).
+        wanted: "config.json" for the small files, or the name of the weights' file.
+        report: receives the progress.
 
-    Raises NoModel.
+    Raises:
+        NoModel: if the file cannot be converted.
     """
     if (folder / wanted).exists():
         return
@@ -125,13 +129,13 @@ def no_room(folder: Path, error: Exception) -> NoModel:
 
 
 def _run(progress: Progress, file: Path, *arguments: Path | str) -> None:
-    """Run the process that reads the file. Raises NoModel."""
+    """Run the process that converts the file. Raises NoModel."""
     size, done = file.stat().st_size, 0
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "swarmd.policy.models.files.from_gguf", file.resolve(), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # It needs neither the network nor a GPU.
+        # The process needs neither the network nor a GPU.
         env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
     ) as process:
         try:

@@ -1,12 +1,12 @@
-"""Checks the files of a model, which a stranger may have made, and gives libraries only those that passed.
+"""Check the files of an untrusted model, and give libraries only the files that passed.
 
-transformers does what a folder's files say: an index may name pickles or files elsewhere, an adapter that
-lies there is attached, a configuration may name further files or code. So no library ever reads a model's
-folder. It reads a private one (`checked_folder`), which holds links to the permitted files and our own copies
-of the JSON files, without the keys that would lead elsewhere.
+transformers obeys a folder's files: an index may name pickles or files elsewhere, an adapter in the folder is
+attached, and a configuration may name further files or code. So no library ever reads a model's folder.
+Libraries read a private folder (`checked_folder`) with links to the permitted files and our own copies of the
+JSON files, without keys that lead elsewhere.
 
-A config.json could ask for as many layers as it likes, too: sizes are bounded before transformers reads it.
-Nothing here imports torch.
+A config.json could also demand any number of layers, so sizes are checked before transformers reads it. This
+module does not import torch.
 """
 
 import json
@@ -34,32 +34,32 @@ TOKENIZER_FILES: Final = (
     "tokenizer*.json", "*.model", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json",
     "special_tokens_map.json", "chat_template*.j*",
 )  # fmt: skip
-# The permitted files beside the weights.
+# The permitted files, except the weights.
 SMALL_FILES: Final = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES)
-# A file name without a folder in it, and without a letter that a pattern of the hub's would take for another.
+# A file name without a folder, and without characters that are special in the hub's patterns.
 _SHARD: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
-# Large tokenizers have 40 MB, and the indexes of the largest models 10 MB.
+# Large tokenizers have 40 MB; the indexes of the largest models have 10 MB.
 MAX_SMALL_BYTES: Final = 2**27
 MAX_JSON_BYTES: Final = 2**24
 # The header of a file with 100,000 tensors has 12 MB.
 MAX_HEADER_BYTES: Final = 2**25
-# The largest models have some 130.
+# The largest models have about 130 layers.
 MAX_LAYERS: Final = 512
-# A width, a number of heads, a vocabulary.
+# The most for a width, a number of heads, or a vocabulary.
 MAX_SIZE: Final = 2**22
 _SIZES: Final = re.compile(r"size|dim|width|heads|n_head|n_embd|experts|depth|cycles")
-# Keys whose names contain one of these are ours to set. A language model has no labels, and transformers
-# names each.
+# Keys that contain one of these words are left out, since swarmd chooses their values. A language model has
+# no labels, and transformers would create a name for each of `num_labels`.
 OURS: Final = (
     "attn_implementation", "experts_implementation", "use_kernels", "kernel_config", "num_labels",
     "transformers_weights", "fusion_config", "distributed_config",
 )  # fmt: skip
-# Keys of a tokenizer_config.json that name files or code, or that its class takes as they are.
+# Keys of a tokenizer_config.json that name files or code, or that the tokenizer's class takes unchecked.
 _ELSEWHERE: Final = re.compile(r"file|auto_map|init_inputs|tokenizer_object|_spm")
 
 
 class Stored(NamedTuple):
-    """Where a tensor is stored, and its shape."""
+    """The file that stores a tensor, and the tensor's shape."""
 
     file: str
     shape: tuple[int, ...]
@@ -67,9 +67,9 @@ class Stored(NamedTuple):
 
 @contextmanager
 def checked_folder(folder: Path, source: str, *, weights: bool = False) -> Iterator[Path]:
-    """Make a private folder with the permitted files of a model; remove it at the end.
+    """Make a private folder with the permitted files of a model, and remove it at the end.
 
-    source: the model's name in messages. weights: with the weights. Raises NoModel.
+    source: the model's name in messages. weights: whether to include the weights. Raises NoModel.
     """
     files = small_files(folder, source)
     documents = {"config.json": read_config_json(folder, source)}
@@ -97,7 +97,7 @@ def checked_folder(folder: Path, source: str, *, weights: bool = False) -> Itera
 
 
 def small_files(folder: Path, source: str, patterns: Sequence[str] = SMALL_FILES) -> dict[str, Path]:
-    """Return the files that match, without the index, by name. Raises NoModel for one that is unfit."""
+    """Return the files that match, except the index, by name. Raises NoModel for an invalid file."""
     return {
         name: plain_file(folder / name, source, MAX_SMALL_BYTES)
         for name in sorted(path.name for path in folder.glob("*"))
@@ -106,10 +106,10 @@ def small_files(folder: Path, source: str, patterns: Sequence[str] = SMALL_FILES
 
 
 def plain_file(path: Path, source: str, most: int | None = None, begins: bytes = b"") -> Path:
-    """Return where a file of a model lies, links resolved.
+    """Return the path of a model's file, with links resolved.
 
-    most: its bytes at most. begins: its first bytes, if they are known. Raises NoModel where it is no plain
-    file inside the model's folder.
+    most: the largest permitted size in bytes. begins: the first bytes, if they are known. Raises NoModel if
+    the file is not a plain file inside the model's folder.
     """
     of = f"{path.name} of {source}"
     try:
@@ -123,7 +123,7 @@ def plain_file(path: Path, source: str, most: int | None = None, begins: bytes =
         raise NoModel(
             f"{of} cannot be read: {error.strerror or error}. Correct its permissions, or choose another one."
         ) from None
-    # In the hub's cache files are links to the blobs of the same repository.
+    # In the hub's cache, files are links to the blobs of the same repository.
     roots = (root, (root.parents[1] / "blobs").resolve()) if root.parent.name == "snapshots" else (root,)
     if source not in TINY and not any(place.is_relative_to(inside) for inside in roots):
         raise NoModel(
@@ -156,7 +156,7 @@ def gguf(what: str) -> NoModel:
 
 
 def no_model(folder: Path, source: str, missing: str) -> NoModel:
-    """Return why a folder without config.json or weights cannot be used, by the files that it does hold."""
+    """Return why a folder without config.json or weights cannot be used, judged by the files in it."""
     others = sorted(path.name for path in folder.glob("*"))
     named = [name for name in others if name.endswith(".safetensors")]
     if ADAPTER in others:
@@ -186,13 +186,13 @@ def no_model(folder: Path, source: str, missing: str) -> NoModel:
 
 
 def again(folder: Path) -> str:
-    """Return how a model's files are had again. The hub's cache keeps a damaged one until it is removed."""
+    """Return how to download a model again. The hub's cache keeps a damaged file until it is removed."""
     cached = folder.parent.name == "snapshots"
     return f"Remove {folder.parents[1]} and start again" if cached else "Download the model again"
 
 
 def notes(folder: Path, source: str) -> tuple[str, ...]:
-    """Return what an operator should know of files that are left out."""
+    """Return notes for the operator about files that are left out."""
     if not (folder / ADAPTER).exists():
         return ()
     return (
@@ -202,14 +202,14 @@ def notes(folder: Path, source: str) -> tuple[str, ...]:
 
 
 def weight_names(folder: Path, source: str) -> tuple[str, ...]:
-    """Return the names of the weights' files, as the index says if there is one. Raises NoModel."""
+    """Return the names of the weights' files, from the index if there is one. Raises NoModel."""
     return tuple(sorted(set(_index(folder, source).values()))) or (WEIGHTS,)
 
 
 def weight_map(folder: Path, source: str) -> dict[str, Stored]:
-    """Return where each tensor of the weights is stored, by its name.
+    """Return the file and shape of each tensor of the weights, by its name.
 
-    Raises NoModel where a file is missing, damaged or not permitted.
+    Raises NoModel if a file is missing, damaged or not permitted.
     """
     index, found = _index(folder, source), dict[str, Stored]()
     if not index and not (folder / WEIGHTS).exists():
@@ -233,7 +233,7 @@ def weight_map(folder: Path, source: str) -> dict[str, Stored]:
 
 
 def _index(folder: Path, source: str) -> dict[str, str]:
-    """Return the name of each tensor's file by the index; nothing where the weights are one file."""
+    """Return the file name of each tensor from the index; nothing if the weights are one file."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return {}
     files = _read_object(folder / INDEX, source).get("weight_map")
@@ -260,7 +260,7 @@ def _not_whole(path: Path, source: str, why: str) -> NoModel:
 def read_config_json(folder: Path, source: str) -> dict[str, Any]:
     """Read a model's config.json, without the keys that name an implementation or files.
 
-    Raises NoModel where it is no such file, or describes a model too large to be built.
+    Raises NoModel if the file is invalid, or describes a model that is too large to build.
     """
 
     def checked(section: dict[str, Any]) -> dict[str, Any]:
@@ -285,14 +285,14 @@ def read_config_json(folder: Path, source: str) -> dict[str, Any]:
 def _read_object(
     path: Path, source: str, checked: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Read a JSON object of a model's folder. Raises NoModel.
+    """Read a JSON object from a model's folder. Raises NoModel.
 
-    checked: returns an object as it is to be kept; called for each object of the file, inner ones first.
+    checked: called for each object in the file, inner ones first; returns the object to keep.
     """
     try:
         document = json.loads(plain_file(path, source, MAX_JSON_BYTES).read_bytes(), object_hook=checked)
     except (ValueError, RecursionError):
-        # It is not UTF-8 or not JSON, or has numbers of thousands of digits or lists nested thousands deep.
+        # Not UTF-8 or not JSON, or a number of thousands of digits, or lists nested thousands deep.
         document = None
     if not isinstance(document, dict):
         raise NoModel(

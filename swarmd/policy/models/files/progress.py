@@ -12,21 +12,21 @@ REPORT_EVERY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    source: str  # what is downloaded, in words
-    done: int  # bytes that are here, of all files
+    source: str  # name of the model or file, in words
+    done: int  # bytes that are on the disk, of all files
     total: int
-    rate: float  # bytes a second; 0: not known yet
+    rate: float  # bytes per second; 0 if not known yet
     doing: str = "downloading"
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the seconds left; None while the rate is not known, 0 once all is here."""
+        """The seconds left; None while the rate is not known, 0 when everything is here."""
         left = max(0, self.total - self.done)
         return left / self.rate if self.rate > 0 else None if left else 0.0
 
     @property
     def words(self) -> str:
-        """Say how far it is: "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
+        """The progress in words: "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
         words, left = (
             f"{self.doing} {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
             self.seconds_left,
@@ -35,7 +35,7 @@ class Download:
 
 
 class Progress:
-    """Reports how far a download is: when a file begins, every few seconds, and when all is here."""
+    """Reports a download's progress: when a file begins, every few seconds, and at the end."""
 
     def __init__(
         self,
@@ -45,23 +45,23 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         doing: str = "downloading",
     ) -> None:
-        """Begin a download.
+        """Start a download.
 
-        source: what is downloaded, in words. total: bytes of all files. doing: the verb.
+        source: name of the model or file. total: bytes of all files. doing: the verb.
         """
         self._source, self._total, self._report, self._clock = source, total, report, clock
         self._doing = doing
-        # Bytes on the disk, and those of them that came since we began.
+        # Bytes on the disk, and the part of them that arrived since the start.
         self._there = self._got = 0
         self._begun = self._said = clock()
 
     def found(self, size: int) -> None:
-        """Begin a file of which an earlier run left `size` bytes."""
+        """Start a file of which an earlier run left `size` bytes."""
         self._there += size
         self._say()
 
     def lost(self, size: int) -> None:
-        """Take back `size` bytes, which have to be downloaded again."""
+        """Subtract `size` bytes, which must be downloaded again."""
         self._there = max(0, self._there - size)
 
     def got(self, size: int) -> None:

@@ -1,7 +1,7 @@
-"""Writes a network and its tokenizer as a GGUF file, for llama.cpp and ollama.
+"""Write a network and its tokenizer as a GGUF file, for llama.cpp and ollama.
 
-Weights keep their type of number; vectors, as llama.cpp wants them, are float32. Written are architectures
-that llama.cpp computes as transformers does, once the rows of Llama's queries and keys are in its order.
+Weights keep their number type, except vectors, which llama.cpp needs in float32. The supported architectures
+are those that llama.cpp computes as transformers does, after Llama's query and key rows are reordered.
 """
 
 import json
@@ -17,11 +17,12 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from swarmd.errors import ConfigError, command_for
 from swarmd.policy.models.architecture import HEAD
 
-# Model types of transformers, and the architectures of llama.cpp.
+# transformers' model types and llama.cpp's architectures.
 _ARCHITECTURES: Final = MappingProxyType(
     {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 )
-# Names of ways to split text, by the parts of a tokenizer that do it; a name that another has too comes last.
+# llama.cpp's names of pre-tokenizers by their steps. If several names have the same steps, the first name
+# wins.
 _SPLITS: Final[Mapping[tuple[str, ...], str]] = MappingProxyType(
     {(split, "ByteLevel"): name for name, split in reversed(GGUF_PRE_TOKENIZER_SPLITS.items())}
     | {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
@@ -31,7 +32,7 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 
 
 def write_gguf(path: Path, network: Any, tokenizer: Any, source: str) -> None:
-    """Write the file. Raises ConfigError where llama.cpp would compute something else."""
+    """Write the file. Raises ConfigError if llama.cpp would compute something different."""
     try:
         import gguf
     except ImportError:
@@ -87,7 +88,7 @@ def _add_weights(writer: Any, network: Any, architecture: str, source: str) -> N
         if (called := names.get_name(name, (".weight", ".bias"))) is None:
             raise _unknown(source, f"the weights {name}")
         if architecture == "llama" and (count := heads.get(name.split(".")[-2])):
-            # The two halves of a head, which turn together, are interleaved.
+            # llama.cpp interleaves the two halves of a head, which rotate together.
             weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
         kept = weight.float() if weight.dim() == 1 else weight.contiguous()
         if kept.dtype == torch.bfloat16:
@@ -99,7 +100,7 @@ def _add_weights(writer: Any, network: Any, architecture: str, source: str) -> N
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, rows: int, source: str) -> None:
-    """Add a tokenizer of byte pairs. rows: tokens that the network knows."""
+    """Add a byte-pair tokenizer. rows: the number of tokens that the network knows."""
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     model, splits, normalizer = document["model"], document["pre_tokenizer"] or {}, document["normalizer"]
     parts = splits.get("pretokenizers", [splits])

@@ -1,6 +1,6 @@
-"""The embedded models: where their weights are.
+"""The embedded models: the folders of their weights.
 
-It imports no torch, so that the daemon and the command line can ask.
+This module does not import torch, so that the daemon and the command line can use it.
 """
 
 from collections.abc import Mapping
