@@ -1,10 +1,10 @@
-"""Join a swarm from any program: `swarmd.join`. What `__all__` names stays as it is from version to version.
+"""Join a swarm from any program: `swarmd.join`. The names in `__all__` are stable across versions.
 
-Nothing is loaded until it is used: every part of swarmd imports this, and the command line has to be quick to
-where it takes Ctrl-C.
+Nothing is loaded before its first use: every module of swarmd imports this one, and the command line has to
+reach its handling of Ctrl-C quickly.
 """
 
-# As type checkers read it, without an import of `typing`.
+# Type checkers treat this as `typing.TYPE_CHECKING`, without an import of `typing`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

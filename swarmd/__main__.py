@@ -5,7 +5,7 @@ import sys
 
 def main() -> int:
     try:
-        # Imported here: it takes a while, and Ctrl-C may come meanwhile.
+        # Imported inside the `try`: the import takes a while, and the user may press Ctrl-C meanwhile.
         from swarmd.cli.app import main as run
         from swarmd.terminal import run_program
 

@@ -1,4 +1,4 @@
-"""Errors an operator can act on.
+"""Errors that an operator can act on.
 
 The CLI prints the message without a traceback and exits with the class's code. Faults of peers are values
 (`p2p.types.Reason`), counted and shown. Bugs are ordinary exceptions, with tracebacks.
@@ -11,14 +11,14 @@ from p2p.errors import OperatorError
 
 
 def command_for(extra: str) -> str:
-    """Return the command that adds an extra to this installation: a tool of uv's has no pip."""
+    """Return the command that adds an extra to this installation; a uv tool has no pip."""
     if (Path(sys.prefix) / "uv-receipt.toml").exists():
         return f"SWARMD_EXTRAS={extra} packaging/install.sh"
     return f"pip install 'swarmd[{extra}]'"
 
 
 class SwarmdError(OperatorError):
-    """Something went wrong that you can put right."""
+    """An error that the operator can fix."""
 
 
 class ConfigError(SwarmdError):
@@ -32,7 +32,7 @@ class NoModel(SwarmdError):
 
 
 class Unreachable(SwarmdError):
-    """What was asked for cannot be reached."""
+    """A server or file that is needed cannot be reached."""
 
     exit_code = 4
 

@@ -1,10 +1,10 @@
-"""The socket pair between daemon and trainer: length-prefixed msgpack, a type for each thing to be said.
+"""The socket pair between daemon and trainer: length-prefixed msgpack, one type per kind of message.
 
-Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; when it is
-full the oldest rollouts go (there will be fresher experience), never a word about state. The trainer's end
-is a `protocols.Swarm`, as a node in virtual time is (`swarmd.exchange.virtual`). Rollouts cross as they are:
-their bytes end in the daemon. End of file means that the other process is gone: the daemon restarts the
-trainer; a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
+Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; if it is
+full, the oldest rollouts are dropped (there will be fresher experience), but never a message about state. The
+trainer's end is a `protocols.Swarm`, like a node in virtual time (`swarmd.exchange.virtual`). Rollouts cross
+decoded: their wire bytes stay in the daemon. End of file means that the other process is gone: the daemon
+restarts the trainer; a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
 """
 
 from collections import deque
@@ -16,13 +16,13 @@ from swarmd.exchange.events import Deliver, Share, Useless
 from swarmd.state.status import ModelDescription, NodeState, StageProgress
 from swarmd.types import Lead, RoundLine, ShownRollout
 
-# Both ends are ours, so anything larger is a bug.
+# Both ends are part of swarmd, so a larger message is a bug.
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-# The trainer sends a heartbeat when it has sent nothing else for so long.
+# The trainer sends a heartbeat if it has sent nothing else for this many seconds.
 HEARTBEAT_S = 2.0
-# In either direction.
+# Most queued rollouts in each direction.
 MAX_WAITING_ROLLOUTS = 1024
-# The length before each message.
+# Size of the length before each message.
 _HEADER_BYTES = 4
 
 
@@ -34,17 +34,17 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartTrainer(_Message, frozen=True):
-    """The first message: what a trainer needs to start."""
+    """The first message: everything that a trainer needs to start."""
 
     config: str  # NodeConfig as JSON
     state_dir: str
     peer_id: str
     seed: int
-    curriculum: str = ""  # digest of the curriculum that the daemon's swarm has; "": not checked
+    curriculum: str = ""  # digest of the curriculum of the daemon's swarm; "": not checked
 
 
 class SwarmNews(_Message, frozen=True):
-    """The peers heard, and the frames refused since the last message, by reason."""
+    """The number of known peers, and the frames rejected since the last message, by reason."""
 
     peers: int
     refused: dict[str, int]
@@ -58,7 +58,7 @@ class JudgeQuestion(_Message, frozen=True):
 
 
 class CompareRequest(_Message, frozen=True):
-    """Answer a question between two rounds, with today's weights and with the first ones."""
+    """Answer a question between two rounds, with the current and with the initial weights."""
 
 
 class JudgeScore(_Message, frozen=True):
@@ -71,7 +71,7 @@ class Pause(_Message, frozen=True):
 
     cause: str = "you paused it"
     remedy: str = "swarmd resume"
-    # A moment's rest to keep to the CPU share; it is not told as a state, and nothing is saved for it.
+    # A short pause to keep to the CPU share; it is not reported as a state, and nothing is saved for it.
     brief: bool = False
 
 
@@ -80,14 +80,14 @@ class Resume(_Message, frozen=True):
 
 
 class Stop(_Message, frozen=True):
-    now: bool = False  # cut the round, instead of finishing it
+    now: bool = False  # interrupt the round, instead of finishing it
 
 
 # Trainer to daemon.
 
 
 class TrainerState(_Message, frozen=True):
-    """The trainer's state. Every state but "training" has a cause and a remedy."""
+    """The trainer's state. Every state except "training" has a cause and a remedy."""
 
     state: NodeState
     cause: str = ""
@@ -95,11 +95,11 @@ class TrainerState(_Message, frozen=True):
 
 
 class Alive(_Message, frozen=True):
-    """Heartbeat of the writing thread: the process runs, whatever its loop does."""
+    """Heartbeat of the writing thread: the process runs, even if its loop is busy."""
 
 
 class TrainerReady(_Message, frozen=True):
-    """The model is loaded and the run resumed; `round` rounds are behind us."""
+    """The model is loaded and the run resumed after `round` finished rounds."""
 
     model: ModelDescription
     round: int
@@ -109,17 +109,17 @@ class TrainerReady(_Message, frozen=True):
 class RoundDone(_Message, frozen=True):
     line: RoundLine
     verifier_pid: int | None
-    saved: int = 0  # rounds in a checkpoint
-    # Whether a checkpoint may be written now, as an answer to the judge needs.
+    saved: int = 0  # rounds in the newest checkpoint
+    # Whether the limit allows a checkpoint now, which an answer to the judge needs.
     affordable: bool = True
-    # Author and specialty of each of others' rollouts that was trained on for the first time.
+    # Author and specialty of each external rollout that was trained on for the first time.
     used: tuple[tuple[str, str], ...] = ()
-    lead: Lead = Lead()  # what the daemon chooses offers by
-    shown: ShownRollout | None = None  # one of our own rollouts
+    lead: Lead = Lead()  # the daemon chooses offers by it
+    shown: ShownRollout | None = None  # one of this node's own rollouts
 
 
 class RoundGoesOn(_Message, frozen=True):
-    """How far a long round is, at most once a second."""
+    """Progress of a long round, at most once a second."""
 
     progress: StageProgress
 
@@ -146,7 +146,7 @@ class ComparedAnswers(_Message, frozen=True):
 
 
 class TrainerFailed(_Message, frozen=True):
-    """The trainer cannot go on, and starting it again would not help."""
+    """The trainer cannot continue, and a restart would not help."""
 
     message: str
     exit_code: int
@@ -207,7 +207,7 @@ class Unpacker(Generic[M]):
 class MessageQueue:
     """Messages waiting to be written, oldest first. Pure.
 
-    It is bounded: of the rollouts the oldest go, the rest are few and stay.
+    Rollouts are bounded, and the oldest are dropped; other messages are few and always kept.
     """
 
     def __init__(self, rollouts: int = MAX_WAITING_ROLLOUTS) -> None:
@@ -221,7 +221,7 @@ class MessageQueue:
             self._words.append(message)
 
     def pop(self) -> ToTrainer | ToDaemon | None:
-        """Return the next message, or None: words before rollouts, so that a flood does not delay a stop."""
+        """Return the next message, or None; rollouts come last, so that a flood cannot delay a stop."""
         if self._words:
             return self._words.popleft()
         return self._rollouts.popleft() if self._rollouts else None

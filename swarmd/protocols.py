@@ -24,7 +24,7 @@ class Reward(Protocol):
     def __call__(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
         """Return one tuple of rewards, from 0 to 1, per item, in order.
 
-        Never raises for what a completion holds.
+        Never raises because of a completion's content.
         """
 
 
@@ -40,37 +40,37 @@ class Policy(Protocol):
 
         If nothing in the batch has a gradient, nothing changes and the report says 0 tokens.
 
-        weigh: turns the advantages that the policy's loss gives a rollout's completions into those that are
-            trained on.
+        weigh: turns the advantages by the policy's loss into the advantages to train on, for a rollout's
+        completions.
         """
 
 
 @runtime_checkable
 class LogprobPolicy(Protocol):
-    """Optional in a policy: log-probabilities, so that external rollouts can be replayed like our own."""
+    """Optional in a policy: log-probabilities, so that external rollouts can be replayed like local ones."""
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
-        """Return each rollout's completions as our tokens, with the current policy's log-probabilities.
+        """Return each rollout's completions as this policy's tokens, with its current log-probabilities.
 
-        Trains nothing. Completions are cut as `update` cuts them, which takes what it finds in
+        Trains nothing. Completions are truncated as in `update`, which treats the log-probabilities in
         `Scored.tokens` as the policy's log-probabilities of first use.
         """
 
     @property
     def parameters(self) -> int:
-        """Return the model's size, by which the gate acts or only reports (`experience.gate`)."""
+        """Return the number of parameters; above a limit the gate only reports (`experience.outliers`)."""
 
 
 @runtime_checkable
 class SelectivePolicy(Protocol):
-    """Optional in a policy: it says which rollouts of others it cannot be trained on."""
+    """Optional in a policy: names external rollouts that it cannot be trained on."""
 
     def unfit(self, scored: Scored) -> str | None:
         """Return why the policy cannot be trained on this rollout, for operators, or None if it can."""
 
 
 class Answers(Protocol):
-    """Generation in processes of its own, beside the rounds (`[workers]`)."""
+    """Generation in separate processes, concurrent with the rounds (`[workers]`)."""
 
     def collect(self) -> Sequence[tuple[Task, Generation]]:
         """Return newly finished rollouts, as many as a round takes, each once; never wait."""
@@ -80,18 +80,18 @@ class Sampler(Protocol):
     def __call__(
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
-        """Choose the batch from our own rollouts of this round and the others' in the pool."""
+        """Choose the batch from this round's local rollouts and the external ones in the pool."""
 
 
 class Swarm(Protocol):
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        """Publish our rollouts. Never waits."""
+        """Publish local rollouts. Never waits."""
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        """Return rollouts received since the last call, and refused ones counted by reason; never wait."""
+        """Return rollouts received since the last call, and rejected ones counted by reason; never wait."""
 
     def charge(self, authors: Iterable[PeerId]) -> None:
-        """Admit less from these authors: for long there was nothing to learn from what they sent."""
+        """Admit less from these authors, because their rollouts were useless for a long time."""
 
 
 class View(Protocol):

@@ -1,4 +1,4 @@
-"""Output to a terminal, or to a file or pipe in its place."""
+"""Output to a terminal, or to a file or pipe instead."""
 
 import errno
 import io
@@ -12,7 +12,7 @@ from typing import IO, NoReturn, TextIO
 
 from p2p.errors import OperatorError
 
-# Errors of a path that was given, wherever it is used first.
+# Errors of a path that the operator gave, wherever it is first used.
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Say how long ago something was, coarsely, so that what shows it seldom changes: "now", "3 min ago"."""
+    """Format an age coarsely, so that its text changes rarely: "now", "3 min ago"."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
@@ -31,24 +31,24 @@ def ago(seconds: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """Say how long something takes: "40 s", "2 min", "1.5 h"."""
+    """Format a duration: "40 s", "2 min", "1.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
-    """Print a message for people, on standard error unless told otherwise, and flush it.
+    """Print a message for people, by default on standard error, and flush it.
 
-    Each of its lines is made `printable`: it may be a stranger's, such as a question of a data set.
-    On a terminal its lines are broken between words, and not within one: an address stays whole to be copied.
-    What follows a break begins with `indent`.
+    Each line is made `printable`, because it may be foreign text, such as a question of a data set. On a
+    terminal, lines are wrapped between words only, so that an address can be copied whole. Continuation lines
+    begin with `indent`.
     """
     stream = stream or sys.stderr
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
-        # This is no terminal: programs and files get whole lines.
+        # Not a terminal: programs and files get whole lines.
         columns = 0
     for line in map(printable, text.split("\n")):
         pieces = (
@@ -72,13 +72,13 @@ def shows_pages(stream: TextIO) -> bool:
 
 
 def hang_up() -> tuple[signal.Signals, ...]:
-    """Return SIGHUP, that a closed terminal ends us in order; nothing under nohup, which has it ignored."""
+    """Return SIGHUP, so that a closed terminal stops the node cleanly; nothing if nohup ignores it."""
     return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 
 
 async def interruptible(main: Callable[[], Awaitable[None]]) -> None:
-    """Run `main` in trio, which SIGTERM and SIGHUP of a closed terminal interrupt as Ctrl-C does."""
-    import trio  # it takes a while, and most commands do without
+    """Run `main` in trio; SIGTERM, and SIGHUP of a closed terminal, interrupt it like Ctrl-C."""
+    import trio  # imported here: it takes a while, and most commands do not need it
 
     async def interrupt() -> None:
         await anext(aiter(signals))
@@ -114,16 +114,17 @@ def _handled_by(handler: Callable[..., object], *numbers: signal.Signals) -> Ite
 
 @contextmanager
 def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[None]:
-    """Let a signal end the process at once, in what leaves nothing half done, such as loading a model.
+    """Let a signal end the process at once, in a block without partial effects, such as loading a model.
 
-    The hub's library else waits for every request that its threads have begun, a minute if none is answered.
+    Otherwise the hub's library waits for every request that its threads have begun: a minute if none is
+    answered.
     """
 
     def leave(*_: object) -> None:
         os.write(2, f"stopped; {printable(stays)}\n".encode())
         os._exit(130)
 
-    # Where Ctrl-C is ignored, as in the background of a script, it stays ignored.
+    # If Ctrl-C is ignored, as in the background of a script, it stays ignored.
     asked = [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     with _handled_by(leave, signal.SIGTERM, *hang_up(), *asked):
         yield
@@ -132,7 +133,7 @@ def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[Non
 def explained(name: str, command: Callable[[], object]) -> int:
     """Run a command line and return its exit code.
 
-    An OperatorError prints its message; anything else is a bug and keeps its traceback.
+    An OperatorError prints its message; any other exception is a bug and keeps its traceback.
     """
     try:
         command()
@@ -150,7 +151,7 @@ def explained(name: str, command: Callable[[], object]) -> int:
         )
         return OperatorError.exit_code
     except RuntimeError as error:
-        # pathlib says so of "~", and platformdirs of the default folders.
+        # Raised by pathlib for "~", and by platformdirs for the default folders.
         if "home directory" not in str(error):
             raise
         tell(
@@ -166,8 +167,8 @@ def explained(name: str, command: Callable[[], object]) -> int:
 def run_program(name: str, program: Callable[[], int]) -> int:
     """Run a command line until all of its output is written, and return its exit code.
 
-    Output that nobody reads any more, or that a full or broken disk does not take, ends it without a
-    traceback. A program that is told to stop clears away what it wrote by half.
+    If the reader of the output is gone, or the disk is full or broken, it ends without a traceback. On
+    SIGTERM the program removes its partial files.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -178,10 +179,10 @@ def run_program(name: str, program: Callable[[], int]) -> int:
                 return program()
         finally:
             if sys.stdout is not None:
-                # Otherwise the interpreter flushes at its end, with a message of its own.
+                # Otherwise the interpreter flushes at exit, and prints another message.
                 sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads on, as with `| head`.
+        # The reader is gone, as with `| head`.
         code = 1
     except OSError as error:
         if error.errno not in _UNWRITABLE:
@@ -192,6 +193,6 @@ def run_program(name: str, program: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         code = OperatorError.exit_code
-    # Do not try again to write what the buffer holds.
+    # Do not retry to write the buffered output.
     sys.stdout = None
     return code

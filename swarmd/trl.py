@@ -4,13 +4,13 @@
         trainer = SwarmGRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", train_dataset=dataset(swarm), swarm=swarm)
         trainer.train()
 
-A group of the batch whose rewards are all the same has no gradient. It is replaced by another node's
-informative group: its question, re-encoded with this tokenizer, its text, and advantages by our own verifier,
-weighed by `[sharing] weigh`. The trainer's own informative groups are shared. All else is TRL's.
+A group of the batch whose rewards are all the same has no gradient. It is replaced by an informative group of
+another node: its question, re-encoded with this tokenizer, its text, and advantages by this node's verifier,
+weighed by `[sharing] weigh`. The trainer's own informative groups are shared. Everything else is TRL's.
 
-Two private methods of TRL are used, and both stand in `SwarmGRPOTrainer` alone:
-`_generate_and_score_completions` is extended, and `_get_per_token_logps_and_entropies` gives the old
-log-probabilities of others' text where TRL wants any: it is this policy's, as in SAPO.
+Two private methods of TRL are used, only in `SwarmGRPOTrainer`: `_generate_and_score_completions` is
+extended, and `_get_per_token_logps_and_entropies` computes the old log-probabilities of external text if TRL
+needs them: those of this policy, as in SAPO.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ from swarmd.library.joined_swarm import JoinedSwarm, ScoredGroup
 from swarmd.policy.models.chat import SYSTEM_PROMPT, ids_of
 from swarmd.types import Completion, Task, TaskRef
 
-# The versions of TRL that the private names were tried with, the lowest and the newest.
+# The lowest and the newest version of TRL with which the private methods were tested.
 LOWEST_TRL, NEWEST_TRL = "1.0", "1.16"
-# An advantage below this is none.
+# A smaller advantage counts as 0.
 NO_ADVANTAGE = 1e-6
 
 try:
@@ -81,7 +81,7 @@ def reward_func(swarm: JoinedSwarm) -> Callable[..., list[float]]:
 
 
 class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """A GRPOTrainer that shares its informative groups, and trains on others' in place of those without."""
+    """A GRPOTrainer that shares its informative groups, and replaces the rest by other nodes' groups."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Build the trainer.
 
         swarm: a joined swarm; under torchrun every rank calls `swarmd.join`. reward_funcs: by default
-        `reward_func(swarm)`. The rest is TRL's.
+        `reward_func(swarm)`. The other arguments are TRL's.
 
-        Raises ConfigError for what cannot be combined with others' groups.
+        Raises ConfigError for options that cannot be combined with external groups.
         """
         _refuse(args, train_dataset, options)
         funcs = reward_func(swarm) if reward_funcs is None else reward_funcs
@@ -106,10 +106,10 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.swarm, self.replaced = swarm, 0
         either: Any = self.processing_class
         self._words: Any = getattr(either, "tokenizer", either)
-        # What ends an answer; before TRL 1.15 that was the tokenizer's end alone, which Gemma never writes.
+        # Ids that end an answer; before TRL 1.15 only the tokenizer's end token, which Gemma never writes.
         self._ends: Sequence[int] = getattr(self, "eos_token_ids", [self._words.eos_token_id])
-        self._end: int = self._words.eos_token_id  # the one that this model uses
-        self._head: list[Any] = []  # what stands before the question in a prompt
+        self._end: int = self._words.eos_token_id  # the end token that this model writes
+        self._head: list[Any] = []  # messages before the question in a prompt
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         out: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -121,7 +121,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._share(inputs, out, [group for group, has in enumerate(informative) if has])
         free = [group for group, has in enumerate(informative) if not has]
         self._head = inputs[0]["prompt"][:-1]
-        # Each rank takes as many of what rank 0 collects as it has free places
+        # Each rank takes as many of the groups that rank 0 collects as it has free places
         wanted, rank = gather_object([len(free)]), self.accelerator.process_index
         theirs = self.swarm.collect(sum(wanted), unfit=self._unfit)
         mine = theirs[sum(wanted[:rank]) :][: len(free)]
@@ -144,7 +144,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _own(self, out: dict[str, Any]) -> Iterator[tuple[list[int], bool]]:
         """Yield the ids of each completion of the batch, and whether it ended by itself."""
         for ids, mask in zip(out["completion_ids"], out["completion_mask"], strict=True):
-            # What is masked as a whole was cut off, and is not to be trained on: others score its text.
+            # A fully masked completion was truncated, and is not to be trained on; peers still score its
+            # text.
             whole = bool(mask.any())
             kept = ids[mask.bool() if whole else slice(None)].tolist()
             yield kept, whole and kept[-1] in self._ends
@@ -167,23 +168,23 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return ids
 
     def _answer(self, completion: Completion) -> list[int]:
-        # Control tokens that others spell out stay text.
+        # Control tokens spelled out in external text stay text.
         ids = ids_of(self._words, completion.text, split_special_tokens=True)
         return [*ids, self._end] if completion.ended else ids or [self._end]
 
     def _replace(self, out: dict[str, Any], theirs: dict[int, ScoredGroup]) -> dict[str, Any]:
-        """Write others' groups into these places of the batch. All ranks call it together."""
+        """Write external groups into these places of the batch. All ranks call it together."""
         rows: dict[int, tuple[list[int], list[int], bool, float]] = {}
         for place, group in theirs.items():
             prompt = self._prompt(group.question)
-            # Of a larger group what has the largest advantages; beside a smaller one our own texts stay,
-            # which have none
+            # Of a larger group, take the completions with the largest advantages. A smaller group leaves some
+            # of this node's texts in place, which have no advantage
             best = sorted(
                 zip(group.completions, group.advantages, strict=True), key=lambda pair: -abs(pair[1])
             )
             for i, (completion, advantage) in enumerate(best[: self.num_generations]):
                 answer, most = self._answer(completion), self.max_completion_length
-                # Text that ends with its answer is whole: `score_others` cut off what followed.
+                # Text that ends with its answer is complete: `score_others` cut off the text after it.
                 whole = len(answer) <= most and (
                     completion.ended or self.swarm.curriculum.answer_end(completion.text) is not None
                 )
@@ -194,7 +195,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         for name, fill in (("prompt_ids", pad), ("prompt_mask", 0)):
             out[name] = torch.nn.functional.pad(out[name], (longest - size, 0), value=fill)
         for name, fill in PER_TOKEN.items():
-            # One ratio of a whole sequence stays one.
+            # A ratio per sequence, of width 1, is not padded.
             if name in out and (out[name].size(1) > 1 or name != "importance_sampling_ratio"):
                 out[name] = torch.nn.functional.pad(
                     out[name], (0, width - out[name].size(1)), value=pad if fill is None else fill
@@ -213,7 +214,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _take_as_ours(self, out: dict[str, Any], rows: Sequence[int]) -> None:
         """Give these rows this policy's log-probabilities, as if it had written their text."""
-        chosen = list(rows) or [0]  # of a sharded model every rank makes the pass
+        chosen = list(rows) or [0]  # with a sharded model, every rank has to make the pass
         ids = torch.cat([out["prompt_ids"][chosen], out["completion_ids"][chosen]], dim=1)
         mask = torch.cat([out["prompt_mask"][chosen], out["completion_mask"][chosen]], dim=1)
         with torch.no_grad():
@@ -231,7 +232,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             out["importance_sampling_ratio"][list(rows)] = 1.0
 
 
-# What TRL keeps of each token of a completion, and what fills it up; None: padding's id.
+# TRL's tensors with a value per completion token, and their padding value; None: the pad token's id.
 PER_TOKEN: dict[str, float | None] = {
     "completion_ids": None,
     "completion_mask": 0,
@@ -252,7 +253,7 @@ def _text(completion: Any) -> str:
 
 
 def _refuse(args: Any, train_dataset: Any, options: dict[str, Any]) -> None:
-    """Raise ConfigError for what cannot be combined with others' groups, before anything is loaded."""
+    """Raise ConfigError for options that do not work with external groups, before anything is loaded."""
     if args is not None and args.beta:
         raise ConfigError(
             f"beta is {args.beta:g}, and others' text has no log-probabilities of a reference model. Set"

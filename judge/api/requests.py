@@ -22,8 +22,7 @@ def plain(text: str) -> str | None:
     """Clean a peer's text for storing and showing; return None if nothing is left.
 
     The result is in NFKC, with single spaces and without control, direction and invisible characters. It is
-    not
-    escaped: the page that shows it has to do that. Letters that look like letters of another script stay,
+    not escaped: the page that shows it has to do that. Letters that look like letters of another script stay,
     because anybody may take any name; the pages show the peer id, or a nickname computed from it, beside a
     name.
     """

@@ -4,10 +4,9 @@ Measured data; pure.
 
 A judge draws task numbers that no node trains on and, in specialties with enough texts, texts that no node
 trains on. In the remaining specialties two numbers may give the same text. `python -m
-benchmarks.judge.overlap`
-measures the share of questions whose text is not among TRAINING training questions of the specialty (the
-number that eight nodes ask in a thousand rounds). The figures are stored by the digest of the questions
-(`Curriculum.questions`). Other question sets have no figures until they are measured.
+benchmarks.judge.overlap` measures the share of questions whose text is not among TRAINING training questions
+of the specialty (the number that eight nodes ask in a thousand rounds). The figures are stored by the digest
+of the questions (`Curriculum.questions`). Other question sets have no figures until they are measured.
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""The command line: parses, calls, prints. `app` is the entry; views show a running node."""
+"""The command line: parses arguments, calls the other parts, prints. `app` is the entry point."""

@@ -1,11 +1,12 @@
-"""The `swarmd` command line: one function a command, listed here with its example and its panel.
+"""The `swarmd` command line: one function per command, listed here with its example and its panel.
 
 A command reads settings (`swarmd/config/`), then asks the running daemon over its control socket
-(`daemon/local_api/`), runs a node itself (`join`, `bootstrap`), or reads the state folder. It holds no rule
-of its own: what it shows was decided below. Each imports what it needs when it runs: --help stays quick.
+(`daemon/local_api/`), runs a node itself (`join`, `bootstrap`), or reads the state folder. It makes no
+decisions: it prints results of the other parts. Each command imports its modules when it runs, so --help
+stays fast.
 
 Data goes to standard output, messages to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no
-usable device or model, 4 cannot reach what was asked for, 5 another node owns the state folder, 6 not
+usable device or model, 4 a needed machine cannot be reached, 5 another node owns the state folder, 6 not
 running, 130 interrupted.
 """
 
@@ -66,17 +67,17 @@ def demo(
         Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")
     ] = None,
 ) -> None:
-    """Run a swarm on this machine beside one node alone, and a judge.
+    """Compare a swarm on this machine with one node alone; a judge scores them.
 
-    One is killed halfway and restarted. Ends with a table and a plot.
+    One node is killed halfway and restarted. Ends with a table and a plot.
     """
     from swarmd.lab.demo.demo import run
 
     run(nodes, rounds, out, as_json)
 
 
-# By panel, in the order in which `swarmd --help` shows them: what a volunteer does first comes first, groups
-# of commands last.
+# By panel, in the order of `swarmd --help`: first the commands that a volunteer needs first, groups of
+# commands last.
 COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str]]] = {
     "Take part": {
         "join": (

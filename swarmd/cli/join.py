@@ -1,6 +1,6 @@
-"""`swarmd join`, `swarmd invite` and `swarmd leave`: into a swarm, others with you, and out of it.
+"""`swarmd join`, `swarmd invite` and `swarmd leave`: join a swarm, invite others to it, and leave it.
 
-What was joined is written to the state folder, so that the next `swarmd join` needs no arguments.
+The joined swarm is written to the state folder, so the next `swarmd join` needs no arguments.
 """
 
 import sys
@@ -136,7 +136,7 @@ def join(
         "train": None if train is None else "on" if train else "off",
     }
     try:
-        # Until the daemon watches for them: importing it takes a second or more.
+        # Until the daemon handles signals itself: importing it takes a second or more.
         with ended_by_signals():
             accepted = accept(invitation) if invitation is not None else None
             resolved = configured(config, flags, accepted.settings() if accepted else None)
@@ -248,9 +248,9 @@ def accept(text: str) -> "Invitation":
 
 
 def what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: "NodeConfig") -> str:
-    """Say what will be joined, and print each setting in which a flag overrides the invitation.
+    """Describe the swarm to join, and print each setting that differs from the invitation.
 
-    Raises ConfigError where the settings name another swarm.
+    Raises ConfigError if the settings belong to another swarm.
     """
     from swarmd.config.schema import INVITED
     from swarmd.config.sources import flatten
@@ -282,7 +282,7 @@ def leave(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the node and forget the swarm: what was joined, and who was met.
+    """Stop the node and forget the swarm: its settings, and the peers it met.
 
     The key, the training and its figures stay.
     """
@@ -290,14 +290,14 @@ def leave(
 
     folder = as_state_dir(state_dir)
     try:
-        # Each state folder has one; another folder may have checkpoints of its own.
+        # Every state folder has a lock file; a folder without it may contain unrelated checkpoints.
         (folder / LOCK_FILE).stat()
     except (FileNotFoundError, NotADirectoryError):
         raise NotRunning(
             f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir."
         ) from None
     if (file := installed_for(folder)) is not None:
-        # It would start the node again, in the default swarm.
+        # The service would start the node again, in the default swarm.
         raise ConfigError(f"{file} starts the node again. Run `swarmd service uninstall` first.")
     plan = leaving(folder, everything=everything)
     if not yes:

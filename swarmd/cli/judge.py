@@ -1,4 +1,4 @@
-"""`swarmd leaderboard` and `swarmd verify`: read what judges say, check it, upload weights to them."""
+"""`swarmd leaderboard` and `swarmd verify`: read a judge's results, check them, upload weights to a judge."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swarmd.tasks.curriculum import Curriculum
 
 POLL_S = 2.0
-# The weights' file in a checkpoint, and in what was exported.
+# Names of the weights' file, in a checkpoint and in an export.
 WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")
 
 
@@ -69,11 +69,12 @@ def verify(
 
     ID: makes the question again from the seed that the judge published, and scores the answers again.
 
-    Exit code 0: signature, answers, commitment, question and score hold. 1: one does not. 4: not all known.
+    Exit code 0: signature, answers, commitment, question and score are right. 1: one is wrong. 4: not all
+    known.
 
     --upload: on questions that the judge draws after the upload. The node may keep running.
 
-    This proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
+    This proves the score of these weights, named by their SHA-256. It does not prove who trained them.
     """
     from swarmd.daemon.judging import reader
     from swarmd.daemon.judging.judging import RECEIPTS_FILE, ReceiptFile
@@ -141,7 +142,7 @@ def _uploaded(
 
 
 def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int) -> "UploadedWeights":
-    """Read the weights to upload, and what they are of.
+    """Read the weights to upload, with their model and adapter rank.
 
     Raises ConfigError and SwarmdError.
     """
@@ -230,10 +231,10 @@ def leaderboard(
 
 
 def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as_json: bool) -> None:
-    """Check an evaluation from public data, and say what holds.
+    """Check an evaluation from public data, and print the result of each check.
 
-    Exit code 0: all of it; 1: not all; 4: not all can be checked yet. Raises NothingThere where the judge has
-    no such evaluation.
+    Exit code 0: all are right; 1: one is wrong; 4: some cannot be checked yet. Raises NothingThere if the
+    judge has no such evaluation.
     """
     from swarmd.daemon.judging.reader import PublicEvaluation, examine, read, said
     from swarmd.tasks.sandbox.client import Verifier
@@ -302,7 +303,7 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
 
 
 def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:
-    """Return the receipt of evaluation `id` that this folder's node has kept, or None."""
+    """Return the receipt of evaluation `id` that this folder's node stored, or None."""
     from swarmd.daemon.judging.judging import RECEIPTS_FILE
 
     with suppress(OSError):

@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# How often the line of progress is drawn on a terminal, and elsewhere.
+# Seconds between two progress lines on a terminal, and in a file or pipe.
 REDRAW_S = 0.5
 REDRAW_ELSEWHERE_S = 30.0
 RANKS = (sys.executable, "-P", "-m", "swarmd.lab.torch_executor")  # plays a run with `--engine torch`
@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report.
 
-    Ctrl-C stops; --resume goes on, with the same results.
+    Ctrl-C stops; --resume continues, with the same results.
     """
     from swarmd.config.own_strategy import load_take
     from swarmd.exchange.swarm_id import curriculum_of
@@ -95,7 +95,7 @@ def run(
     wanted = read.model_copy(update={"seeds": seeds or read.seeds, "rounds": rounds or read.rounds})
     wanted = wanted.with_model(model) if model else wanted
     nodes = [node for setting in wanted.settings for node in setting.nodes]
-    # Mistakes that would end a run hours later.
+    # Find mistakes now that would otherwise end a run hours later.
     for take in {node.sharing.take for node in nodes}:
         load_take(take)
     for each in {node.model for node in nodes}:
@@ -112,7 +112,7 @@ def run(
     try:
         _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
-        # Report what ended the runs, rather than a failure to write the report.
+        # Report the error that ended the runs, rather than a failure to write the report.
         with contextlib.suppress(SwarmdError):
             _report(Results.open(folder))
         if isinstance(error, SwarmdError):
@@ -143,7 +143,7 @@ def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool
 def report(
     folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False
 ) -> None:
-    """Write the report of what is finished: a table, figures, an HTML page."""
+    """Write the report of the finished runs: a table, figures, an HTML page."""
     from swarmd.lab.results import Results
     from swarmd.lab.statistics import document
 
@@ -159,7 +159,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A results folder.")],
     to: Annotated[Path, typer.Argument(help="Folder for the table, its data card and experiment.json.")],
 ) -> None:
-    """Write what is finished as Parquet with a data card: a row for each node and round."""
+    """Write the finished runs as Parquet with a data card: a row for each node and round."""
     from swarmd.lab import results
 
     rows = results.export(results.Results.open(folder), to)
@@ -168,9 +168,9 @@ def export(
 
 @app.command("list", epilog="Example: swarmd lab list")
 def list_experiments(as_json: AsJson = False) -> None:
-    """List the experiments that come with swarmd, and what each asks.
+    """List the experiments that come with swarmd, and the question of each.
 
-    With --json, list their settings and what is expected of them, too.
+    With --json, list their settings and the expected result, too.
     """
     from swarmd.lab.experiment import read_experiment
 
@@ -209,7 +209,7 @@ def _report(results: "Results") -> None:
     from swarmd.lab.demo.figures import NoMatplotlib
     from swarmd.lab.report import facts, markdown, pictures_of, write_report
 
-    # A terminal is too narrow for the columns of the table, which a file or a document takes.
+    # A terminal is too narrow for the table's columns; a file is not.
     print(facts(results) if sys.stdout.isatty() else markdown(results))
     try:
         pictures = pictures_of(results)
@@ -220,7 +220,7 @@ def _report(results: "Results") -> None:
 
 
 class _Teller:
-    """Says how far the runs are: in one line that is written over on a terminal, now and then elsewhere."""
+    """Prints the progress of the runs: on a terminal one line that is overwritten, else some lines."""
 
     def __init__(self) -> None:
         self._last = -REDRAW_ELSEWHERE_S

@@ -1,4 +1,4 @@
-"""What fits this machine (`models`, `doctor`, `plan`), and what was trained (`export`, `chat`, `serve`)."""
+"""Commands about this machine (`models`, `doctor`, `plan`) and the model (`export`, `chat`, `serve`)."""
 
 import signal
 import sys
@@ -42,7 +42,7 @@ doctor_app = typer.Typer()
 def doctor(context: typer.Context) -> None:
     """Check this machine and its network: both, unless one is named."""
     if context.invoked_subcommand is None:
-        # By their own parsers, which read the environment's --state-dir and --config.
+        # Called through their parsers, which read --state-dir and --config from the environment.
         model, network = context.command.commands.values()  # type: ignore[attr-defined]
         try:
             model.main([], prog_name="swarmd doctor model", standalone_mode=False)
@@ -72,7 +72,7 @@ def doctor_model(
         from swarmd.policy.models.hub import has_weights
         from swarmd.trainer.trial import by_way, examined, table
 
-        # The folder's model, unless another is asked after.
+        # The folder's model, unless another one is named.
         asked = (
             joined(config, as_state_dir(state_dir), {"device": device})
             if (model := named or model) is None
@@ -106,7 +106,7 @@ def doctor_network(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether others can reach this node, and what to change.
+    """Check whether other nodes can reach this node, and what to change.
 
     If no node runs, joins for some seconds. Exit code 4 if it cannot.
     """
@@ -119,7 +119,7 @@ def doctor_network(
 def _examine(
     folder: Path, config: Path | None, flags: Mapping[str, object]
 ) -> "tuple[Diagnosis, Mapping[str, Any]]":
-    """Return the running node's survey; if none runs, make one as the next `swarmd join` in the folder."""
+    """Return the running node's survey; if none runs, make one as the next `swarmd join` would."""
     from p2p.identity import Identity
     from swarmd.daemon.diagnosis.reachability_report import diagnose, no_network, no_port
     from swarmd.daemon.diagnosis.reachability_survey import survey_alone
@@ -196,7 +196,7 @@ def export(
 
 
 def _curriculum_name(node: "NodeConfig") -> str:
-    """Return the name of what the node asks: its file's, if own tasks are gone."""
+    """Return the name of the node's curriculum; if own tasks are gone, the name of their file."""
     from swarmd.exchange.swarm_id import curriculum_of
 
     try:
@@ -218,7 +218,7 @@ def _a_question(node: "NodeConfig") -> str:
 
 
 def _say_loading() -> None:
-    """Say on a terminal why nothing is seen yet: PyTorch and transformers take seconds to load."""
+    """Explain a delay on a terminal: PyTorch and transformers take seconds to load."""
     if sys.stderr.isatty():
         tell("loading the model …")
 
@@ -245,7 +245,7 @@ def chat(
 ) -> None:
     """Talk to the newest checkpoint's model. The node may keep running.
 
-    One question a line; ? asks one that it trains on, an empty line begins anew, Ctrl-D ends.
+    One question a line; ? asks one that it trains on, an empty line starts over, Ctrl-D ends.
     """
     _say_loading()
     from swarmd.cli.trained.trained_model import AnswerSettings
@@ -305,9 +305,9 @@ def serve(
     config: ConfigFile = None,
     device: DeviceName = None,
 ) -> None:
-    """Serve the newest checkpoint's model to programs that speak OpenAI's chat API.
+    """Serve the newest checkpoint's model to programs that use OpenAI's chat API.
 
-    Runs beside the node; each request is answered by the newest checkpoint there is.
+    Runs beside the node; each request is answered by the newest checkpoint.
     """
     import trio
 

@@ -53,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, w
 
 
 def without_flag_types(command: Any) -> None:
-    """Leave "<bool>" out of the help of flags, of this command and of all below it: they take no value."""
+    """Remove "<bool>" from the help of flags, of this command and its subcommands: flags take no value."""
     for parameter in command.get_params(typer.Context(command, help_option_names=HELP)):
         if isinstance(parameter, TyperOption) and parameter.is_flag:
             parameter.metavar = ""
@@ -67,7 +67,7 @@ def as_state_dir(given: Path | None) -> Path:
 
 
 def ask(folder: Path, operation: str, kind: type[R], *, timeout: float = 10.0, **arguments: Any) -> R:
-    """Ask the node that runs in the folder, and return its answer. Raises NotRunning, Unreachable."""
+    """Ask the node that runs in the folder; return its answer. Raises NotRunning, Unreachable."""
     from swarmd.daemon.local_api import control
 
     return control.call(folder, operation, kind, timeout=timeout, **arguments)
@@ -76,10 +76,10 @@ def ask(folder: Path, operation: str, kind: type[R], *, timeout: float = 10.0, *
 def answer(
     document: object, text: str, as_json: bool, indent: str = "", people: IO[str] | None = None
 ) -> None:
-    """Print what a command found or did, as JSON for programs or as text for people.
+    """Print a command's result, as JSON for programs or as text for people.
 
-    JSON goes to standard output. people: the stream for the text, by default standard output. On a terminal
-    what is broken into lines goes on behind `indent`.
+    JSON goes to standard output. people: the stream for the text, by default standard output. indent: prefix
+    of the continuation lines that wrapping adds on a terminal.
     """
     if as_json:
         print_json(document)

@@ -47,7 +47,7 @@ def bootstrap(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT."""
+    """Run a bootstrap node: nodes find each other through it, and it relays for nodes behind NAT."""
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
 
     flags: dict[str, object] = {"swarm": swarm, "listen": listen, "bootstrap": other, "judge": judge}
@@ -70,7 +70,7 @@ def _announce(status: Status, as_json: bool) -> None:
     from swarmd.daemon.bootstrap import announcement
     from swarmd.daemon.inviting import place
 
-    # The node goes on where nobody reads, or a full disk does not take it; `swarmd status` has it all.
+    # The node continues if no one reads the output or the disk is full; `swarmd status` prints it again.
     with suppress(OSError):
         if as_json:
             places = [{"address": address, "from": place(address)} for address in status.addresses]
@@ -121,9 +121,9 @@ def answer_by_hand(
 ) -> None:
     """Answer questions yourself, as a peer: your answers are scored, signed and shared. No model is loaded.
 
-    You are told at once whether an answer is right, and may try again. What holds a right answer is shared.
+    You are told at once whether an answer is right, and may try again. Groups with a right answer are shared.
 
-    Nodes train on it the more, the less they can do themselves; some need a wrong one beside it.
+    Nodes train most on questions that they cannot answer; some nodes need a wrong answer in the group, too.
     """
     from swarmd.library.joined_swarm import JoinedSwarm
     from swarmd.state.logs import set_up_logging
@@ -147,7 +147,7 @@ def answer_by_hand(
         member = JoinedSwarm(node_config, state, "a person", share=share, talk=tell, stopped=_end)
         dialogue = Dialogue(member, tries)
         try:
-            # The swarm is left, and what was given is told.
+            # On a signal, the swarm is left and the summary is printed.
             with ended_by_signals(), member.open():
                 dialogue.run()
         finally:
@@ -155,14 +155,14 @@ def answer_by_hand(
 
 
 def _end() -> None:
-    """End the dialogue, wherever it waits: for a line, too."""
+    """End the dialogue, even while it waits for a line."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGTERM)
 
 
 class Dialogue:
-    """Shows one question after another, and takes the answers from standard input."""
+    """Shows one question after another, and reads the answers from standard input."""
 
     def __init__(self, swarm: "JoinedSwarm", tries: int) -> None:
         self._swarm, self._tries = swarm, tries

@@ -1,4 +1,4 @@
-"""`swarmd plan replay`: measures the cost of generating against training here, and how much reuse pays."""
+"""`swarmd plan replay`: measure the cost of generating against training here, and the benefit of reuse."""
 
 import math
 import random
@@ -24,8 +24,9 @@ from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
 
 WARM_UP_ROUNDS: Final = 1
-# What no node knows of its model beforehand. At mu = 6 these give N = 8 R and five trained for one generated:
-# close to what saved rollouts on the tiny model (N = 8 R, four; 2026-11-21).
+# Constants that no node knows for its model beforehand. At mu = 6 they give N = 8 R and five rollouts trained
+# for one generated, which is close to the best measured setting on the tiny model (N = 8 R, four;
+# 2026-11-21).
 RHO: Final = 0.1
 ALPHA: Final = 0.15
 ASSUMPTIONS: Final = (
@@ -50,19 +51,19 @@ ASSUMPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Medians over rounds, in wall seconds a rollout (one question, all its completions)."""
+    """Medians over rounds, in wall-clock seconds per rollout (one question, all its completions)."""
 
     generate: float
     train: float
     mu: float  # median of the rounds' ratios
-    low: float  # the smallest ratio, and the largest
+    low: float  # the smallest ratio
     high: float
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """R, N and B of Theorem 3.5 in the words of `[replay]`. pays: whether to switch it on."""
+    """R, N and B of Theorem 3.5 as settings of `[replay]`. pays: whether to switch it on."""
 
     measured: Measured
     rho: float
@@ -70,14 +71,14 @@ class ReplayPlan:
     pays: bool
     theorem: Reuse
     own: int  # I: rollouts generated a round
-    new: int  # R = I + J: these, and those of other nodes, which cost us no generating
-    mu: float  # of a new rollout: measured.mu · I / R
+    new: int  # R = I + J: with those of other nodes, which this node does not generate
+    mu: float  # cost ratio of a new rollout: measured.mu · I / R
     size: int  # N
     batch: int  # rollouts of one update
     updates: int  # updates a round; batch · updates is the theorem's B
-    # The compute of such a round over that of one that generates all it trains on.
+    # Compute of such a round, relative to a round that generates every rollout it trains on.
     gamma: float
-    # The cost of the same progress over that without reuse, by the theorem.
+    # Cost of the same progress relative to a run without reuse, by the theorem.
     same_progress: float
 
 
@@ -128,7 +129,7 @@ def _one_round(
     ]
     between = clock()
     while (report := policy.update(batch, unweighed)).skipped:
-        # The next one scales a gradient in float16 by less. The learner gives up where no scale helps.
+        # The next one scales a gradient in float16 by less. The learner gives up if no scale helps.
         between = clock()
     trained = clock()
     if not report.tokens:
@@ -178,7 +179,8 @@ def plan_replay(
 ) -> ReplayPlan:
     """Load the configured model, measure, plan. Raises ConfigError, NoModel, Unreachable.
 
-    Nothing is saved: what the measuring taught the model is gone. loading: entered while the model is loaded.
+    Nothing is saved: the updates of the measurement are discarded. loading: entered while the model is
+    loaded.
     """
     own, external = config.round.local, config.round.wanted
     if not own:
@@ -197,7 +199,7 @@ def plan_replay(
 
 
 def document(made: ReplayPlan) -> dict[str, Any]:
-    """Return the plan for programs."""
+    """Return the plan as JSON data."""
     m = made.measured
     return {
         "schema": 1,

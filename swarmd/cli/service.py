@@ -1,6 +1,6 @@
-"""`swarmd service`: run the node whenever this user's machine runs, by systemd or launchd.
+"""`swarmd service`: run the node as a user service, by systemd or launchd.
 
-`swarmd join --background`, too: a node that outlives its terminal, in a process that its starter waits for.
+Also `swarmd join --background`: the starter waits until a process without a terminal runs the node.
 """
 
 import os
@@ -18,7 +18,7 @@ from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
 from swarmd.system.service import UserService, service_word, user_service
 
-# The last byte that a node in the background writes to its starter: it runs. No text for people contains it.
+# The last byte that a node in the background writes to its starter: it runs. No message contains it.
 RUNS: Final = b"\0"
 app = typer.Typer(
     help="Run the node as a service of this user: systemd on Linux, launchd on macOS.", no_args_is_help=True
@@ -33,7 +33,7 @@ def install(
 ) -> None:
     """Start `swarmd join` now and whenever you log in.
 
-    It goes on with what this state folder has joined, or with the configuration.
+    It continues with the swarm that this state folder has joined, or with the configuration.
     """
     service = _service(state_dir)
     if show:
@@ -106,10 +106,10 @@ def _service(state_dir: Path | None) -> UserService:
 
 
 def go_to_background(running: Callable[[int], object]) -> Callable[[], None]:
-    """Go on in a new process without a terminal; leave the present one as soon as the node runs.
+    """Continue in a new process without a terminal; end the present one as soon as the node runs.
 
-    Called before threads and sockets exist, since a fork copies neither. Until the node runs, all that it
-    says is passed on; if it ends before, the present process ends with the same exit code.
+    Call it before threads and sockets exist, because a fork copies neither. Until the node runs, its output
+    is passed on; if it ends earlier, the present process ends with the same exit code.
 
     Args:
         running: called in the present process with the node's process id.
@@ -125,7 +125,7 @@ def go_to_background(running: Callable[[int], object]) -> Callable[[], None]:
         if (code := _exit_code(node, reads)) is None:
             running(node)
         raise typer.Exit(code or 0)
-    # A session of its own: neither Ctrl-C nor a closed terminal reaches it.
+    # In a new session, neither Ctrl-C nor a closed terminal reaches the node.
     os.setsid()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for end, descriptor in ((nowhere, 0), (nowhere, 1), (writes, 2)):
@@ -141,7 +141,7 @@ def go_to_background(running: Callable[[int], object]) -> Callable[[], None]:
 
 
 def _exit_code(node: int, reads: int) -> int | None:
-    """Pass on what the node says until it runs (None) or ends (its exit code). Ctrl-C stops it."""
+    """Pass on the node's output until it runs (None) or ends (its exit code). Ctrl-C stops it."""
     try:
         while said := os.read(reads, 1 << 16):
             os.write(2, said.removesuffix(RUNS))

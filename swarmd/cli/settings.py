@@ -32,9 +32,9 @@ def config_file(given: Path | None) -> Path | None:
     """Return the configuration file to read: `given`, which must exist, else the user's, if it exists."""
     if given is not None:
         return given.expanduser()
-    # A RuntimeError means that there is no home folder, and so no file of the user's.
+    # A RuntimeError means that there is no home folder, and so no user's file.
     with suppress(FileNotFoundError, NotADirectoryError, RuntimeError):
-        # `exists` calls a file missing, from Python 3.14 on, that may not be read.
+        # From Python 3.14 on, `exists` returns False for a file that may not be read; `stat` raises.
         (path := default_config_file()).stat()
         return path
     return None
@@ -50,14 +50,14 @@ def configured(
 
 
 def joined(config: Path | None, folder: Path, flags: Mapping[str, object]) -> "NodeConfig":
-    """Return the settings that `swarmd join` would have in this state folder, with these flags."""
+    """Return the settings that `swarmd join` would use in this state folder, with these flags."""
     from swarmd.daemon.choices import recalled
 
     return recalled(configured(config, flags), folder)[0]
 
 
 def with_origins(config: Path | None, folder: Path) -> dict[str, dict[str, object]]:
-    """Return by key the value that `swarmd join` would have in this state folder, and where it comes from."""
+    """Return by key the value that `swarmd join` would use in this state folder, and its origin."""
     from swarmd.config.sources import flatten
     from swarmd.daemon.choices import recalled
 
@@ -152,7 +152,7 @@ def backup(
 ) -> None:
     """Copy the key to a file only you can read.
 
-    Whoever has the key is this node: keep it safe, and never run two nodes with it.
+    Anybody who has the key can act as this node: keep it safe, and never run two nodes with it.
 
     To keep the training too, stop the node and copy its state folder.
     """

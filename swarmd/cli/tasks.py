@@ -1,4 +1,4 @@
-"""`swarmd task`: shows a curriculum's questions, and scores answers with the contained verifier."""
+"""`swarmd task`: show a curriculum's questions, and score answers with the contained verifier."""
 
 import json
 import sys
@@ -67,7 +67,7 @@ def show(
 ) -> None:
     """Show a question as every node regenerates it, and a right answer.
 
-    A Python file of own tasks tells it by a function `solution`; else try `swarmd task score`.
+    For own tasks in a Python file, its function `solution` gives the answer; else try `swarmd task score`.
     """
     found = _check(specialty, n, curriculum)
 

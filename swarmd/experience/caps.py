@@ -14,8 +14,7 @@ order, and a candidate that exceeds a cap waits.
 
 All caps except the last are soft: if the remaining candidates are too few, the caps are raised together, step
 by step. So two nodes alone, or a swarm in one group, are not restricted. An author's age and past usefulness
-play no
-role: anybody can send right answers, so only the number of an attacker's addresses limits it
+play no role: anybody can send right answers, so only the number of an attacker's addresses limits it
 (docs/admission.md).
 """
 

@@ -67,9 +67,8 @@ class Pool:
 
     It holds one rollout per (author, task): a second one from the same author is the same experience again.
     An external rollout that was received in round r may be trained on in rounds r … r + max_age. Fresh
-    experience
-    matters: a pool of four rounds lost half of the benefit of sharing (docs/papers.md). An external rollout
-    that was trained on is not added again, until MAX_USED later ones were.
+    experience matters: a pool of four rounds lost half of the benefit of sharing (docs/papers.md). An
+    external rollout that was trained on is not added again, until MAX_USED later ones were.
     """
 
     def __init__(

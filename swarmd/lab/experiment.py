@@ -30,8 +30,9 @@ TOML -> Experiment. Pure except for reading the file.
 
     [[setting]]
     name = "half strong"
-    [[setting.group]]                 # nodes that differ: their number, and their sections nodes = 4 model =
-    { name = "tiny" }
+    [[setting.group]]                 # nodes that differ: their number, and their sections
+    nodes = 4
+    model = { name = "tiny" }
 
     [sweep.round]                     # replaces each [[setting]] except the baseline by one setting for each
     external = [4, 12]                # combination of these values; also works without any [[setting]]

@@ -5,7 +5,8 @@ OUT/experiment.json                 name, question, expectation, every setting i
 OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; only a finished run has this name
 OUT/runs/<setting>/seed-<n>.part    the lines of a run in progress, or of one that was interrupted
 OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: the judge's comparisons of swarm and solo,
-and its database OUT/report.html, *.png              made by `swarmd lab report`
+                                    and its database
+OUT/report.html, *.png              made by `swarmd lab report`
 
 `export` writes the lines of all runs as one Parquet table with a data card, for a notebook.
 """

@@ -13,13 +13,13 @@ from typing import Final
 from swarmd.errors import CannotRecord, ConfigError
 from swarmd.state.folder import LOG_FILE, METRICS_FILE
 
-# The end of each log, and of the figures.
+# Bytes from the end of each log and of the metrics.
 _LAST_BYTES: Final = 256 * 1024
-# Names of secrets, and what stands between a name and its value. "tokens" and "an unlikely token" name
-# figures.
+# Patterns of a secret's name and the separator before its value. "tokens" and "an unlikely token" are names
+# of figures, not of secrets.
 _WORDS: Final = r"(?:passwd|password|secret|(?:api|access|private)[_-]?key|credential)(?:s|[_-][a-z_-]+)?"
 _NAMED: Final = rf"""(?i)((?:(?<!unlikely )token|{_WORDS})(?:\\?["'])?\s*[=:]\s*"""
-# What looks like a secret, wherever it stands. The key is never read.
+# Patterns of secrets. The node's key file is never read.
 _SECRETS: Final = (
     (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
@@ -40,9 +40,9 @@ _MAYBE_IP: Final = re.compile(r"(?<![\w.:-])[0-9A-Fa-f:.]{3,45}(?![\w:])")
 
 
 def redacted(text: str, home: Path, *, addresses: bool) -> str:
-    """Replace what looks like a secret, and the home folder by ~.
+    """Replace text that looks like a secret, and the home folder by ~.
 
-    addresses: replace those of machines, too.
+    addresses: replace IP addresses and host names, too.
     """
     if len(str(home)) > 1:
         # JSON escapes letters beyond ASCII.
@@ -84,7 +84,7 @@ def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: boo
 def write_report(files: Mapping[str, str], to: Path) -> None:
     """Write a new zip file, mode 0600.
 
-    Raises ConfigError where `to` exists, CannotRecord where it cannot be written.
+    Raises ConfigError if `to` exists, CannotRecord if it cannot be written.
     """
     try:
         with (
@@ -97,6 +97,6 @@ def write_report(files: Mapping[str, str], to: Path) -> None:
         raise ConfigError(f"{to} exists already. Name another file with --out.") from None
     except OSError as error:
         with suppress(OSError):
-            # Remove the part that there was room for.
+            # Remove the partial file.
             to.unlink()
         raise CannotRecord.to(to, error) from None

@@ -1,6 +1,6 @@
-"""How child processes end: how long they may take, and their exit status in words. Pure."""
+"""How child processes end: their time limit, and their exit status in words. Pure."""
 
-# A child that has not exited so long after its connection was closed is killed.
+# A child that has not exited this many seconds after its connection was closed is killed.
 EXIT_TIMEOUT_S = 10.0
 
 

@@ -1,7 +1,7 @@
-"""The node as a service of the user: systemd on Linux, launchd on macOS.
+"""The node as a user service: systemd on Linux, launchd on macOS.
 
-It writes the unit, and has the service manager take it up. The units are files beside this one (units/); only
-the command line in them is put in here.
+It writes the unit file, and lets the service manager load it. Templates of the units are in units/; only the
+command line is filled in here.
 """
 
 import os
@@ -19,7 +19,7 @@ from swarmd.errors import ConfigError, Unreachable
 
 UNITS: Final = Path(__file__).parent / "units"
 UNIT, AGENT = "swarmd.service", "org.swarmd.node.plist"
-# How long stopping a node may take: the unit gives it 660 s.
+# Longest time for stopping a node; the unit allows 660 s.
 STOP_TIMEOUT_S: Final = 720.0
 
 
@@ -32,11 +32,11 @@ class UserService:
     content: bytes
     start: Sequence[Sequence[str]]
     stop: Sequence[str]
-    active: Sequence[str]  # a command with exit code 0 where it runs or is loaded
-    note: str = ""  # what else the user has to do
+    active: Sequence[str]  # a command with exit code 0 if the service runs or is loaded
+    note: str = ""  # a further step for the user
 
     def install(self) -> bool:
-        """Write the file and start the service; returns False where the file was there already.
+        """Write the file and start the service; return False if the file existed already.
 
         Raises ConfigError, Unreachable.
         """
@@ -66,7 +66,7 @@ class UserService:
     def uninstall(self) -> Path | None:
         """Stop the service and remove its file.
 
-        A file that was changed is kept aside, under the path that is returned.
+        A file that was changed is renamed instead, and its new path is returned.
         """
         if not self.file.exists():
             raise ConfigError(f"{self.file}: there is no such service. `swarmd service install` makes one.")
@@ -83,7 +83,7 @@ class UserService:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the file is what this version would write."""
+        """Return whether the file has the contents that this version would write."""
         try:
             return self.file.read_bytes() == self.content
         except OSError:
@@ -101,7 +101,7 @@ class UserService:
             )
 
     def _call(self, command: Sequence[str]) -> str:
-        """Run a command; return what went wrong, in words, or ""."""
+        """Run a command; return its error message, or "" on success."""
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False
@@ -163,7 +163,7 @@ def _quoted(word: str) -> str:
 
 
 def service_word(path: Path) -> bytes:
-    """Return a path as it stands in a systemd unit, without quotes around it."""
+    """Return a path in the form of a systemd unit, without quotes around it."""
     return _quoted(str(path)).strip('"').encode()
 
 

@@ -1,1 +1,1 @@
-"""The model of a checkpoint in use: `swarmd chat`, `serve`, `export` and uploads to a judge."""
+"""Use of a checkpoint's model: `swarmd chat`, `serve`, `export` and uploads to a judge."""

@@ -1,8 +1,8 @@
 """OpenAI's chat API for a node's own model: /v1/chat/completions, also as a stream, and /v1/models.
 
-One answer at a time; other requests wait. A field without which the answer would not be what was asked for
-(tools, a format, several choices) is refused by name; other unknown fields (top_p) are ignored, and the
-response's header `x-swarmd-ignored` names them. `system_fingerprint` names the checkpoint that answered.
+One request is answered at a time; the others wait. A field that would change the kind of answer (tools, a
+format, several choices) is rejected by name; other unknown fields (top_p) are ignored, and the response's
+header `x-swarmd-ignored` names them. `system_fingerprint` names the checkpoint that answered.
 """
 
 import re
@@ -22,9 +22,9 @@ from swarmd.errors import SwarmdError
 if TYPE_CHECKING:
     from swarmd.cli.trained.trained_model import Answer, AnswerSettings, TrainedModel
 
-# A conversation that fills the context of a large model, as JSON.
+# Enough for a conversation that fills the context of a large model, as JSON.
 MAX_BODY_BYTES: Final = 2**20
-# Sets of ignored fields that are told of, at most: clients make up names.
+# Most sets of ignored fields that are reported, because clients may invent names.
 MOST_TOLD: Final = 20
 HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
@@ -32,7 +32,7 @@ HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-store", "x-content-typ
 _COUNT: Final = "a whole number of at least 1"
 _FLAG: Final = "true or false"
 _NO_TOOLS: Final = "left out: the model calls no tools"
-# The value that each field has to have, as an error says it; [] is any place in a list.
+# The required value of each field, in the words of an error message; [] is any place in a list.
 _WANTED: Final[Mapping[str, str]] = {
     "": "a JSON object",
     "messages": "a list of at least one message",
@@ -67,7 +67,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "audio": "left out: the model writes text alone",
     "web_search_options": "left out: the model searches nothing",
 }
-# Fields without which an answer would not be what was asked for, and the values that ask for nothing.
+# Unsupported fields that would change the kind of answer, and their values that request nothing.
 _NOT_THERE: Final[Mapping[str, Sequence[object]]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -106,7 +106,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """The fields of a request that are obeyed."""
+    """The fields of a request that take effect."""
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     model: str | None = None
@@ -153,7 +153,7 @@ class _Completion(msgspec.Struct):
 
 
 class _Unusable(Exception):
-    """A field of a request has a value that cannot be obeyed."""
+    """A field of a request has an unsupported value."""
 
     def __init__(self, field: str, wanted: str = "") -> None:
         wanted = wanted or _WANTED[re.sub(r"\[\d+\]", "[]", field)]
@@ -162,7 +162,7 @@ class _Unusable(Exception):
 
 
 def _field(fault: str) -> str:
-    """Return the field that a message of msgspec's names, such as "messages[0].role"."""
+    """Return the field that a message of msgspec names, such as "messages[0].role"."""
     path = re.search(r"`\$\.?([^`]*)`$", fault)
     missing = re.match(r"Object missing required field `(\w+)`", fault)
     return ".".join(found[1] for found in (path, missing) if found and found[1])
@@ -172,9 +172,9 @@ class ChatApi:
     """Answers requests with a model.
 
     Args:
-        anybody: whether other machines may ask, as the address is not a loopback one.
+        anybody: whether other machines may ask, because the address is not a loopback address.
         renewed: called with each newer checkpoint's round.
-        ignored: called with the names of fields that requests were answered without, once for each set.
+        ignored: called with the names of ignored fields of requests, once for each set of names.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class ChatApi:
                     stream=partial(self._stream, asked, prompt, about),
                 )
             answer = await self._in_thread(
-                # The answer ends when its client leaves.
+                # The answer is cancelled when its client disconnects.
                 partial(self._answer, asked, prompt, about, lambda _: trio.from_thread.check_cancelled())
             )
         except _Unusable as error:
@@ -234,8 +234,8 @@ class ChatApi:
         return _json(about | whole, headers=headers)
 
     def _warned(self, ignored: Sequence[str]) -> Mapping[str, str]:
-        """Return a response's headers, which name ignored fields, and tell of these once."""
-        # A client writes the names: only such as fit a header are repeated.
+        """Return a response's headers, which name ignored fields; report each set of names once."""
+        # The client chose the names: only those that fit a header are repeated.
         names = ", ".join(sorted(name for name in ignored if re.fullmatch(r"[a-z_]{1,40}", name))[:20])
         if not names:
             return HEADERS
@@ -248,7 +248,7 @@ class ChatApi:
         return await trio.to_thread.run_sync(work, limiter=self._one)
 
     def _prompt(self, asked: _Completion) -> list[int]:
-        """Look for a newer checkpoint, and return the prompt's tokens. In the model's thread."""
+        """Load a newer checkpoint if there is one, and return the prompt's tokens. In the model's thread."""
         if self._model.renew():
             self._renewed(self._model.round)
         return self._model.prompt([message.plain() for message in asked.messages])
@@ -256,13 +256,13 @@ class ChatApi:
     def _answer(
         self, asked: _Completion, prompt: list[int], about: dict[str, Any], told: Callable[[str], object]
     ) -> "Answer":
-        """Answer in the model's thread, where no other request changes the weights that `about` names."""
+        """Answer in the model's thread, so no other request changes the weights that `about` names."""
         about["system_fingerprint"] = f"round-{self._model.round}"
         told("")
         return self._model.answer(prompt, asked.settings(), told)
 
     async def _stream(self, asked: _Completion, prompt: list[int], about: dict[str, Any], send: Send) -> None:
-        """Send the answer piece by piece. A client that leaves ends it."""
+        """Send the answer piece by piece. It ends if the client disconnects."""
 
         async def event(delta: dict[str, str], reason: str | None = None) -> None:
             choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -273,7 +273,7 @@ class ChatApi:
             await send(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
 
         def told(text: str) -> None:
-            # The first piece, before any text, says who speaks.
+            # The first piece, before any text, gives the role.
             trio.from_thread.run(event, {"content": text} if text else {"role": "assistant", "content": ""})
 
         try:

@@ -1,8 +1,8 @@
-"""A read-only snapshot of a run, taken without its lock: the newest whole checkpoint and its rounds' metrics.
+"""A read-only snapshot of a run, taken without its lock: files of the newest intact checkpoint.
 
 A node may be training in the folder meanwhile, and removes a checkpoint once there are two newer ones. So
-whatever is wanted of one is read whole and compared with its manifest; where it went away in between, the
-newest is looked for again.
+every file is read whole and compared with the manifest; if it was removed in between, the newest checkpoint
+is looked up again.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Final
 from swarmd.errors import SwarmdError
 from swarmd.trainer.checkpoint import manifest_of, saved_in
 
-# Each try needs the node to have saved twice while a checkpoint was being read.
+# Each retry means that the node saved twice while a checkpoint was being read.
 _MAX_TRIES: Final = 5
 
 
@@ -27,14 +27,14 @@ class NothingSaved(SwarmdError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    round: int  # rounds behind the checkpoint
-    files: Mapping[str, bytes]  # the files that were asked for
+    round: int  # number of finished rounds in the checkpoint
+    files: Mapping[str, bytes]  # the requested files
 
 
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
-    """Read the newest checkpoint that is whole. names: of files in it.
+    """Read the newest intact checkpoint. names: of files in it.
 
-    Raises NothingSaved if there is none, SwarmdError if none is whole.
+    Raises NothingSaved if there is none, SwarmdError if all are damaged.
     """
     notes: list[str] = []
     for _ in range(_MAX_TRIES):
@@ -58,7 +58,7 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    """OSError where it is gone; ValueError or KeyError where it is not what the manifest says."""
+    """Read and verify a file. Raises OSError if it is gone, ValueError or KeyError if it is damaged."""
     known, data = manifest_of(folder)[name], (folder / name).read_bytes()
     if hashlib.sha256(data).hexdigest() != known.sha256:
         raise ValueError(f"{name} is not what was written")

@@ -1,7 +1,7 @@
-"""The newest checkpoint's model, to talk to: for `swarmd chat` and `swarmd serve`.
+"""The newest checkpoint's model, for `swarmd chat` and `swarmd serve`.
 
-It has weights and no optimizer, in a process beside the node's, and answers as the policy does in training
-(`decode`). The node may go on: `renew` takes up the weights of a newer checkpoint.
+It runs in a separate process with weights but no optimizer, and answers as the policy does in training
+(`decode`). The node may keep running: `renew` loads the weights of a newer checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from swarmd.policy.training.policy_files import ModelIdentity, described
 from swarmd.trainer.checkpoint import folder_name, saved_in
 
 Message = Mapping[str, str]  # role and content
-# What a decoder writes for the first bytes of a letter whose last ones are in the next token.
+# The decoder's output for the first bytes of a letter whose last bytes are in the next token.
 _HALF_LETTER: Final = "\ufffd"
 
 
@@ -36,8 +36,8 @@ class CannotAnswer(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    temperature: float | None = None  # None: that of the training
-    tokens: int | None = None  # at most; None: as many as in training
+    temperature: float | None = None  # None: as in training
+    tokens: int | None = None  # most tokens; None: as many as in training
     stop: tuple[str, ...] = ()  # the answer ends before the first of these
     seed: int = 0
 
@@ -45,13 +45,13 @@ class AnswerSettings:
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str
-    ended: bool  # by itself or at a stop, not at the limit
+    ended: bool  # True: by an end token or a stop; False: at the limit
     prompt_tokens: int
     tokens: int
 
 
 class _Stopped(Exception):
-    """A text of `AnswerSettings.stop` was written."""
+    """The answer contains a text of `AnswerSettings.stop`."""
 
 
 class TrainedModel:
@@ -63,7 +63,8 @@ class TrainedModel:
         Raises NothingSaved, NoModel, Unreachable, CheckpointUnfit.
 
         Args:
-            config: the node's. Of it count the model's device and system prompt, and how answers are drawn.
+            config: the node's. Only the model's device and system prompt, and the sampling settings, are
+                used.
         """
         self._state_dir, self._config = state_dir, config
         self.round = -1
@@ -78,7 +79,7 @@ class TrainedModel:
         return self._identity.source
 
     def renew(self) -> bool:
-        """Take up the newest checkpoint; return whether it is another than before."""
+        """Load the newest checkpoint; return whether its round changed."""
         newest = saved_in(self._state_dir / "checkpoints")[-1:]
         if newest and newest[0].name == folder_name(self.round):
             return False
@@ -107,7 +108,7 @@ class TrainedModel:
         self.context = context_of(network.config) or NO_LIMIT_TOKENS
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation's tokens up to where the next answer begins. Raises CannotAnswer."""
+        """Return a conversation's tokens, up to the start of the next answer. Raises CannotAnswer."""
         try:
             text = self.chat.conversation(messages)
         except TemplateFails as error:
@@ -132,10 +133,10 @@ class TrainedModel:
         """Draw one answer.
 
         Args:
-            prompt: of `prompt`.
+            prompt: a result of `prompt`.
             told: called with each piece of text as it comes; may raise to end the answer.
 
-        Raises CannotAnswer where memory is short.
+        Raises CannotAnswer if memory is short.
         """
         ids: list[int] = []
         text, said, held = "", 0, max(map(len, settings.stop), default=1) - 1
@@ -147,7 +148,7 @@ class TrainedModel:
             if ends := [at for stop in settings.stop if (at := text.find(stop)) >= 0]:
                 text = text[: min(ends)]
                 raise _Stopped
-            # The end of it may be half of a letter, or the beginning of a stop.
+            # The last characters may be half of a letter, or the beginning of a stop.
             if not text.endswith(_HALF_LETTER) and len(text) - held > said:
                 told(text[said : len(text) - held])
                 said = len(text) - held
@@ -157,7 +158,7 @@ class TrainedModel:
             limit=settings.tokens or work_of(config).new_tokens,
             context=self.context,
             ends=self.chat.ends,
-            # So little that float32 knows no such number is as good as 0.
+            # Rounded, because a temperature too small for float32 means 0.
             temperature=config.generate.temperature
             if settings.temperature is None
             else round(settings.temperature, 6),

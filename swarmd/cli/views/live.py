@@ -1,6 +1,6 @@
 """The live page of `swarmd join` and `swarmd status --watch`, drawn with rich.
 
-It is drawn at most twice a second, and seldom while nothing happens.
+It is drawn at most twice a second, and rarely while nothing changes.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ from swarmd.terminal import printable
 from swarmd.types import RoundLine
 
 EVENTS = 6
-# The hint is left out of a page with fewer rows.
+# A page with fewer rows shows no hint.
 HINT_ROWS = 20
-# How long the last page waits for a terminal that takes nothing.
+# How long the last page waits for a terminal that accepts no output.
 LAST_PAGE_S = 1.0
-# The least time between two drawings while the node is paused and its page would only count the time: drawing
-# costs 10 ms of CPU, and the daemon tells its status every half second.
+# Least seconds between two drawings while the node is paused and the page would only count the time: drawing
+# costs 10 ms of CPU, and the daemon reports its status every half second.
 DRAW_PAUSED_S = 5.0
-# What the page shows of the facts that `swarmd status` prints.
+# The facts of `swarmd status` that the page shows.
 SHOWN = ("paused", "now", "learning", "model", "peers", "refused", "judge", "trainer", "workers", "away")
-# The commands that a person wants next, in 76 columns.
+# The commands that a person needs next, within 76 columns.
 HINT = "another terminal: swarmd ui, invite, stop"
 _MARKS = {
     NodeState.TRAINING: "green",
@@ -63,10 +63,11 @@ _MARKS = {
 
 
 class _Screen(io.TextIOBase):
-    """The terminal of standard error, written to without waiting: what it does not take yet is kept."""
+    """The terminal of standard error, written without blocking: pending output is buffered."""
 
     def __init__(self) -> None:
-        # Opened anew, as others who have it go on to wait, such as the shell. Raises OSError.
+        # Opened again: non-blocking mode on the shared descriptor would also affect the shell. Raises
+        # OSError.
         self._to = os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         self._left = b""
 
@@ -82,14 +83,14 @@ class _Screen(io.TextIOBase):
             while self._left:
                 self._left = self._left[os.write(self._to, self._left) :]
         except BlockingIOError:
-            # It was stopped by Ctrl-S, or its connection hangs.
+            # The terminal was stopped by Ctrl-S, or its connection hangs.
             pass
         except OSError:
             # The terminal is gone.
             self._left = b""
 
     def is_behind(self, patience: float = 0.0) -> bool:
-        """Return whether the terminal has not taken all; patience: seconds to wait for it to take more."""
+        """Return whether output is pending. patience: seconds to wait for the terminal to accept more."""
         self.flush()
         while self._left and patience and select.select([], [self._to], [], patience)[1]:
             self.flush()
@@ -100,7 +101,7 @@ def _console() -> Console:
     try:
         return Console(file=cast("IO[str]", _Screen()), force_terminal=True)
     except OSError:
-        # It may not be opened, as another user's.
+        # The terminal may belong to another user.
         return Console(stderr=True)
 
 
@@ -120,21 +121,21 @@ class LiveView:
     ) -> None:
         """Draw the first page.
 
-        hint: a line for a person who wonders what to do next. verbose: show technical figures, too.
+        hint: a line with the next commands. verbose: show technical figures, too.
         """
         self._page, self._clock = LivePage(clock, hint, verbose=verbose), clock
         self._console = console or _console()
         self._live = Live(
             self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True
         )
-        # When it was drawn last, and the part whose change is drawn at once.
+        # Time of the last drawing, and the values whose change is drawn at once.
         self._drawn: tuple[float, object] = (-math.inf, None)
         self._draw()
         if isinstance(self._console.file, _Screen):
             signal.signal(signal.SIGTSTP, self._stop)
 
     def _draw(self) -> None:
-        """Draw the page, unless the process is in the background of its terminal, or that takes nothing."""
+        """Draw the page, unless the process is in the background or the terminal accepts no output."""
         with contextlib.suppress(OSError):
             # OSError: it is not the terminal of this process's session.
             if os.tcgetpgrp(self._console.file.fileno()) != os.getpgrp():
@@ -176,7 +177,7 @@ class LiveView:
         self._is_behind(LAST_PAGE_S)
 
     def _is_behind(self, patience: float = 0.0) -> bool:
-        """Return whether the terminal takes nothing at the moment: the node does not wait for it."""
+        """Return whether the terminal accepts no output at the moment; the node does not wait for it."""
         return isinstance(self._console.file, _Screen) and self._console.file.is_behind(patience)
 
 
@@ -215,7 +216,7 @@ class LivePage:
             parts.append(_curve(rewards, status.round, width, curve_rows))
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", no_wrap=True, min_width=NAME_COLUMNS)
-        # Cut with a sign: half an address looks like a whole one.
+        # Truncated with an ellipsis, because half an address looks like a whole one.
         table.add_column(no_wrap=True, overflow="ellipsis", max_width=columns)
         for name, text in rows:
             table.add_row(name, text)
@@ -267,13 +268,14 @@ def _header(status: Status, now: float, width: int) -> Text:
     lines = wrap(cause + f" → {remedy}" * bool(remedy), max(1, width), break_on_hyphens=False) or [""]
     text.append("\n" + "\n".join(lines))
     begin = len(text) - sum(map(len, lines)) - len(lines) + 1
-    text.stylize(colour, begin, begin + len(cause))  # a break takes the place of a space
+    text.stylize(colour, begin, begin + len(cause))  # valid because a line break replaces a space
     return text
 
 
 def _facts(status: Status, width: int, *, verbose: bool) -> list[tuple[str, str]]:
     addresses = status.addresses or [""]
-    # The first is the one that most can reach. It is broken before the peer id, if it has to be.
+    # The first address is the one that most peers can reach. If it is too long, it is broken before the peer
+    # id.
     best = printable(addresses[0])
     best = best if len(best) <= width else best.replace("/p2p/", " /p2p/")
     more = f" and {len(addresses) - 1} more: swarmd status" * (len(addresses) > 1)
@@ -307,7 +309,7 @@ def _of_round(last: RoundLine, kl: MeasuredKl | None) -> list[tuple[str, str]]:
 
 
 def _rows(facts: Sequence[tuple[str, str]], width: int, most: int) -> list[tuple[str, str]]:
-    """Break facts into lines of `width` columns, `most` at most; without room for more, one is too long."""
+    """Wrap facts to lines of `width` columns, at most `most` lines; without room, a fact is one long line."""
     rows: list[tuple[str, str]] = []
     more = max(0, most - 1 - len(facts))
     for name, text in facts:

@@ -1,7 +1,7 @@
-"""Views of a running node: plain lines, those of the log, and JSON lines (the live page is in live.py).
+"""Views of a running node: plain lines, log lines, and JSON lines (the live page is in live.py).
 
 Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone,
-it stops writing, and what a reader leaves unread until the pipe is full is left out.
+it stops writing, and while a pipe is full, lines are dropped.
 """
 
 import contextlib
@@ -33,22 +33,22 @@ from swarmd.types import RoundLine
 
 log = logging.getLogger(__name__)
 
-# How often a line tells of rounds: a small model plays several a second.
+# Least seconds between two lines about rounds: a small model plays several rounds a second.
 ROUNDS_EVERY_S: Final = 60.0
-# How often a line tells of a start that goes on, at most.
+# Least seconds between two lines about a start in progress.
 STARTING_EVERY_S: Final = 5.0
 
 
 class Lines:
-    """One line a minute about rounds, one line a change of state, one line an event.
+    """One line for the rounds of each minute, for each change of state, and for each event.
 
-    Of rounds the first one has a line, then one a minute, with how many there were since.
+    The first round has a line at once; later lines give the number of rounds since the last one.
     """
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float]) -> None:
         self._write, self._clock = write, clock
         self._said: dict[str, str] = {}
-        self._talked = ""  # what was said last
+        self._talked = ""  # the last message of `talk`
         self._told = clock()  # when the last line was written
         self._status = Status()
         self._round: RoundLine | None = None  # the newest round that no line told of
@@ -59,10 +59,10 @@ class Lines:
         self._once("who", who(status))
         self._once("where", "reachable at " + " ".join(status.addresses) if status.addresses else "")
         if status.state not in (NodeState.TRAINING, NodeState.STARTING):
-            # Tell of the rounds before the event that ends them.
+            # Report the rounds before the event that ends them.
             self._tell_rounds()
         self._once("state", state_sentence(status))
-        # Ever more seldom: the first round of a large model takes a quarter of an hour.
+        # At growing intervals: the first round of a large model takes a quarter of an hour.
         quiet = max(STARTING_EVERY_S, (time.time() - (status.since or 0.0)) / 4)
         if (longer := so_far(status, time.time())) and self._clock() >= self._told + quiet:
             self._line(f"{status.state}: {status.cause}{longer}")
@@ -119,7 +119,7 @@ class PlainView(Lines):
         super().__init__(self._print, clock)
 
     def _print(self, text: str) -> None:
-        # The reader is gone, or the stream closed; the node goes on.
+        # If the reader is gone, or the stream closed, the node continues.
         with contextlib.suppress(OSError, ValueError):
             if not _full(self._stream):
                 tell(printable(text), self._stream)
@@ -133,9 +133,9 @@ class LogView(Lines):
         super().__init__(partial(log.info, "%s"), clock)
 
     def say_that_it_starts(self, every: float = STARTING_EVERY_S - 1) -> None:
-        """Say every few seconds, from a thread, that the node still starts, until its first status.
+        """Report every few seconds, from a thread, that the node still starts, until its first status.
 
-        Until then the process imports, which takes half a minute on a busy machine.
+        Until then the process imports modules, which takes half a minute on a busy machine.
         """
         threading.Thread(target=self._wait, args=(every, time.monotonic()), daemon=True).start()
 
@@ -148,7 +148,7 @@ class LogView(Lines):
     def status(self, status: Status) -> None:
         self._begun.set()
         self._view.status(status)
-        # `IsolationWatch` logs trouble itself, as it has no view in a program that imports swarmd.
+        # `IsolationWatch` logs trouble itself, because it has no view in a program that imports swarmd.
         super().status(structs.replace(status, trouble=None))
 
     def round(self, line: RoundLine) -> None:
@@ -171,7 +171,7 @@ class JsonView(PlainView):
     def __init__(self, out: IO[str], people: IO[str]) -> None:
         super().__init__(people)
         self._out: IO[str] | None = out
-        self._left_out = 0  # lines left out since one was last written
+        self._left_out = 0  # lines dropped since the last written one
 
     def round(self, line: RoundLine) -> None:
         if self._out is None:
@@ -196,7 +196,7 @@ class JsonView(PlainView):
                 "nobody reads standard output any more; the node keeps running, and metrics.jsonl has every"
                 " round"
             )
-            # Otherwise the interpreter fails at its end, when it flushes to a closed pipe.
+            # Otherwise the interpreter would fail at exit, when it flushes to a closed pipe.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -206,5 +206,5 @@ def _full(stream: IO[str]) -> bool:
     try:
         return not select.select([], [stream], [], 0)[1]
     except (OSError, ValueError):
-        # The stream is closed, or no file: the write itself will tell.
+        # The stream is closed, or is not a file: the write itself will raise.
         return False
