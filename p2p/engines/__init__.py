@@ -1,8 +1,8 @@
-"""The p2p engines by name. A p2p engine moves frames between nodes; one is imported only when it is chosen.
+"""The p2p engines by name. An engine moves frames between nodes, and is imported only if it is chosen.
 
-`libp2p` and `memory` are built in. Others are packages of their own, found by their entry point in the group
-`swarmd.p2p_engines`: a callable that takes what `p2p.engines.network_engine.NetworkEngine` takes and
-gives a `P2pEngine` (`engines/hivemind/` is one).
+`libp2p` and `memory` are built in. Other packages can add engines by an entry point in the group
+`swarmd.p2p_engines`. It names a callable with the arguments of `p2p.engines.network_engine.NetworkEngine`
+that returns a `P2pEngine` (for an example see `engines/hivemind/`).
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ BUILT_IN: Final = {
 
 
 def offered() -> dict[str, EntryPoint]:
-    """Find all p2p engines, by name: those built in, and those of installed packages. Import none."""
+    """Return the entry points of all p2p engines, built in or from installed packages. Import none."""
     return {point.name: point for point in entry_points(group=GROUP)} | BUILT_IN
 
 
 def engine(name: str) -> Callable[..., P2pEngine]:
-    """Import a p2p engine: its class, or another callable that makes one.
+    """Import a p2p engine and return its class, or another callable that makes one.
 
     Raises:
-        EngineMissing: no package offers one of this name, or it cannot be imported.
+        EngineMissing: no engine has this name, or it cannot be imported.
     """
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:

@@ -1,8 +1,9 @@
 """Peer discovery: finds the members of a swarm and stays connected to enough of them.
 
-Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected
-peers say of themselves (identify); the swarm's provider records in the DHT. `p2p.peers.outbound` says whom to
-dial; this does it. The network library is behind a port, `Connections`.
+Addresses come from three sources: the address book, which has the operator's bootstrap addresses and the
+known peers; the identify messages of connected peers; and the swarm's provider records in the DHT.
+`p2p.peers.outbound` chooses the peers to dial, and this module dials them. It reaches the network library
+only through the protocol `Connections`.
 """
 
 import contextlib
@@ -20,46 +21,47 @@ from p2p.rate_limit import counted
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-# A connected member may be missing from the topic for so long.
+# A connected member that has left the topic for this long is reconnected.
 MISSING_S = 10.0
-# The time between two turns doubles from the first to the last.
+# Seconds between two DHT lookups. The time doubles from the first value to the last.
 DHT_FIRST_S, DHT_EVERY_S = 3.0, 120.0
-# The share of the later turns that who has enough members takes. All of a swarm connect to the same 20 nodes
-# for one, those nearest to its key, and stay for DHT_IDLE_S. What is told serves to fetch for two hours.
+# The share of later lookups that a node makes if it has enough members. For a lookup all nodes of a swarm
+# connect to the same 20 nodes, which are nearest to its key, and stay for DHT_IDLE_S. The addresses from one
+# lookup serve fetches for two hours.
 DHT_TURNS = 1 / 4
 
 log = logging.getLogger(__name__)
 
 
 class AddressRecord(NamedTuple):
-    """An address at which somebody says that a peer listens. teller, source: as in `AddressBook.add`."""
+    """Addresses at which a peer listens, as reported by `teller`. For the fields see `AddressBook.add`."""
 
     peer: PeerId
     addresses: Sequence[str]
     teller: PeerId | None = None
     source: str | None = None
-    relayed: bool = False  # it is behind a relay, and the library knows by itself how to reach it
+    relayed: bool = False  # the peer is behind a relay, and the library itself knows how to reach it
 
 
 class Dialled(NamedTuple):
     """A dial that succeeded.
 
-    address: the one that answered; "" where the peer dialled us meanwhile, which proves no address.
+    address: the address that answered. "" if the peer dialled us meanwhile, which proves no address.
     """
 
     address: str = ""
     group: str = ""  # the network group of the connection
-    sure: bool = True  # no other address can have been the one that answered
+    sure: bool = True  # False if another of the dialled addresses may have answered instead
 
 
 class Connections(Protocol):
-    """Port: the library's connections, who is in which topic, and the DHT's provider records."""
+    """Interface to the network library: connections, members of topics, and the DHT's provider records."""
 
     async def refresh(self, dialled: Collection[PeerId]) -> float:
-        """Note who is connected, and close what must not stay: banned peers, second connections.
+        """Update the list of connections, and close those to banned peers and second ones to one peer.
 
-        Returns the seconds until the next look. dialled: the peers that we dialled or are dialling; it
-        changes later.
+        Returns the seconds until the next call. dialled: the peers that we dialled or are dialling. The
+        collection changes later.
         """
 
     def connected(self) -> Mapping[PeerId, Peer]: ...
@@ -70,32 +72,37 @@ class Connections(Protocol):
         """Return the connected members of all topics."""
 
     def in_mesh(self) -> Collection[PeerId]:
-        """Return those of them that get what we publish."""
+        """Return the connected members that get the frames we publish."""
 
     def present(self, topic: Topic) -> int:
         """Return how many connected peers are in a topic."""
 
     async def identified(self) -> Sequence[AddressRecord]:
-        """Return what connected peers say of themselves, where it is news."""
+        """Return new addresses of connected peers, from their identify messages."""
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Dial a peer. Returns None where nobody is there, or somebody else."""
+        """Dial a peer. Return None if no peer answers, or another one."""
 
     async def hang_up(self, peer: PeerId) -> None:
-        """End all connections to a peer. Never fails for one that is gone."""
+        """End all connections to a peer. Does not fail if the peer is gone."""
 
     async def provide(self, topic: Topic) -> None:
-        """Announce us in a topic. Takes some 20 s at most. Raises Unanswered."""
+        """Publish our provider record of a topic in the DHT. Takes about 20 s at most. Raises Unanswered."""
 
     async def providers(self, topic: Topic) -> Sequence[AddressRecord]:
-        """Return who announced itself in a topic. Takes some 20 s at most. Raises Unanswered."""
+        """Look up a topic's provider records in the DHT. Takes about 20 s at most. Raises Unanswered."""
 
 
 class Discovery:
     """Keeps this node connected to enough members.
 
-    connections: the engine asks it, too. topics: our swarm's first; the members of all count as ours.
-    banned: whether a peer is to stay away now.
+    Args:
+        connections: interface to the network library.
+        topics: our swarm's topic comes first. Members of the other topics count like ours.
+        book: known peers.
+        banned: whether a peer is banned now.
+        clock: returns seconds since the epoch.
+        rng: draws peers and waiting times.
     """
 
     def __init__(
@@ -112,13 +119,13 @@ class Discovery:
         self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
-        # Connected peers as of the last look, without those hung up on since.
+        # Peers that were connected at the last refresh, without those that we hung up on since.
         self.connected: frozenset[PeerId] = frozenset()
         self._dialling: set[PeerId] = set()
-        # Those that we are dialling, and connected ones that we dialled.
+        # Peers that we are dialling, and connected peers that we dialled.
         self._dialled: set[PeerId] = set()
         self._were_members: set[PeerId] = set()
-        # Connected peers that left the topic, and since when.
+        # Connected peers that left the topic, with the time at which they left.
         self._missing: dict[PeerId, float] = {}
 
     async def run(self) -> None:
@@ -135,18 +142,18 @@ class Discovery:
                     await self._keep_enough(nursery)
                     await trio.sleep(pause)
             finally:
-                # Others may still call `hang_up_soon` while the engine ends.
+                # `hang_up_soon` may still be called while the engine stops.
                 self._nursery = None
 
     def peers(self) -> list[Peer]:
-        """Return the connected members of our swarm that get what we publish."""
+        """Return the connected members of our swarm that get the frames we publish."""
         connected = self.connections.connected()
         return [connected[peer] for peer in sorted(self.connections.in_mesh()) if peer in connected]
 
     async def reach(self, peer: PeerId) -> bool:
-        """Make sure that the peer is connected, to ask it something.
+        """Connect to a peer for a question, unless it is connected.
 
-        Returns False where it is banned or cannot be reached.
+        Returns False if the peer is banned or cannot be reached.
         """
         if self._banned(peer):
             return False
@@ -160,7 +167,7 @@ class Discovery:
 
     @contextlib.contextmanager
     def asking(self, peer: PeerId) -> Iterator[None]:
-        """Keep the connection from ending while a question to the peer runs."""
+        """Prevent the connection from being closed as idle while a question to the peer runs."""
         with counted(self._request_connections.asked, peer):
             yield
         self._request_connections.used(peer, self._clock())
@@ -185,7 +192,7 @@ class Discovery:
         for peer in connected.keys() - self.connected:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
-                # The DHT dialled the peer to ask it something, and would keep it for good.
+                # The library's DHT dialled the peer for a lookup, and would never close the connection.
                 self._request_connections.begin(peer, now, DHT_IDLE_S)
         self._book.still_connected(connected, now)
         self.connected = frozenset(connected)
@@ -194,8 +201,8 @@ class Discovery:
     async def _reconnect_missing(self) -> None:
         """Reconnect members that are connected but no longer in the topic.
 
-        Where a stream breaks on both sides at a bad moment, or a second node has the other's key, the
-        libraries never try again while the connection lasts.
+        A topic's stream can break on both sides at a bad moment, or because a second node has the peer's key.
+        The libraries then never open it again while the connection lasts.
         """
         now, members = self._clock(), set(self.connections.subscribed())
         self._missing = {
@@ -209,8 +216,9 @@ class Discovery:
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         now, connected, members = self._clock(), self.connected, self.connections.subscribed()
         enough = len(members) > TARGET_MEMBERS
-        # A small swarm keeps its members, but strangers that the DHT asked would fill all places in time.
-        # They stay a while longer, as holes are punched over connections through relays.
+        # A small swarm keeps idle members connected. Other nodes, which the DHT dialled, must leave or they
+        # would fill all slots; but they stay DHT_IDLE_S longer, because hole punching needs their relayed
+        # connections.
         idle = self._request_connections.prune(connected, now if enough else now - DHT_IDLE_S)
         over = self._outbound.prune(connected, members, now)
         for peer in [*over, *(peer for peer in idle if enough or peer not in members)]:
@@ -249,7 +257,7 @@ class Discovery:
         return found
 
     async def _ask_dht(self, nursery: trio.Nursery) -> None:
-        """Announce our swarm in the DHT, and find those that announced themselves in it."""
+        """Look up our swarms' provider records in the DHT and publish ours, until cancelled."""
         wait = DHT_FIRST_S
         while True:
             await trio.sleep(wait * self._rng.uniform(0.75, 1.25))
@@ -261,7 +269,7 @@ class Discovery:
             if enough and self._rng.random() > DHT_TURNS:
                 continue
             for topic in self._topics:
-                # Its table may be empty yet; there may be somebody at the next turn.
+                # The DHT's routing table may still be empty; the next lookup may find peers.
                 with contextlib.suppress(Unanswered):
                     for record in await self.connections.providers(topic):
                         self._note_record(record)

@@ -1,7 +1,4 @@
-"""A swarm inside one process, for tests and the lab.
-
-Nothing here needs an event loop: `publish` delivers at once.
-"""
+"""A swarm inside one process, for tests and the lab. `publish` delivers at once, without an event loop."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,25 +9,25 @@ from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unans
 
 
 class MemorySwarm:
-    """Every member hears every other of its island."""
+    """Delivers each frame to all other members, or after `partition` to those of the same island."""
 
     def __init__(self) -> None:
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
 
     def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
-        """Add a member. It replaces one of the same id, as a restarted node replaces its old process."""
+        """Add a member. It replaces a member with the same id, like a restarted node."""
         return MemoryEngine(self, me, handlers)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
-        """Part the members: those of different islands no longer hear each other.
+        """Split the members into islands. Frames no longer pass between islands.
 
-        Those named nowhere are one more island. Without islands all hear each other.
+        Members that are not named form another island. Without arguments, all members are joined again.
         """
         self._island = {peer: number for number, island in enumerate(islands, 1) for peer in island}
 
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
-        """Send raw bytes to all but `sender`, as a hostile peer can."""
+        """Send raw bytes to all members except `sender`, like a hostile peer."""
         for receiver in list(self._members):
             if receiver != sender and (sender is None or self._connected(sender, receiver)):
                 self._members[receiver].hear(frame, sender)
@@ -43,11 +40,11 @@ class MemorySwarm:
 
 
 class MemoryEngine:
-    """One member of a MemorySwarm. Implements `P2pEngine`; it is a member from construction until `leave`."""
+    """Implements `P2pEngine`. It is a member of the swarm from construction until `leave`."""
 
     def __init__(self, swarm: MemorySwarm, me: PeerId, handlers: Handlers) -> None:
         self.swarm, self.me, self.handlers = swarm, me, handlers
-        # Banned for good, as there is no clock here.
+        # Banned for good, because this engine has no clock.
         self._shut_out: set[PeerId] = set()
         swarm._members[me] = self
 
@@ -77,7 +74,7 @@ class MemoryEngine:
         return self.ask(peer, question, limit)
 
     def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Do what `request` does, at once."""
+        """Do the same as `request`, without an event loop."""
         other = self.swarm._members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
             raise Unanswered(f"{peer} is not there")
@@ -111,7 +108,7 @@ class MemoryEngine:
         return [peer.id for peer in self.peers()]
 
     def present(self, topic: Topic) -> int:  # noqa: ARG002
-        """Count all others: a memory swarm is of one topic."""
+        """Count all other members, because a memory swarm has only one topic."""
         return len(self.peers())
 
     def addresses(self) -> Sequence[str]:

@@ -24,15 +24,15 @@ from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
 from p2p.types import Ask, Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
-# Questions of one peer: 25 rounds a second with a question for each rollout.
+# Questions of one peer, rate and burst: 25 rounds a second with a question for each of four rollouts.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 100.0, 1000.0
 # Frames that wait to be sent.
 MAX_QUEUED_FRAMES = 64
-# How long a frame waits for somebody to send it to.
+# Seconds that a frame waits until we have a neighbour.
 MAX_WAIT_S = 15.0
-# The wait from a breakdown to the next start; it doubles from the first to the last.
+# Seconds from a failure of the library to its next start. The wait doubles from the first value to the last.
 RESTART_FIRST_S, RESTART_LAST_S = 1.0, 30.0
-# After so long without a breakdown the wait is short again.
+# After this long without a failure the wait is reset to the first value.
 CALM_S = 120.0
 
 log = logging.getLogger(__name__)
@@ -42,15 +42,20 @@ class NetworkEngine:
     """The part of a `P2pEngine` that does not depend on the network library.
 
     Args:
-        listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it.
-        bootstrap: multiaddresses ending in /p2p/<peer id>; our own is ignored.
-        addressbook: the file of last known peers, or None to keep none.
-        clock: seconds since the epoch.
+        identity: our key.
+        topic: our swarm's topic.
+        handlers: called for frames and questions.
+        rate_limit: limits and bans of peers.
+        listen: multiaddresses. Port 0 is replaced by the port that the first start gets, so a restart keeps
+        it. bootstrap: multiaddresses ending in /p2p/<peer id>. Our own address is ignored.
+        addressbook: the file of known peers; None to keep no file.
+        clock: returns seconds since the epoch.
+        rng: draws peers.
         traffic: counts and limits bytes.
-        public: the operator says that others can dial this node.
+        public: the operator says that other nodes can dial this node.
 
     Raises:
-        BadAddress: names what is not an address.
+        BadAddress: an address is malformed; the message names it.
     """
 
     def __init__(
@@ -78,23 +83,24 @@ class NetworkEngine:
         for text in bootstrap:
             self._book.pin(*parse_bootstrap(text))
         self._book_file = AddressBookFile(self._book, addressbook, clock)
-        # Frames, and until when each is held, the oldest first.
+        # Frames and the times until which they wait for a neighbour, oldest first.
         self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MAX_QUEUED_FRAMES)
         self._news = trio.Event()
         self.restarts = 0
         self._rate_limit, self._host_bans = rate_limit, HostBans()
         self._questions = TokenBuckets[PeerId](QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask, self._traffic.upload)
-        # Set while the engine is up, like the next one.
+        # `_ask` and `_discovery` are set while the library runs.
         self._ask: Ask | None = None
         self._discovery: Discovery | None = None
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Be in the swarm until cancelled; start the network library again whenever it breaks.
+        """Run the network library until cancelled, and restart it whenever it fails.
 
-        Report our addresses when it listens.
+        Reports our addresses once the library listens.
 
-        Raises CannotListen where it never listened.
+        Raises:
+            CannotListen: the library never listened.
         """
         wait, started = RESTART_FIRST_S, False
 
@@ -110,10 +116,11 @@ class NetworkEngine:
                 await self._live(up)
             except (Exception, BaseExceptionGroup) as error:
                 ours = _ours(error)
-                # Once it was up, its address is only not free again yet.
+                # After the first start, an error of the operator's kind only means that our port is not free
+                # again yet.
                 if ours is not None and not (started and isinstance(ours, OperatorError)):
                     raise ours from None
-                # Anything can fail in a library of 100,000 lines. It is logged, and `restarts` counts it.
+                # A library of 100,000 lines can fail in any way.
                 log.exception("the p2p engine broke and starts again in %.0f s", wait)
             self.restarts += 1
             if self._clock() - since > CALM_S:
@@ -126,7 +133,7 @@ class NetworkEngine:
 
     @abstractmethod
     async def _live(self, up: Callable[[], None]) -> None:
-        """Run the network library from one start to its end. Calls `up` when it listens."""
+        """Run the network library once, until it ends or fails. Call `up` when it listens."""
 
     def publish(self, frame: bytes) -> None:
         self._waiting.append((self._clock() + MAX_WAIT_S, frame))
@@ -144,7 +151,7 @@ class NetworkEngine:
             self._discovery.hang_up_soon(peer)
 
     def peers(self) -> Sequence[Peer]:
-        """Return the connected members of our swarm; others may be connected too, for the DHT's sake."""
+        """Return the connected members of our swarm. Other nodes may be connected for the DHT."""
         return self._discovery.peers() if self._discovery is not None else []
 
     def connected(self) -> Collection[PeerId]:
@@ -168,9 +175,12 @@ class NetworkEngine:
     async def _send_all(
         self, reached: Callable[[], Collection[PeerId]], send: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Send what is published, until cancelled. reached: who gets what we send.
+        """Send published frames until cancelled.
 
-        A frame waits while we are alone, but not for long: a rollout is worth something while it is fresh.
+        While no peer would get a frame, it waits for at most MAX_WAIT_S, because old rollouts are worth
+        little.
+
+        reached: returns the peers that get our frames. send: sends one frame.
         """
         while True:
             if not self._waiting:
@@ -201,9 +211,9 @@ class NetworkEngine:
 
 
 def _ours(error: BaseException) -> BaseException | None:
-    """Return what is no fault of the library's: a cancellation, or what the operator can put right.
+    """Return the part of an error that is not the library's fault: a cancellation or an OperatorError.
 
-    One exception of a group is returned without it, so that an operator's mistake reads as one.
+    A single exception is unpacked from its group, so that the operator sees only its message.
     """
     group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
     inner: BaseException | None

@@ -1,11 +1,11 @@
 """Request/response protocol `/swarmd/ask/1`: questions and answers, one after the other on a stream.
 
-Every engine sends the same bytes.
+All network engines send the same bytes.
 
-The asker writes the question's length as four bytes, big-endian, and the question; the answer comes back in
-the same form. Then the stream is there for the next question. It ends when the asker closes it, and the other
-side then too, or when it was idle for too long. (An asker closes only when it wants nothing more: p2pd takes
-the end of one direction for the end of both.)
+The asker writes the question's length as four bytes, big-endian, and the question. The answer comes back in
+the same form. Then the stream is free for the next question. When the asker closes its side, the other side
+closes too; a stream that is idle for too long is also closed. An asker must not close its side before it has
+the answer, because p2pd takes the end of one direction for the end of both.
 """
 
 import contextlib
@@ -22,52 +22,53 @@ from p2p.engines.traffic import UNKNOWN_LINE, Line
 from p2p.rate_limit import counted
 from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
-# The time to send a question, and to receive an answer.
+# Timeout to send a question, and to receive an answer.
 MESSAGE_TIMEOUT_S = 10.0
-# Questions to one peer: as many as streams are kept, for a new one costs more than an answer.
+# Concurrent questions to one peer. As many streams are kept, because a new stream costs more than an answer.
 AT_ONCE = 2
-# Questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late.
+# Questions that are answered at once, in all and of one peer. The latter is more than AT_ONCE, because we
+# learn late that a question has ended.
 SERVED_AT_ONCE, SERVED_EACH = 64, 8
-# How long a stream waits for the next question.
+# Seconds that a stream waits for the next question.
 IDLE_S = 60.0
-# Streams left open for a next question, in all and of one peer.
+# Streams that wait for a next question, in all and of one peer.
 IDLE_AT_ONCE, IDLE_EACH = 128, 2
-# Streams kept for our own questions, for less than IDLE_S of the other side.
+# Streams that we keep for our questions, and for how long: less than IDLE_S of the other side.
 MAX_KEPT, KEPT_S = 64, 45.0
 CHUNK_BYTES = 64 * 1024
 _LENGTH = struct.Struct(">I")
 
 
 class Broken(Exception):
-    """The stream, or the connection under it, is no more."""
+    """The stream or its connection has ended, or the other side broke the protocol."""
 
 
 class ByteStream(Protocol):
-    """A stream to a peer, whatever the library. `read` and `write` raise Broken."""
+    """A stream to a peer, independent of the network library. `read` and `write` raise Broken."""
 
     async def read(self) -> bytes:
-        """Read some bytes, at most CHUNK_BYTES; none at the end."""
+        """Read some bytes, at most CHUNK_BYTES; b"" at the end."""
 
     async def write(self, data: bytes) -> None: ...
 
     async def end(self, well: bool) -> None:
-        """Close it, or cut it off. Never fails."""
+        """Close the stream if `well`, else reset it. Never fails."""
 
 
 S = TypeVar("S", bound=ByteStream)
 
 
 async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:
-    """Ask on this stream. Returns the answer, of at most `limit` bytes.
+    """Send a question on this stream and return the answer, of at most `limit` bytes.
 
-    Raises Broken, after which nothing more can be asked on this stream.
+    Raises Broken; the stream cannot be used after that.
     """
     await stream.write(_LENGTH.pack(len(question)) + question)
     return await _message(stream, limit)
 
 
 async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
-    """Read a message. begun: what has been read of it. Raises Broken."""
+    """Read a message. begun: bytes of it that were already read. Raises Broken."""
     data = bytearray(begun)
     wanted = _LENGTH.size
     while True:
@@ -89,11 +90,13 @@ async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
 class Responder:
     """Answers questions, within limits.
 
-    If too many are asked at once, the newest is reset of the connection that asks most, in the machine and
-    the network group that ask most.
+    If too many questions are being answered, the newest of the busiest connection is reset, in the busiest
+    machine of the busiest network group.
 
-    admits: returns whether this peer may ask one question more; called before it is read. upload: waits until
-    an answer of so many bytes may be sent.
+    Args:
+        answer: returns the answer to a peer's question.
+        admits: returns whether this peer may ask another question; called before the question is read.
+        upload: waits until an answer of so many bytes may be sent.
     """
 
     def __init__(
@@ -103,13 +106,13 @@ class Responder:
         upload: Callable[[float, Line], Awaitable[None]],
     ) -> None:
         self._answer, self._admits, self._upload = answer, admits, upload
-        self._open: dict[trio.CancelScope, Line] = {}  # streams with a question on them, oldest first
-        self._idle: Counter[PeerId] = Counter()  # streams that wait for the next question
+        self._open: dict[trio.CancelScope, Line] = {}  # questions in progress, oldest first
+        self._idle: Counter[PeerId] = Counter()  # number of streams that wait for the next question
 
     async def serve(self, peer: PeerId, stream: ByteStream, line: Line = UNKNOWN_LINE) -> bool:
-        """Answer the questions on a stream. Returns False where it is to be reset instead of closed.
+        """Answer the questions on a stream. Return True to close it, False to reset it.
 
-        The peer is then too slow, has too many streams, or asked what cannot be answered.
+        A stream is reset if the peer is too slow, has too many streams, or broke the protocol.
         """
         begun, line = b"", line._replace(connection=peer)
         with contextlib.suppress(Broken):
@@ -118,7 +121,7 @@ class Responder:
                     if not await self._served(peer, stream, begun, line):
                         return False
                     if self._idle.total() >= IDLE_AT_ONCE or self._idle[peer] >= IDLE_EACH:
-                        # Closed by us before the asker closes it, some of the answer could be lost.
+                        # Wait until the asker closes. If we closed first, part of the answer could be lost.
                         with trio.move_on_after(MESSAGE_TIMEOUT_S):
                             return not await stream.read()
                         return False
@@ -133,7 +136,7 @@ class Responder:
 
     @contextlib.contextmanager
     def _place(self, line: Line) -> Iterator[trio.CancelScope]:
-        """Take a place for a question, or cancel the one that has to give way, which may be this one."""
+        """Take a slot for a question. If all are taken, cancel one question, which may be this one."""
         with trio.CancelScope() as place:
             full, self._open[place] = len(self._open) >= SERVED_AT_ONCE, line
             if full:
@@ -147,7 +150,7 @@ class Responder:
                 self._open.pop(place, None)
 
     async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes, line: Line) -> bool:
-        """Return whether one question was asked and answered, each in time. Raises Broken."""
+        """Read one question and answer it. Return False on a timeout. Raises Broken."""
         with trio.move_on_after(MESSAGE_TIMEOUT_S) as asked:
             question = await _message(stream, MAX_QUESTION_BYTES, begun)
         if asked.cancelled_caught:
@@ -162,12 +165,11 @@ class Responder:
 
 
 class KeptStreams(Generic[S]):
-    """Asks at most AT_ONCE questions of each peer at once; the others wait.
+    """Asks each peer at most AT_ONCE questions at a time; further questions wait.
 
-    A stream whose question went well is kept for the next.
+    After a successful question the stream is kept for the next one.
 
-    reach: makes sure that there is a connection; False where none can be made. new: opens a stream to a peer;
-    raises Broken.
+    reach: connects to a peer; returns False if that fails. new: opens a stream to a peer; raises Broken.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class KeptStreams(Generic[S]):
         self._reach, self._new = reach, new
         self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._room = MAX_KEPT
-        # Kept streams and the time of their last answer, the oldest first.
+        # Kept streams with the time of their last answer, oldest first.
         self._kept: list[tuple[PeerId, float, S]] = []
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -193,7 +195,7 @@ class KeptStreams(Generic[S]):
                 await self._let_go()
                 if (kept := next((kept for kept in self._kept if kept[0] == peer), None)) is not None:
                     self._kept.remove(kept)
-                    # The kept stream has ended since. Asking a question twice does no harm.
+                    # If the kept stream has ended, ask again on a new one. Asking twice does no harm.
                     with contextlib.suppress(Broken):
                         return await self._ask(peer, kept[2], question, limit)
                 return await self._ask(peer, await self._new(peer), question, limit)
@@ -216,7 +218,7 @@ class KeptStreams(Generic[S]):
         return answer
 
     async def _let_go(self) -> None:
-        """End the kept streams that were not used for long, and the oldest of too many."""
+        """Close kept streams that are older than KEPT_S, and the oldest ones over the limit."""
         now = trio.current_time()
         while self._kept and (len(self._kept) > self._room or now - self._kept[0][1] > KEPT_S):
             await self._kept.pop(0)[2].end(True)

@@ -1,1 +1,1 @@
-"""Knowing and choosing peers: the address book, outbound selection, mDNS, twins."""
+"""Finding and choosing peers: address book, outbound selection, mDNS, dial-back, twin detection."""

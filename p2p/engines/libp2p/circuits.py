@@ -1,7 +1,8 @@
-"""Connections through relays (circuit relay v2), to this node and to peers that nobody can dial.
+"""Connections through relays (circuit relay v2), to this node and to peers that cannot be dialled.
 
-Members that try it decide whether this node can be dialled (`p2p.peers.dial_back`). py-libp2p's AutoNAT says
-yes to any address of a peer that is connected, as it takes that connection for a new one.
+Whether this node can be dialled is decided by members that try it (`p2p.peers.dial_back`). py-libp2p's
+AutoNAT is not used, because it confirms any address of a connected peer: it takes the existing connection for
+a new one.
 """
 
 import contextlib
@@ -31,18 +32,19 @@ from p2p.peers.addressbook import AddressBook
 from p2p.peers.dial_back import ask_members, can_be_dialled, who_dials_back
 from p2p.types import Ask, Peer, PeerId
 
-# When members are asked whether they can dial us: first, while none can say, and from then on.
+# Seconds until we ask members whether they can dial us: the first time, while no member could tell, and
+# later.
 ASK_FIRST_S, ASK_AGAIN_S, ASK_EVERY_S = 3.0, 30.0, 600.0
-# How often to look at our reservations.
+# Seconds between two checks of our reservations.
 TICK_S = 5.0
 RESERVATIONS = 2
-# Share of a reservation's time after which it is renewed.
+# A reservation is renewed after this share of its duration.
 RENEW_AFTER = 0.5
-# A reservation counts no longer, whatever the relay says.
+# Longest duration of a reservation that we believe.
 MAX_RESERVATION_S = 3600.0
-# Circuits that others may have to us.
+# Inbound circuits that we accept at once.
 INBOUND_CIRCUITS = 16
-# Relays that are asked for one peer.
+# Connected relays that we try for one peer.
 RELAYS_TRIED = 4
 
 log = logging.getLogger(__name__)
@@ -50,15 +52,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    address: str  # of the relay, with its peer id
-    renew: float  # trio's time
-    until: float
+    address: str  # the relay's multiaddress with its peer id
+    renew: float  # when to renew, in trio's time
+    until: float  # when it ends, in trio's time
 
 
 class Circuits:
-    """Reserves relays for this node while nobody can dial it, and reaches peers through theirs.
+    """Makes reservations at relays while this node cannot be dialled, and reaches peers through their relays.
 
-    ask: asks members. reach: connects a peer without a relay. listen: where we listen.
+    Args:
+        host: the library's host.
+        book: known peers.
+        ask: asks a member a question.
+        reach: connects to a peer without a relay.
+        banned: whether a peer is banned now.
+        listen: our listen addresses.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -81,36 +90,36 @@ class Circuits:
         self._banned, self._clock = banned, clock
         self._ports = {endpoint.kind: endpoint.port for endpoint in listen}
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
-        # Our addresses, as members see them.
+        # Our addresses as members see them.
         self._seen_at: Sequence[str] = ()
-        self._dialable: bool | None = None  # None: no member could say
+        self._dialable: bool | None = None  # None if no member could tell
         self._reserved: dict[PeerId, _Reservation] = {}
-        # Peer -> relays that it says it is at
+        # Peer -> its relays.
         self._announced: Latest[PeerId, Sequence[str]] = Latest(1024)
         self._under_way: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._inbound = 0
 
     def addresses(self) -> list[str]:
-        """Return the addresses at which others reach us through relays."""
+        """Return our addresses through relays."""
         return [f"{held.address}/p2p-circuit" for held in self._reserved.values()]
 
     def reached_at(self) -> str:
-        """Return a public address at which members have dialled us, else one through a relay, or ""."""
+        """Return a public address at which members have dialled us, else one through a relay, else ""."""
         direct = sorted(self._seen_at) if self._dialable else []
         return next(filter(on_internet, [*direct, *self.addresses()]), "")
 
     def note(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """Remember a peer's relays, from the addresses that it or others tell of it."""
+        """Remember a peer's relays, from addresses that the peer or other nodes report."""
         if relays := [address.split("/p2p-circuit")[0] for address in addresses if "/p2p-circuit" in address][
             :RESERVATIONS
         ]:
             self._announced[peer] = relays
 
     async def reach(self, peer: PeerId) -> bool:
-        """Make sure that the peer is connected.
+        """Connect to a peer, directly or through a relay. Return whether it is connected.
 
-        A relay is tried first where we never dialled the peer: dialling an address that does not answer takes
-        seconds, and a relay says at once whether the peer is there.
+        If we have never dialled the peer, relays are tried first: a relay answers at once whether it can
+        reach the peer, while a dial that is not answered takes seconds.
         """
         dialled = peer in self._book and bool(self._book[peer].proved)
         if not dialled:
@@ -127,7 +136,7 @@ class Circuits:
             for relay in ours:
                 if await self._connect(peer, relay):
                     return True
-            # These relays come last: dialling one takes time, and anybody may have told of it.
+            # The announced relays come last: we must dial them first, and any node can announce a relay.
             for text in self._announced.get(peer, ()):
                 with contextlib.suppress(BadAddress):
                     relay, endpoint = parse_bootstrap(text)
@@ -138,10 +147,10 @@ class Circuits:
         return False
 
     def _relays(self) -> list[PeerId]:
-        """Return connected peers that relay and that we dialled over the internet, so that others can too.
+        """Return connected relays that we dialled over the internet, so that other nodes can dial them too.
 
-        Those that the operator named come first, then by how long they are connected, which nobody can choose
-        as it can its id.
+        Relays that the operator named come first. The rest is sorted by the age of the connection, because an
+        attacker can choose its peer id, but not that age.
         """
         found = []
         for peer in self._network.get_connections_map():
@@ -155,12 +164,12 @@ class Circuits:
         return direct(self._network.get_connections(peer))
 
     def _dialled(self, peer: Any) -> list[Any]:
-        """Return those connections that we made: at their other end is the address that others can dial."""
+        """Return the connections that we dialled. Their remote address is one that other nodes can dial."""
         return [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
 
     def _speaks(self, peer: Any) -> bool:
         with contextlib.suppress(PeerStoreError):
-            # The peer has not told its protocols yet.
+            # PeerStoreError: the peer has not sent its protocols yet.
             return str(HOP) in self._host.get_peerstore().get_protocols(peer)
         return False
 
@@ -180,7 +189,7 @@ class Circuits:
                 await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
             connected = True
         except Exception as error:
-            # The peer behind the relay does not prove who it is.
+            # The peer behind the relay does not prove its id.
             log.debug("no circuit to %s through %s: %r", peer, relay, error)
         finally:
             if not connected:
@@ -188,7 +197,7 @@ class Circuits:
         return connected
 
     async def take_in(self, stream: Any) -> None:
-        """Handle a STOP stream: somebody comes through a relay, which must be one that we asked to relay."""
+        """Handle a STOP stream: accept a peer through a relay, if we have a reservation at that relay."""
         relay = PeerId(str(stream.muxed_conn.peer_id))
         if relay not in self._reserved or self._inbound >= INBOUND_CIRCUITS or circuit(stream) is not None:
             await stream.reset()
@@ -219,12 +228,12 @@ class Circuits:
                 await close_socket(connection)
 
     async def keep(self) -> None:
-        """Have relays take us in while nobody can dial us. Runs until cancelled."""
+        """Find out whether we can be dialled, and keep reservations if not. Run until cancelled."""
         due, asked = trio.current_time() + ASK_FIRST_S, -math.inf
         while True:
             await trio.sleep(min(TICK_S, max(0.0, due - trio.current_time())))
             if not self._members():
-                # The machine may be in another network now, where none of this holds.
+                # The machine may have moved to another network, so the old results do not count.
                 self._dialable, self._seen_at = None, ()
             if trio.current_time() >= due:
                 due = trio.current_time() + ASK_AGAIN_S
@@ -234,7 +243,7 @@ class Circuits:
                     or self._met_by_another_kind()
                 ):
                     asked, told = trio.current_time(), await self._ask_members()
-                    # Members that can say nothing now take no relay from us.
+                    # If no member could tell this time, keep the old result, so that we lose no reservation.
                     self._dialable = self._dialable if told is None else told
             before = self.addresses()
             await self._reserve_where_due(wanted=self._dialable is False)
@@ -252,15 +261,15 @@ class Circuits:
         ]
 
     def _met_by_another_kind(self) -> bool:
-        """Return whether a member is connected by IPv4 or IPv6 and none has told us that address of ours.
+        """Return whether a member is connected by IPv4 or IPv6, but we do not know our address of that kind.
 
-        Those whom we ask first may all be connected by IPv4, where no hole can be punched.
+        The members that we ask first may all be connected by IPv4, where hole punching may be impossible.
         """
         met = {address.split("/")[1] for member in self._members() if (address := member.address)}
         return bool(met & self._ports.keys() - {address.split("/")[1] for address in self._seen_at})
 
     async def _ask_members(self) -> bool | None:
-        """Ask members to dial us. Returns None where none of them could tell."""
+        """Ask members to dial us. Return whether they can; None if none of them could tell."""
         replies = (await ask_members(self._ask, who_dials_back(self._members(), self._ports))).values()
         seen = dict.fromkeys(reply.seen_at for reply in replies if reply.seen_at is not None)
         self._seen_at = [
@@ -280,7 +289,7 @@ class Circuits:
         due = [relay for relay, held in self._reserved.items() if held.renew <= now]
         new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
         for relay in [*due, *new]:
-            # Relays that are full stand in nobody's way.
+            # If a relay is full, the loop goes on to the next one.
             if relay in self._reserved or len(self._reserved) < RESERVATIONS:
                 reservation = await self._reserve(relay)
                 if reservation is not None:
@@ -301,8 +310,8 @@ class Circuits:
 
 
 def reserved_for(expire: float, now: float) -> float:
-    """Return the seconds that a reservation lasts.
+    """Return the seconds that a reservation lasts, at most MAX_RESERVATION_S.
 
-    The relay may lie, and its clock or ours may be wrong: renewed too late, it would have ended.
+    The limit is needed because the relay may lie, or a clock may be wrong, and we would renew too late.
     """
     return min(MAX_RESERVATION_S, expire - now)

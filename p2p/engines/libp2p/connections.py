@@ -1,4 +1,4 @@
-"""Dials, closes and pings connections for discovery; knows a topic's peers, asks the DHT for providers."""
+"""Implements discovery's `Connections` on py-libp2p: connections, pings, topics and the DHT's providers."""
 
 import contextlib
 import itertools
@@ -32,26 +32,29 @@ from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-# How often to look at the connections.
+# Seconds between two calls of `refresh`.
 TICK_S = 1.0
 DIAL_TIMEOUT_S, DHT_TIMEOUT_S = 8.0, 20.0
-# A connection that is silent for so long is pinged.
+# A connection that is silent for PING_AFTER_S is pinged.
 PING_AFTER_S, PING_TIMEOUT_S = 20.0, 10.0
-# What a member says of itself stays noted for so long.
+# Unchanged addresses of a member are reported again after this many seconds.
 NOTED_S = 10.0
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Cached: decoding base58 takes the library a tenth of a millisecond.
+# Cached, because decoding base58 takes the library 0.1 ms.
 _id_of = lru_cache(maxsize=4096)(ID.from_string)
 
 
 class Libp2pConnections:
     """Implements `Connections`.
 
-    topics: our swarm's first; the members of all count as ours. note: called with the addresses that peers
-    tell.
+    Args:
+        stack: the library's objects.
+        topics: our swarm's topic comes first. Members of the other topics count like ours.
+        clock: returns seconds since the epoch.
+        note: called with a peer and its reported addresses.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Libp2pConnections:
     ) -> None:
         self._stack, self._topics, self._clock, self._note = stack, topics, clock, note
         self._network = stack.host.get_network()
-        # Member -> its addresses, and when they were noted
+        # Member -> its addresses, and when they were reported.
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}
 
     async def refresh(self, dialled: Collection[PeerId]) -> float:  # noqa: ARG002
@@ -79,7 +82,8 @@ class Libp2pConnections:
         found = {}
         for peer, connections in self._network.get_connections_map().items():
             if connections:
-                # Where both dialled, there are two for a while: both sides name the one that they will keep.
+                # If both sides dialled, there are two connections for a while. Both sides report the one that
+                # they will keep.
                 kept, name = self._network.kept(connections, peer), PeerId(str(peer))
                 found[name] = Peer(name, remote_address(kept), kept.direction.name.lower(), kept._created_at)
         return found
@@ -90,7 +94,7 @@ class Libp2pConnections:
     def subscribed(self) -> set[PeerId]:
         return {peer for topic in self._topics for peer in self._in(topic) if not self._banned(peer)}
 
-    # Near enough: a new neighbour is in the mesh after a heartbeat.
+    # Approximately right: a new neighbour is in the mesh after one heartbeat.
     in_mesh = subscribed
 
     def present(self, topic: Topic) -> int:
@@ -107,9 +111,10 @@ class Libp2pConnections:
         return self._stack.pubsub.rate_limit.banned(peer, self._clock())
 
     async def identified(self) -> list[AddressRecord]:
-        """Return what members say of their addresses, over connections that prove who they are.
+        """Return members' addresses from identify, whose connections have proved their ids.
 
-        Only what changed or was noted long ago: it takes the library a while to make addresses text.
+        Only new addresses, and those last reported NOTED_S ago, because the library is slow to convert
+        addresses to text.
         """
         now, members, store, news = self._clock(), self.subscribed(), self._stack.host.get_peerstore(), []
         self._noted = {peer: noted for peer, noted in self._noted.items() if peer in members}
@@ -117,7 +122,7 @@ class Libp2pConnections:
             try:
                 addresses = tuple(store.addrs(_id_of(peer)))
             except PeerStoreError:
-                # Nothing is known of a peer that has not identified itself yet.
+                # The peer has not identified itself yet.
                 continue
             before, at = self._noted.get(peer, ((), 0.0))
             if addresses != before or not 0 <= now - at < NOTED_S:
@@ -128,40 +133,42 @@ class Libp2pConnections:
         return news
 
     def _group_of(self, peer: Any) -> str:
-        """Return the network group that the peer's connection comes from.
+        """Return the network group of the peer's connection.
 
-        A peer that is not connected any more counts as far away, unless all our connections are near.
+        If the peer is no longer connected, the result is "unknown", or LOCAL if all our connections are
+        local.
         """
         near, all_of_them = self._network.get_connections(peer), self._network.get_connections()
         groups = {group_of_host(remote_host(connection)) or "" for connection in near or all_of_them}
         return LOCAL if groups == {LOCAL} else min(groups - {LOCAL}, default="") if near else "unknown"
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Dial the addresses one by one; without any, those that the DHT's peers told.
+        """Dial the addresses one by one; without addresses, dial those that the DHT's peers reported.
 
-        Given all, the library would try one address of a kind and then refuse the peer for a minute.
+        If the library got all addresses at once, it would try one of each kind, and then refuse the peer for
+        a minute.
         """
         answered = await self._first_to_answer(_id_of(peer), addresses or self._told_of(_id_of(peer)))
         if not answered:
             return None
-        # Where the peer dialled us in the meantime, the library is content with that connection, and the
-        # address is unproved.
+        # If the peer dialled us in the meantime, the library uses that connection, and the address is
+        # unproved.
         for connection in self._network.get_connections(_id_of(peer)):
             if connection.direction.name.lower() == "outbound":
                 return Dialled(answered, group_of_host(remote_host(connection)) or "")
         return Dialled()
 
     def _told_of(self, peer: Any) -> Sequence[str]:
-        """Return addresses of a peer that the address book does not know. In a large swarm it knows few."""
+        """Return the addresses in the library's store, for a peer that the address book does not know."""
         near, told = self._group_of(peer) == LOCAL, list[str]()
         with contextlib.suppress(PeerStoreError):
             told = [str(address) for address in self._stack.host.get_peerstore().addrs(peer)]
-        # As in `LimitedNetwork.new_stream`.
+        # Leave out local addresses and names, for the reason in `LimitedNetwork.new_stream`.
         return [one for one in told if (group := group_of(one)) and (near or group not in (LOCAL, NAME))]
 
     async def hang_up(self, peer: PeerId) -> None:
         with contextlib.suppress(Exception):
-            # The peer may be gone by now.
+            # The peer may already be gone.
             await self._stack.host.disconnect(_id_of(peer))
 
     async def _first_to_answer(self, peer: Any, addresses: Sequence[str]) -> str:
@@ -170,13 +177,13 @@ class Libp2pConnections:
                 for resolved in await _resolve(address):
                     self._network.unblock_peer(peer)
                     with contextlib.suppress(PeerStoreError):
-                        # A peer that is not in the store has no addresses to clear.
+                        # PeerStoreError: the peer is not in the store, so there is nothing to clear.
                         self._stack.host.get_peerstore().clear_addrs(peer)
                     try:
                         await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(resolved)]))
                     except Exception as error:
-                        # Nobody is there, or somebody else, or the library stumbles over the answer. The next
-                        # address is tried.
+                        # No peer or another peer answers, or the library fails on the answer. Try the next
+                        # address.
                         log.debug("could not dial %s at %s: %r", peer, resolved, error)
                     else:
                         return address
@@ -185,16 +192,16 @@ class Libp2pConnections:
     async def ping(self) -> None:
         """Ping silent connections until cancelled.
 
-        A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of
-        an hour. Whatever comes shows that it is there: under a rate limit, answers wait behind what else is
-        sent.
+        A machine that lost its power never closes its connections, and we would send to it for a quarter of
+        an hour. Any bytes from the peer count as an answer, because under a rate limit the answer to a ping
+        waits behind other traffic.
         """
         while True:
             await trio.sleep(PING_AFTER_S / 4)
             now = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for peer, connections in list(self._network.get_connections_map().items()):
-                    # Only direct ones: a relay ends silent circuits itself.
+                    # Ping only direct connections; relays end silent circuits themselves.
                     ours = direct(connections)
                     if ours and all(now - heard_at(connection) >= PING_AFTER_S for connection in ours):
                         nursery.start_soon(_ping_one, peer, ours)
@@ -204,11 +211,11 @@ class Libp2pConnections:
 
     async def providers(self, topic: Topic) -> list[AddressRecord]:
         dht, host, key = self._stack.dht, self._stack.host, topic.provider_key
-        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and
-        # that may be ours.
+        # Use a separate store for the lookup. The DHT's store asks no other node once it holds one record,
+        # which may be ours.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
         with contextlib.suppress(Unanswered):
-            # What was told until then is news, too.
+            # After a timeout, the answers so far still count.
             await _in_time(self._look_up(lookup, key))
         records = [
             AddressRecord(
@@ -238,7 +245,7 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
     with trio.move_on_after(PING_TIMEOUT_S):
         for connection in connections:
             with contextlib.suppress(Exception):
-                # The connection ended meanwhile.
+                # The connection has ended.
                 await connection.muxed_conn.ping()
         while not any(connection.is_closed or heard_at(connection) >= asked for connection in connections):
             await trio.sleep(PING_TIMEOUT_S / 100)
@@ -249,7 +256,11 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
 
 
 def _superfluous(connections: Sequence[Any], kept: Any, now: float) -> Sequence[Any]:
-    """Return which connections to a peer to close: those through relays first, where there is another."""
+    """Return the connections to a peer that must be closed.
+
+    If there is a direct connection, all connections through relays are closed. Of several direct connections,
+    all but `kept` are closed, but not while two simultaneous dials may still be settling.
+    """
     if len(connections) < 2:
         return []
     through_relays = [connection for connection in connections if circuit(connection) is not None]
@@ -262,9 +273,9 @@ def _superfluous(connections: Sequence[Any], kept: Any, now: float) -> Sequence[
 
 
 async def _resolve(address: str) -> list[str]:
-    """Return the IP addresses of a name, IPv6 and IPv4 in turns, as one may lead nowhere.
+    """Return the IP addresses of a name, IPv6 and IPv4 in turns, because one of the two may not work.
 
-    The library's resolver knows no plain host names.
+    The library's resolver does not know plain host names.
     """
     endpoint = parse_endpoint(address)
     if endpoint is None or endpoint.kind.startswith("ip"):
@@ -273,7 +284,7 @@ async def _resolve(address: str) -> list[str]:
     try:
         found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
     except OSError as error:
-        # There is no such name, or no name server.
+        # The name does not exist, or there is no name server.
         log.debug("cannot resolve %s: %s", endpoint.host, error)
         return []
     kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
@@ -291,18 +302,18 @@ async def _resolve(address: str) -> list[str]:
 
 
 async def _in_time(call: Awaitable[T]) -> T:
-    """Await a call of the library for a limited time. Raises Unanswered."""
+    """Await a call of the library, with a timeout. Raises Unanswered."""
     with trio.move_on_after(DHT_TIMEOUT_S):
         try:
             return await call
         except Exception as error:
-            # The library has many exceptions.
+            # The library raises many kinds of exceptions.
             raise Unanswered(f"the DHT failed: {error!r}") from None
     raise Unanswered(f"the DHT did not answer in {DHT_TIMEOUT_S:.0f} s")
 
 
 class _Lookup(ProviderStore):  # type: ignore[misc]  # the library is not typed for us
-    """A provider store that remembers who told what."""
+    """A provider store that records which peer reported each provider."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

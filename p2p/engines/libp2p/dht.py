@@ -1,6 +1,6 @@
-"""py-libp2p's Kademlia for provider records and its peer store, with bounds on what a peer may add.
+"""py-libp2p's Kademlia DHT for provider records, and its peer store, with limits on entries from peers.
 
-Anybody may tell us of anyone, in messages of megabytes.
+Any node can send us records about any other, in messages of several MB.
 """
 
 import itertools
@@ -26,40 +26,42 @@ from p2p.engines.libp2p.streams import MeteredStream
 from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import counted
 
-# Addresses of one peer; ours announce fewer than ten.
+# Addresses of one peer; our nodes announce fewer than ten.
 MAX_ADDRESSES = 16
-# Protocols of one peer; ours speak some twenty.
+# Protocols of one peer; our nodes have about twenty.
 MAX_PROTOCOLS = 64
-# Bytes of one address (one through a relay has 104 at most), and letters of a protocol's name.
+# Bytes of one address (104 at most through a relay), and letters of a protocol's name.
 MAX_LENGTH = 128
-# Bytes of a peer id: those of Ed25519 and RSA keys have fewer than 42.
+# Bytes of a peer id; ids of Ed25519 and RSA keys have fewer than 42.
 MAX_ID_BYTES = 64
-# A peer's signed addresses.
+# Bytes of a signed peer record.
 MAX_RECORD_BYTES = 2048
 
 
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
-    """A store with bounds. The library keeps all addresses, and compares each with all others."""
+    """A peer store with limits. The library keeps all addresses, and compares each with all others."""
 
-    # Whether a peer's entry stays in a full store: we are connected, or it is our own with our key.
+    # Whether a peer's entry must stay in a full store: the peer is connected, or the entry is ours with our
+    # key.
     keeps: Callable[[Any], Any] = staticmethod(lambda _: False)
 
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
-        """Add addresses; of too many the newest stay."""
+        """Add addresses; over MAX_ADDRESSES the oldest are dropped."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
         del self.peer_data_map[peer_id].addrs[:-MAX_ADDRESSES]
 
     def add_protocols(self, peer_id: Any, protocols: Sequence[str]) -> None:
-        """Add at most MAX_PROTOCOLS. A peer may name half a million in one message, over one connection."""
+        """Add at most MAX_PROTOCOLS, because one message of a peer can name half a million protocols."""
         super().add_protocols(
             peer_id, [name for name in protocols[:MAX_PROTOCOLS] if len(name) <= MAX_LENGTH]
         )
 
     def _enforce_peer_limit(self) -> None:
-        """Drop those that we were told of first.
+        """Drop the oldest entries that `keeps` does not protect.
 
-        The library also drops connected peers, whose protocols nobody tells again: of a thousand peers that
-        others named no relay was known any more. And it sorts all for each address.
+        The library also drops connected peers, whose protocols are never sent again. So after a thousand
+        peers were named to us, we no longer knew that connected peers are relays. It also sorts the whole
+        store for each address.
         """
         others = (peer for peer in self.peer_data_map if not self.keeps(peer))
         for peer in [*itertools.islice(others, max(0, len(self.peer_data_map) - self.max_peers))]:
@@ -67,9 +69,10 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
             del self.peer_data_map[peer]
 
     def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
-        """Keep a peer's newest record; an older one is no fault.
+        """Keep a peer's newest record, and return True for an older one.
 
-        The library leaves out peers that others name with such: js-libp2p signs anew for each that asks.
+        js-libp2p signs a new record for each node that asks. For an older record the library would ignore the
+        peer that was named with it.
         """
         if len(envelope.raw_payload) > MAX_RECORD_BYTES:
             return False
@@ -80,9 +83,9 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:
-    """Leave out what is no address.
+    """Return the valid addresses, at most MAX_ADDRESSES.
 
-    The library takes any bytes, and raises where they are made text.
+    The library accepts any bytes as an address, and raises an error when it converts them to text.
     """
     return [
         address
@@ -91,7 +94,7 @@ def bounded(addresses: Sequence[Any]) -> list[Any]:
     ]
 
 
-# Replaced in the library, which caches the last thousand addresses that identify told, of up to 1 MiB each.
+# Patches the library, which caches the last thousand addresses from identify messages, each up to 1 MiB.
 _parsed = update._safe_parse_multiaddr_cached
 update._safe_parse_multiaddr_cached = lambda raw: _parsed(raw) if len(raw) <= MAX_LENGTH else None
 
@@ -103,13 +106,13 @@ def _readable(address: Any) -> bool:
         return False
 
 
-# 20 providers and 20 closer peers, with all that the peer store keeps of each.
+# 20 providers and 20 closer peers, each with the most addresses that the peer store keeps.
 MAX_MESSAGE_BYTES = 192 * 1024
 # Streams served at once, in all and of one peer.
 MAX_STREAMS, MAX_STREAMS_EACH = 64, 4
-# The longest life of one stream. p2pd keeps its own open for the next question, and opens another after.
+# Longest life of one stream. p2pd keeps its stream open for the next question, and then opens another one.
 STREAM_S = 30.0
-# What a read costs (`metering`). A question takes three, so a peer may ask 50 a second.
+# Cost of a read (`metering`). A question takes three reads, so a peer may ask 50 a second.
 READ_COST = 20.0
 # Keys of provider records. One with BUCKET_SIZE providers, each with MAX_ADDRESSES of MAX_LENGTH, takes
 # 80 KB.
@@ -117,9 +120,9 @@ MAX_KEYS = 256
 
 
 class BoundedId(ID):  # type: ignore[misc]  # the library is not typed for us
-    """A peer id that was named in a message. Raises ValueError where it is longer than any.
+    """A peer id from a message. Raises ValueError if it is longer than MAX_ID_BYTES.
 
-    An id is made text for the log, and base58 takes a minute for one that fills a message.
+    The library writes ids to the log, and base58 takes a minute for an id that fills a message.
     """
 
     def __init__(self, peer_id_bytes: bytes) -> None:
@@ -134,12 +137,12 @@ for module in (kad_dht, peer_routing, provider_store):
 
 
 class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
-    """py-libp2p's DHT, for provider records alone.
+    """py-libp2p's DHT, limited to provider records.
 
-    The library takes any value under any key, 50,000 of 1 MiB: here none, as nothing of ours uses them. It
-    serves 12 streams at once, however long nothing comes on them.
+    The library stores any value under any key, 50,000 of up to 1 MiB. We use no values, so all are refused
+    here. The library also serves only 12 streams at once, and has no timeout for idle ones.
 
-    charge: called with a peer and the cost of what it sent; cuts it off where that is too much.
+    charge: called with a peer and a cost; disconnects the peer if it exceeds its limit.
     """
 
     def __init__(self, host: Any, charge: Callable[[Any, float], object]) -> None:
@@ -168,29 +171,31 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
 
 
 class BoundedProviders(ProviderStore):  # type: ignore[misc]
-    """A provider store in which no network group crowds out the others.
+    """A provider store in which no network group can push out the other groups.
 
-    Of a key the library keeps the first 20. Members announce theirs again and again, so the others of a large
-    swarm would learn of these alone, and dial them, whose places are taken: here the oldest makes room.
+    The library keeps the first 20 providers of a key, which renew their records again and again. So all nodes
+    of a large swarm would find only these 20, whose inbound slots are taken. Here a new provider replaces the
+    oldest.
     """
 
     def add_provider(self, key: bytes, provider: Any) -> None:
-        # Moved to the end, as the newest.
+        # Move the key to the end, as the newest.
         held = self.providers[key] = self.providers.pop(key, {})
         name, group = str(provider.peer_id), self._group_of(provider.peer_id)
         if len(held) >= BUCKET_SIZE and name not in held:
-            # Who announces twenty keys has one place among members of twenty groups.
+            # Shares are by network group: an attacker with twenty keys on one network has one place among
+            # members of twenty groups.
             del held[who_leaves({one: record.group for one, record in held.items()}, group)]
         super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
         held[name].group = group
         if len(self.providers) > MAX_KEYS:
-            # Of the group that was the first to announce most keys, the one that was announced longest ago.
+            # A key belongs to the group of its first provider. The group with the most keys loses its oldest.
             first = {key: next(iter(held.values())).group for key, held in self.providers.items()}
             largest = Counter(first.values()).most_common(1)[0][0]
             del self.providers[next(key for key in first if first[key] == largest)]
 
     def _group_of(self, peer: Any) -> str:
-        """Return the network group that a peer's announcement came from: its own, or the relay's."""
+        """Return the network group of a peer's connection; through a relay, the relay's address."""
         for connection in self.host.get_network().get_connections(peer):
             through = circuit(connection)
             return through.address if through else share_group_of_host(remote_host(connection)) or ""

@@ -1,4 +1,4 @@
-"""The p2p engine on py-libp2p. When the library breaks, it is started again with the same key and port."""
+"""The p2p engine on py-libp2p. If the library fails, it is restarted with the same key and port."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from p2p.types import Handlers, PeerId
 class Libp2pEngine(NetworkEngine):
     """Implements `P2pEngine` on TCP, Noise, yamux, GossipSub, Kademlia, circuit relay and hole punching.
 
-    The arguments are those of `NetworkEngine`.
+    options: the keyword arguments of `NetworkEngine`.
     """
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, **options: Any) -> None:
@@ -35,7 +35,7 @@ class Libp2pEngine(NetworkEngine):
     def addresses(self) -> Sequence[str]:
         if self._stack is None:
             return []
-        # A router may forward a port of another address to us.
+        # `reached_at` may differ from the listen addresses, if a router forwards a port to us.
         own = dict.fromkeys([*dialable([*map(str, self._listen)]), self.reached_at()])
         return [f"{address}/p2p/{self.me}" for address in own if address and "/p2p-circuit" not in address]
 
@@ -49,7 +49,7 @@ class Libp2pEngine(NetworkEngine):
 
     @property
     def relayed(self) -> Sequence[str]:
-        """Multiaddresses through relays that have taken us in, where nobody can dial us."""
+        """Our multiaddresses through relays, if no node can dial us directly."""
         return self._circuits.addresses() if self._circuits is not None else []
 
     async def _live(self, up: Callable[[], None]) -> None:
@@ -102,10 +102,10 @@ class Libp2pEngine(NetworkEngine):
                         up()
                         await trio.sleep_forever()
                     finally:
-                        # Nobody starts another question in the nursery from here on.
+                        # No more questions may start in the nursery.
                         self._ask = None
-                        # Connections are closed before the other tasks end: what they write is written whole,
-                        # and may wait for a peer that takes nothing.
+                        # Close the connections before the nursery waits for the other tasks. A write cannot
+                        # be cancelled, and would wait for a peer that reads nothing.
                         await stack.host.get_network().close_sockets()
         finally:
             starting.close()
@@ -113,9 +113,9 @@ class Libp2pEngine(NetworkEngine):
             self._book_file.save()
 
     def _prepare(self, host: Host) -> None:
-        """Set the handlers before the host listens.
+        """Set the stream handlers before the host listens.
 
-        Whoever finds us may ask at once, and is told once, by identify, that we relay.
+        A peer may ask a question at once, and it learns only once, from identify, that we are a relay.
         """
         host.get_network().vouches = self._book.vouches
         limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_BYTES_PER_S)

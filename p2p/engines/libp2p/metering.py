@@ -1,8 +1,7 @@
 """Rate limits for py-libp2p, by peer: messages, empty RPCs, gossip about messages, subscriptions, streams.
 
-The library reads a stream and then, without awaiting in between, goes through what the RPC holds. So the peer
-that was read last is the one to charge, and each message is charged (`p2p.rate_limit`) before there is a task
-for it.
+The library reads an RPC and then handles its contents without awaiting in between. So the peer that was read
+last is the peer to charge, and each message is charged (`p2p.rate_limit`) before a task is started for it.
 """
 
 from collections.abc import Callable
@@ -18,33 +17,34 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from p2p.engines.libp2p.streams import MeteredStream
 from p2p.rate_limit import RateLimit, TokenBuckets
 
-# What is charged for.
+# The kinds of charged traffic.
 MESSAGES, BROKEN, OTHER = "messages", "broken messages", "reads, pings or entries of gossip"
-# An RPC takes two or three reads, a large one a few more.
+# Cost of a read. An RPC takes two or three reads, a large one a few more.
 READ_COST = 1.0
-# The cost of a subscription, or of an entry of gossip.
+# Cost of a subscription, or of an entry of gossip (IHAVE, IWANT, …).
 ENTRY_COST = 10.0
-# The cost of a message id in such an entry.
+# Cost of a message id in such an entry.
 MESSAGE_ID_COST = 1.0
 PING_COST = 30.0
-# The cost of a stream that was one too many.
+# Cost of a stream over the limit.
 REFUSED_STREAM_COST = 30.0
-# What a peer may cost: some 200 RPCs a second with an entry each, as many as messages may come.
+# Cost that a peer may cause, rate and burst: about 200 RPCs a second with an entry each, like the message
+# limit.
 COST_PER_S, COST_AT_ONCE = 3000.0, 12_000.0
-# A hello, and as many protocols as the other side knows for one thing.
+# Lines of one negotiation: a greeting, and the versions of a protocol that the other side knows.
 MAX_NEGOTIATION_LINES = 32
-# Bytes of each of them, as in go-libp2p and js-libp2p.
+# Bytes of one line, as in go-libp2p and js-libp2p.
 MAX_LINE_BYTES = 1024
-# Streams that a peer may open: ten times what members need (docs/p2p.md).
+# Streams that a peer may open, rate and burst: ten times as many as members need (docs/p2p.md).
 STREAMS_PER_S, STREAMS_AT_ONCE = 20.0, 200.0
-# All who come through one relay may open so many times as many, as a new key costs nothing there.
+# All peers that come through one relay share this many times as many, because new keys are free there.
 RELAYED_FACTOR = 5.0
 
 
 async def read_line(reader: Any) -> bytes:
-    """Read a line of a negotiation. Raises ParseError and IOException, as the library's own does.
+    """Read a line of a negotiation. Raises ParseError and IOException, like the library's function.
 
-    That one takes a line of any length, from whoever connects.
+    The library's function accepts a line of any length from any node that connects.
     """
     line = await read_varint_prefixed_bytes_limited(reader, MAX_LINE_BYTES)
     if not line.endswith(b"\n"):
@@ -52,14 +52,14 @@ async def read_line(reader: Any) -> bytes:
     return bytes(line[:-1])
 
 
-# Replaced in the library, which negotiates in many places.
+# Patches the library, because it calls this function in many places.
 multiselect_communicator.read_delim = read_line
 
 
 class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not typed for us
-    """Ends with the stream where a peer names too many protocols.
+    """A negotiation that fails if the peer names too many protocols.
 
-    The library would answer each, for ten seconds.
+    The library would answer each name for ten seconds.
     """
 
     async def negotiate(self, communicator: Any, negotiate_timeout: int = DEFAULT_NEGOTIATE_TIMEOUT) -> Any:
@@ -79,7 +79,7 @@ class _FewLines:
 
 
 def cost(control: Any) -> float:
-    """Return what the control message of an RPC costs."""
+    """Return the cost of an RPC's control message."""
     named = sum(
         len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part
     )
@@ -88,7 +88,7 @@ def cost(control: Any) -> float:
 
 
 def message_limits() -> RateLimit:
-    """Make the limits of what each connected peer may send us."""
+    """Make the limits for the messages of each connected peer."""
     return RateLimit(
         {
             MESSAGES: TokenBuckets(200.0, 600.0),
@@ -99,9 +99,9 @@ def message_limits() -> RateLimit:
 
 
 class Meter:
-    """Charges peers for what they send.
+    """Charges peers for the traffic that they send.
 
-    cut_off: called with a peer that has used up what it may send, and the reason.
+    cut_off: called with a peer that exceeded a limit, and the reason.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Meter:
         self._relayed = TokenBuckets[str](RELAYED_FACTOR * STREAMS_PER_S, RELAYED_FACTOR * STREAMS_AT_ONCE)
 
     def charge(self, peer: Any, amount: float = 1.0, what: str = OTHER) -> bool:
-        """Charge the peer for what it sent. Returns False where it is banned, perhaps from now on."""
+        """Charge the peer. Return False if it was banned already, or is banned now for exceeding a limit."""
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False
@@ -124,8 +124,9 @@ class Meter:
     def charge_stream(self, peer: Any, relay: str) -> bool:
         """Charge the peer for a stream that it opened.
 
-        Returns False where the stream is to be reset; a peer that goes on is cut off. relay: the relay it
-        came through, or "".
+        Returns False if the stream must be reset. A peer that keeps opening streams is cut off.
+
+        relay: the address of the relay that the peer came through, or "".
         """
         now = self._clock()
         if self._streams.of(str(peer), now).wait(now) == 0 and (
@@ -136,5 +137,5 @@ class Meter:
         return False
 
     async def serve_ping(self, stream: Any) -> None:
-        """Answer pings at a limited rate; the library would answer as many as come."""
+        """Answer pings at a limited rate; the library would answer any number."""
         await handle_ping(MeteredStream(stream, lambda peer: self.charge(peer, PING_COST)))

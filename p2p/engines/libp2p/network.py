@@ -1,4 +1,4 @@
-"""py-libp2p's network with limits: who may connect, what a stream may hold, how a connection ends."""
+"""py-libp2p's network with limits on connections, streams and buffers, and with clean ends of connections."""
 
 import contextlib
 import logging
@@ -38,35 +38,35 @@ from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
-# What one yamux frame can hold.
+# Most data in one yamux frame.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_SIZE - HEADER_SIZE
-# So much is read before a window update is sent.
+# Bytes that are read before a window update is sent.
 WITHHELD_BYTES = 64 * 1024
-# A connection may take nothing from us for so long.
+# Timeout of a write on a connection.
 WRITE_TIMEOUT_S = 10.0
-# A stream may have to wait so long until it may send again: the other side may have a rate limit, too.
+# Timeout of a stream's wait for its window. It is longer because the other side may have a rate limit.
 WINDOW_TIMEOUT_S = 30.0
 # Replies that wait to be written; a frame has 12 bytes.
 MAX_OWED_BYTES = 64 * 1024
-# What came on a connection and nobody has read yet: 64 full windows.
+# Unread bytes of one connection: 64 full windows.
 MAX_BUFFERED_BYTES = 16 << 20
-# Unread bytes of all connections beyond one full window of each, and how often they are added up.
+# Unread bytes of all connections, not counting one full window of each, and seconds between two counts.
 MAX_UNREAD_BYTES, WINDOW_BYTES, UNREAD_EVERY_S = 48 << 20, 256 * 1024, 0.1
-# Streams of a connection that have not ended on both sides. The library forgets ended ones in 90 s.
+# Streams of a connection that have not ended on both sides. The library forgets ended streams in 90 s.
 MAX_HALF_CLOSED_STREAMS = 1024
-# Noise messages and parts of yamux frames that are read of all connections of one machine. A frame that says
-# nothing takes 0.015 ms, a message of one byte 0.06. Seven nodes that share at once cause some 700 reads.
+# Reads (Noise messages and parts of yamux frames) from all connections of one machine. An empty frame takes
+# us 0.015 ms, a message of one byte 0.06 ms. Seven nodes that share at once cause about 700 reads a second.
 READS_PER_S = 2000.0
-# A listener is closed at once, where the library is well.
+# Timeout to close a listener. Normally it closes at once.
 CLOSE_TIMEOUT_S = 5.0
-# Two peers that dial each other within this time make two connections in good faith.
+# If two connections to a peer are made within this time, both sides may have dialled in good faith.
 SIMULTANEOUS_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class _Nothing(bytearray):
-    """The bytes of a stream that keeps none."""
+    """A stream buffer that discards all bytes."""
 
     def extend(self, _: Iterable[Any], /) -> None:
         pass
@@ -75,12 +75,12 @@ class _Nothing(bytearray):
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
     """A stream that waits for the rate limit and has a fixed window, with few window updates.
 
-    The library sends a window update after every read, which is three frames for each small message; here one
-    goes out when WITHHELD_BYTES were read. And the window stays at 256 KiB, which is enough: the library
-    doubles it with the first reads, up to 16 MiB that a peer could make us hold.
+    The library sends a window update after every read, so three frames for each small message. Here an update
+    is sent after WITHHELD_BYTES. The window stays at 256 KiB, which is enough. The library doubles it with
+    the first reads, up to 16 MiB, and a peer could make us hold as much.
     """
 
-    # Set where the stream carries a circuit: its bytes have waited for the rate limit already.
+    # Set for a stream that carries a circuit, because its bytes have already waited for the rate limit.
     paid = False
     _unacknowledged = 0  # bytes read since the last window update
 
@@ -89,11 +89,12 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         self._whole = trio.Lock()
 
     async def write(self, data: bytes) -> None:
-        """Write all of it before what another task writes, and wait for the rate limit before each frame.
+        """Write all data without bytes of other tasks in between. Wait for the rate limit before each frame.
 
-        The library writes recent messages to a new neighbour beside the task that sends to it. A wait that is
-        cancelled, or outlived by a FIN or RST, leaves nothing to take back. Frames without data do not wait.
-        They are few, and the other side may give up on them.
+        The lock is needed because the library writes recent messages to a new neighbour while another task
+        sends to it. The wait is before the frame is made, so nothing must be undone if the wait is cancelled
+        or the stream ends. Frames without data do not wait: they are few, and the other side may time out on
+        them.
         """
         async with self._whole:
             at = 0
@@ -105,17 +106,17 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
                 at += len(piece)
 
     async def _room(self) -> int:
-        """Return how many bytes may be sent, once any may. Raises MuxedStreamError.
+        """Wait until the window is open, and return its size in bytes. Raises MuxedStreamError on a timeout.
 
-        The library waits for five seconds, which is too short for a peer with a limit.
+        The library's timeout is five seconds, too short for a peer with a rate limit.
         """
-        # Seconds. It grows, or many streams that nobody reads would keep us busy.
+        # Seconds between two looks. It grows, so that many streams with a closed window do not keep us busy.
         pause = 0.01
         with trio.move_on_after(WINDOW_TIMEOUT_S):
             while self.send_window <= 0 and not (self.closed or self.send_closed):
                 await trio.sleep(pause)
                 pause = min(2 * pause, 0.2)
-            # 1 where the stream is closed, so that the library reports it.
+            # 1 if the stream is closed: the library then raises the error.
             return max(1, int(self.send_window))
         raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT_S:g} s")
 
@@ -124,10 +125,10 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         self.drop()
 
     def drop(self) -> None:
-        """Keep nothing of what came and comes on the stream, which we have ended: nobody reads it.
+        """Discard all received and future bytes of this stream, because we have ended it.
 
-        The library would keep it for a minute where we cut the stream off, and where we closed it until the
-        other side closes it, too: a connection could leave 16 MiB here.
+        The library would keep them for a minute after a reset, and after a close until the other side closes,
+        too. One connection could leave 16 MiB.
         """
         if self.stream_id in self.conn.stream_buffers:
             self.conn.stream_buffers[self.stream_id] = _Nothing()
@@ -141,9 +142,10 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
 
 
 class EndingStream(NetStream):  # type: ignore[misc]
-    """A stream whose end is not cancelled: it would stay open, in one of its connection's 256 places.
+    """A stream whose close cannot be cancelled.
 
-    The library ends the streams of a lookup that is cut off where it is cancelled already.
+    If a lookup is cancelled, the library closes its streams in the cancelled scope. So they would stay open
+    and use up the connection's 256 places.
     """
 
     async def close(self) -> None:
@@ -152,19 +154,22 @@ class EndingStream(NetStream):  # type: ignore[misc]
         self.muxed_stream.drop()
 
 
-# Replaced in the library, which makes its streams itself.
+# Patches the library, which makes its streams itself.
 yamux.YamuxStream, swarm_connection.NetStream = WindowedStream, EndingStream
-# The library looks for IPv6 once: a node that starts before its network would never dial by it.
+# Removes a cache. The library looks only once whether the machine has IPv6, so a node that starts before its
+# network would never dial IPv6 addresses.
 swarm.has_public_ipv6 = has_public_ipv6.__wrapped__
 
 
 class Muxer(Yamux):  # type: ignore[misc]
-    """Yamux whose writes are not cancelled, and whose reader never waits for a write.
+    """Yamux whose writes cannot be cancelled, and whose reader never waits for a write.
 
-    A write that is cancelled half way, or after Noise has counted it, would break the connection for
-    everything else on it; a cancelled opening would keep one of its 256 places for good. A reader that waits
-    for its own replies (an ACK for a stream, the answer to a ping) would deadlock where both sides write more
-    than the connection holds; another task writes them.
+    - A write that is cancelled half way, or after Noise has counted it, would break the whole connection. If
+      the opening of a stream were cancelled, the stream would keep one of the connection's 256 places for
+      good.
+    - The reader sends replies (the ACK of a stream, the answer to a ping). If it waited for these writes, two
+      nodes would deadlock once both write more than the connection buffers: neither would read. So another
+      task writes the replies.
     """
 
     def __init__(
@@ -175,7 +180,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         self.traffic.muxers.add(self)
         self._patience = WRITE_TIMEOUT_S if _circuit_below(self.secured_conn) is None else WINDOW_TIMEOUT_S
         self._reader: trio.lowlevel.Task | None = None
-        self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
+        self._owed, self._paying = bytearray(), False  # replies, and whether a task is writing them
         self._turn = trio.Lock()
 
     async def handle_incoming(self) -> None:
@@ -183,9 +188,9 @@ class Muxer(Yamux):  # type: ignore[misc]
         await super().handle_incoming()
 
     async def _write_frame(self, data: bytes) -> None:
-        """Write a frame. A reply is only queued; raises MuxedConnUnavailable where they are too many."""
+        """Write a frame, or queue it if it is the reader's reply. Raises MuxedConnUnavailable if it cannot."""
         if trio.lowlevel.current_task() is not self._reader:
-            # Replies go first: the ACK of a stream before what is written on it.
+            # Queued replies go first, so that the ACK of a stream comes before its data.
             owed, self._owed = self._owed, bytearray()
             await self._write(bytes(owed + data))
             return
@@ -199,17 +204,19 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     async def _pay(self) -> None:
         with contextlib.suppress(Exception):
-            # The connection is closed then, which its reader finds. There is no wait for the bytes: others
-            # take them too, and an empty write of Noise would read as the end.
+            # On an exception the connection is closed, which the reader notices. Take the bytes without an
+            # await before the write: other tasks take them too, and an empty Noise message would mean the end
+            # of the connection.
             while self._owed:
                 owed, self._owed = self._owed, bytearray()
                 await self._write(bytes(owed))
         self._paying = False
 
     async def _write(self, frames: bytes) -> None:
-        """Write these frames within a time that is theirs alone.
+        """Write these frames with a timeout.
 
-        Earlier writes by others may take their own time, and the rate limit has been waited for.
+        The timeout starts when it is their turn, so it does not include earlier writes or the wait for the
+        rate limit.
         """
         with trio.CancelScope(shield=True):
             async with self._turn:
@@ -220,13 +227,13 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     @property
     def unread(self) -> int:
-        """Return the bytes that came and nobody has read yet."""
+        """Return the number of received bytes that were not read yet."""
         return sum(map(len, self.stream_buffers.values()))
 
     async def _read_data_body(self, length: int) -> bytes:
-        """Read data. Raises MuxedConnUnavailable on a peer that sends beyond its windows.
+        """Read data. Raises MuxedConnUnavailable if the peer sends more than its windows allow.
 
-        The library only logs that, and keeps the bytes.
+        The library only logs such an excess and keeps the bytes.
         """
         unread = length + self.unread
         if unread > MAX_BUFFERED_BYTES:
@@ -238,9 +245,9 @@ class Muxer(Yamux):  # type: ignore[misc]
         return bytes(await super()._read_data_body(length))
 
     async def _end_the_largest(self) -> None:
-        """End a connection if all together leave too much unread.
+        """If all connections together have too many unread bytes, end one of them.
 
-        It is the one that leaves most, of the machine and of the network group that leave most.
+        It is the connection with the most unread bytes, in the machine and network group with the most.
         """
         left = Counter[tuple[Hashable, ...]]()
         for muxer in self.traffic.muxers:
@@ -253,7 +260,7 @@ class Muxer(Yamux):  # type: ignore[misc]
                 await largest._give_up("too much is unread")
 
     async def accept_stream(self) -> Any:
-        """Accept a stream. Raises MuxedConnUnavailable, also on a peer that ends none of its streams.
+        """Accept a stream. Raises MuxedConnUnavailable, also if the peer never ends its streams.
 
         The library keeps streams that only we have ended.
         """
@@ -262,24 +269,24 @@ class Muxer(Yamux):  # type: ignore[misc]
         return await super().accept_stream()
 
     def _finalize_stream_locked(self, stream: Any, *, fully_closed: bool) -> None:
-        """Forget an ended stream, and wake who reads it: the library leaves that task waiting for ever."""
+        """Forget an ended stream, and wake its reader, which the library would leave waiting for ever."""
         waited_for = self.stream_events.get(stream.stream_id)
         super()._finalize_stream_locked(stream, fully_closed=fully_closed)
         if waited_for is not None and stream.stream_id not in self.stream_events:
             waited_for.set()
 
     def _sweep_stale_streams(self, now: float | None = None) -> int:
-        """Forget also what the library notes for the next wait of a reader whose stream is gone."""
+        """Also drop the events of streams that are gone, which the library keeps for their readers."""
         for gone in self.stream_events.keys() - self.streams.keys():
             del self.stream_events[gone]
         return int(super()._sweep_stale_streams(now))
 
     async def ping(self) -> None:
-        """Make the other side send something. Waits for no rate, and for no answer."""
+        """Send a ping, without waiting for the rate limit or the answer."""
         await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, 0))
 
     async def _give_up(self, why: str) -> NoReturn:
-        """End the connection and all on it by closing its socket. Raises MuxedConnUnavailable."""
+        """End the connection and all its streams by closing its socket. Raises MuxedConnUnavailable."""
         await self.secured_conn.conn.read_writer.close()
         raise MuxedConnUnavailable(why)
 
@@ -290,12 +297,12 @@ class Muxer(Yamux):  # type: ignore[misc]
 
 
 class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
-    """Makes our Muxer: the library makes its own Yamux, whatever class it is given."""
+    """Makes `Muxer`s; the library would make its own Yamux, even if it is given another class."""
 
     def __init__(self, muxers: Any, traffic: Traffic) -> None:
         super().__init__(muxers)
         self._traffic = traffic
-        self._gates: WeakValueDictionary[str, RateGate] = WeakValueDictionary()  # machine, or relay -> gate
+        self._gates: WeakValueDictionary[str, RateGate] = WeakValueDictionary()  # by machine or relay
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
@@ -316,9 +323,11 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
 
 
 class LimitedNetwork(CarefulDialler):
-    """Limits incoming connections and ends connections at once.
+    """Limits inbound connections, and ends connections at once.
 
-    Outgoing ones are made by our own discovery, not by the library. shut_out: whether a peer is banned.
+    Our discovery makes outbound connections, not the library.
+
+    shut_out: whether a peer is banned.
     """
 
     def __init__(
@@ -335,9 +344,9 @@ class LimitedNetwork(CarefulDialler):
         self.slots = InboundSlots()
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
-        """Serve an incoming connection until it ends, and free its place then.
+        """Serve an inbound connection until it ends, and then free its slot.
 
-        The library keeps a place for every connection that ever came in, and refuses all after the 160th.
+        The library never frees slots of inbound connections, and refuses all after the 160th.
         """
         read_write_closer = CountedSocket(read_write_closer, self.traffic, stranger=True)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
@@ -359,23 +368,24 @@ class LimitedNetwork(CarefulDialler):
                 with trio.move_on_after(10.0):
                     await muxed.event_closed.wait()
         except Exception as error:
-            # The peer failed to prove who it is, in any way, or lost its place meanwhile.
+            # The peer did not prove its id, or lost its slot meanwhile.
             log.debug("a connection that came in failed: %r", error)
         finally:
             self.slots.held.pop(read_write_closer, None)
             if muxed is not None and self._shut_out(str(muxed.peer_id)):
                 self._host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):
-                # The connection may be closed already.
+                # The connection may already be closed.
                 await read_write_closer.close()
 
     async def new_stream(self, peer_id: Any) -> Any:
-        """Open a stream; to a peer that is not connected only over the internet.
+        """Open a stream. If the peer is not connected, dial it only at internet addresses.
 
-        The library then dials the peer, at a TCP address whatever stands behind it, and it asks those that
-        the DHT's peers name: anybody could have us connect to the programs of our machine and of our network.
-        So addresses that may be in local networks are forgotten first, and names, which may lead there,
-        unless all our connections are in such. Our own discovery dials by itself.
+        The library dials a peer that is not connected, and its DHT opens streams to any peers that other
+        nodes name. So an attacker could make us connect to programs on our machine or in our local network.
+        Therefore the peer's local addresses are removed first, and also names, which may lead to local
+        addresses. They are kept if all our connections are local. Our discovery does not use this method to
+        dial.
         """
         if peer_id in self.peerstore.peer_data_map and not self.get_connections(peer_id):
             known = self.peerstore.peer_data_map[peer_id].addrs
@@ -390,12 +400,13 @@ class LimitedNetwork(CarefulDialler):
         return await super().new_stream(peer_id)
 
     def kept(self, connections: Sequence[Any], peer_id: Any) -> Any:
-        """Return the one of several connections to a peer that stays, and that new streams go over.
+        """Choose which of several connections to a peer is kept and used for new streams.
 
-        One through a relay goes where there is another. Else a later connection means that the peer has lost
-        the earlier, by a change of network or a loss of power; the library would open streams on that one, as
-        it has more of them. Two at about the same time mean that both dialled; then both sides keep the one
-        that the peer with the larger id made, and should that be a dead one, the other side dials once more.
+        - Direct connections are preferred to those through relays.
+        - A later connection is preferred, because it means that the peer lost the earlier one (a change of
+          network, a loss of power). The library would prefer the earlier one, which has more streams.
+        - If two were made within SIMULTANEOUS_S, both sides dialled. Then both keep the one that the peer
+          with the larger id dialled. If that one is dead, the other side dials again.
         """
         those = direct(connections) or connections
         last = max(connection._created_at for connection in those)
@@ -408,12 +419,12 @@ class LimitedNetwork(CarefulDialler):
     _select_connection = kept
 
     async def _open_stream_on_connection(self, *args: Any) -> Any:
-        """Open a stream. Not cancelled: the stream would be left open."""
+        """Open a stream. This cannot be cancelled, because the stream would be left open."""
         with trio.CancelScope(shield=True):
             return await super()._open_stream_on_connection(*args)
 
     async def close_peer(self, peer_id: Any) -> None:
-        """Close the sockets first: before that the library says goodbye, which waits for a deaf peer."""
+        """Close the peer's sockets first; the library would first send a goodbye, which may block."""
         for connection in self.get_connections(peer_id):
             await close_socket(connection)
         await super().close_peer(peer_id)
@@ -421,9 +432,9 @@ class LimitedNetwork(CarefulDialler):
     async def close_sockets(self) -> None:
         """End all connections and listeners.
 
-        Cancelling closes no socket: peers would think us connected until this process ends. And the library
-        listens in system tasks, which nothing else ends: on a port with two listeners, every second peer
-        would reach nobody.
+        Cancelling the library closes no sockets, so peers would see us connected until this process ends. It
+        also leaves the listeners open, which run in system tasks. After a restart there would be two
+        listeners on one port, and every second peer would reach the dead one.
         """
         for connection in self.get_connections():
             await close_socket(connection)
@@ -433,15 +444,15 @@ class LimitedNetwork(CarefulDialler):
 
 
 def circuit(connection: Any) -> Circuit | None:
-    """Return the circuit that carries a connection, if it goes through a relay.
+    """Return the circuit that carries a connection; None if the connection is direct.
 
-    connection: of the network or of the muxer.
+    connection: a connection of the network or of the muxer, or a stream.
     """
     return _circuit_below(getattr(connection, "muxed_conn", connection).secured_conn)
 
 
 def direct(connections: Iterable[Any]) -> list[Any]:
-    """Return the connections that go through no relay."""
+    """Return the connections that do not go through a relay."""
     return [connection for connection in connections if circuit(connection) is None]
 
 
@@ -451,7 +462,7 @@ def _circuit_below(secured: Any) -> Circuit | None:
 
 
 def remote(connection: Any) -> tuple[str, int]:
-    """Return host and port of the other end, ("", 0) where the library does not know them."""
+    """Return the host and port of the other end, ("", 0) if the library does not know them."""
     found = getattr(getattr(connection, "muxed_conn", connection), "get_remote_address", lambda: None)()
     return (str(found[0]), int(found[1])) if found is not None else ("", 0)
 
@@ -461,12 +472,12 @@ def remote_host(connection: Any) -> str:
 
 
 def heard_at(connection: Any) -> float:
-    """Return when the last bytes of a direct connection came, in trio's time."""
+    """Return the time of a direct connection's last received bytes, in trio's time."""
     return float(connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream.heard_at)
 
 
 def remote_address(connection: Any) -> str:
-    """Return the other end's multiaddress, or "" where the library does not know it."""
+    """Return the other end's multiaddress, "" if the library does not know it."""
     if (through := circuit(connection)) is not None:
         return through.address
     host, port = remote(connection)
@@ -475,13 +486,13 @@ def remote_address(connection: Any) -> str:
 
 async def close_socket(connection: Any) -> None:
     with trio.CancelScope(shield=True):
-        # The socket is closed at once; what follows is only a checkpoint.
+        # The socket is closed at once, before the await's checkpoint.
         await connection.muxed_conn.secured_conn.conn.read_writer.close()
 
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
     async def maybe_connect(self) -> None:
-        """Do nothing: the library's connector dials all in its peer store, up to half the high watermark."""
+        """Do nothing. The library would dial peers of its store, up to half of the high watermark."""
 
     def record_disconnect(self, peer_id: Any) -> None:
-        """Do nothing: the library notes each peer that ever left, and forgets them where it would dial."""
+        """Do nothing. The library would note each peer that left, and forget them only when it dials."""

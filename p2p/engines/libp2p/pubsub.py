@@ -1,4 +1,4 @@
-"""py-libp2p's GossipSub, where every message goes through our admission and every peer pays for it."""
+"""py-libp2p's GossipSub, with our admission of messages, our scores and rate limits."""
 
 import logging
 import random
@@ -39,22 +39,23 @@ from p2p.types import PeerId, Score, Verdict
 # Called with a message's data, the peer that handed it over, and its topics.
 OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
-# How often to forget what the library keeps.
+# Seconds between two runs of `Router.tidy`.
 TIDY_S = 10.0
-# GossipSub's D, D_low, D_high and D_out. In a small swarm everybody is in everybody's mesh up to D_high, and
-# that many copies of each frame come.
+# GossipSub's D, D_low, D_high and D_out. In a small swarm all members are in each other's mesh, up to D_high,
+# so each frame arrives as many times.
 DEGREE, DEGREE_LOW, DEGREE_HIGH, DEGREE_OUT = 4, 3, 6, 2
-# Peers outside the mesh that are told of new messages; a quarter of them where that is more (D_lazy).
+# Peers outside the mesh that get gossip (IHAVE); a quarter of them if that is more (D_lazy).
 GOSSIP_PEERS = 6
-# A peer may keep us out of its mesh for no longer.
+# Longest back-off that we accept from a peer that prunes us.
 MAX_BACK_OFF_S = 600
-# A message's number, as all libraries write it.
+# Length of a message's sequence number in all libraries.
 NUMBER_BYTES = 8
-# Messages that we ask a peer for at once: they come in one RPC, and most of ours have 2 KiB.
+# Messages that we request from a peer at once (IWANT). They come in one RPC, and most of our messages have
+# 2 KiB.
 MAX_WANTED = 128
-# IWANTs of one neighbour that wait for their turn.
+# IWANTs of one neighbour that wait for our upload.
 MAX_ASKING = 4
-# Bytes of a message's id: its author's, and its number.
+# Longest id of a message: its author's id and its sequence number.
 MAX_MESSAGE_ID_BYTES = 64
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Passage:
-    passed: bool  # whether nothing was wrong with the message
+    passed: bool  # whether the message was not rejected
 
 
 class TopicPubsub(Pubsub):  # type: ignore[misc]
-    """Pubsub that charges each connected peer for what it hands us, well or badly formed."""
+    """Pubsub that charges each connected peer for all messages that it sends us, valid or not."""
 
     def __init__(
         self,
@@ -77,12 +78,12 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         rate_limit: RateLimit,
         **options: Any,
     ) -> None:
-        # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
+        # validation_cache_ttl: our verdict depends on the time and the quota, so verdicts are not cached.
         super().__init__(
             *args,
             max_inbound_rpc_size=MAX_RPC_BYTES,
-            max_subscriptions_per_peer=16,  # topics of a peer that we take note of
-            seen_ttl=120,  # seconds, as p2pd's; what is repeated later ends in the inbox
+            max_subscriptions_per_peer=16,
+            seen_ttl=120,  # seconds, as in p2pd; the inbox refuses later repetitions
             validation_cache_ttl=-1,
             **options,
         )
@@ -95,16 +96,16 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being handled
         self.check_queue = CheckQueue()
-        self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
+        self._inbound: dict[Any, Any] = {}  # peer -> its newest stream to us
         self.peer_queues = Queues(self.my_id.to_bytes())
 
     async def enter(self, topic: Topic) -> None:
-        """Subscribe. Messages go to `on_frame` alone."""
+        """Subscribe to a topic. Its messages go only to `on_frame`."""
         self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
         await self.subscribe(str(topic))
 
     def notify_subscriptions(self, publish_message: Any) -> None:
-        """Queue nothing: the validator has delivered the message, and nobody reads the library's channel."""
+        """Do nothing: the validator has delivered the message, and nothing reads the library's channel."""
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
         if msg_forwarder == self.my_id:
@@ -115,8 +116,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             str(msg_forwarder), self._clock()
         ):
             return
-        # The library does not await before the validator has run, so what `_validate` finds in `_passage` is
-        # this message's.
+        # The library does not await before the validator has run, so `_passage` belongs to this message when
+        # `_validate` sets it.
         passage = self._passage = _Passage(passed=self._is_msg_seen(msg))
         try:
             await super().push_msg(msg_forwarder, msg)
@@ -141,11 +142,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter.charge(peer, READ_COST)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
-        """Charge for a message, ours or not, new or not, and refuse more than one topic and a long number.
+        """Charge for a message, new or not, and refuse it if it has several topics or a long number.
 
-        The library calls this for each message of an RPC before there is a task for it. It would keep each
-        topic that a message names, again for each peer that it goes to, and validate the message as often.
-        Its number is part of its id, which is kept in four places.
+        The library calls this for each message of an RPC before it starts a task for the message. For a
+        message with several topics, it would validate once for each topic and store each topic for each
+        receiver. A message's sequence number is part of its id, which is stored in four places.
         """
         return (
             self.meter.charge(self._reading, what=MESSAGES)
@@ -163,11 +164,12 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         log.warning("cut off %s: %s", peer, why)
         self.manager.run_task(self.host.disconnect, peer)
 
-    # A peer that is back before we see that its old connection is dead has two connections for a while. The
-    # library then keeps to the stream on the dead one, where no write fails, and never sends the peer
-    # anything again. And when one stream ends, it forgets the peer's subscriptions, though they came on the
-    # other. So: a stream is dead when its connection is, and a subscription lasts as long as the newest
-    # stream from the peer.
+    # A peer may reconnect before we see that its old connection is dead, and then has two connections for a
+    # while. The library has two faults then:
+    # - It goes on writing to the stream on the dead connection, where no write fails. The peer gets nothing.
+    # - When one stream ends, it forgets the peer's subscriptions, though they came on the other stream.
+    # So in the methods below a stream is dead when its connection is dead, and a subscription lasts as long
+    # as the newest stream from the peer.
 
     async def handle_dead_peer_queue(self) -> None:
         async with self.dead_peer_receive_channel:
@@ -178,13 +180,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                     connection.muxed_conn is not stream.muxed_conn
                     for connection in self.host.get_network().get_connections(peer)
                 ):
-                    # This registers the peer again, if it is connected.
+                    # This registers the peer again if it has another connection.
                     self._handle_dead_peer(peer)
 
     async def _handle_new_peer(self, peer_id: Any) -> None:
-        """Handle a new peer, unless it comes through a relay: gossip does not go through relays.
+        """Handle a new peer, unless it is connected through a relay: gossip does not use relays.
 
-        A direct connection that is made later is a new peer.
+        If a direct connection follows later, the library calls this again.
         """
         if direct(self.host.get_network().get_connections(peer_id)):
             await super()._handle_new_peer(peer_id)
@@ -196,11 +198,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             return
         before, self._inbound[peer] = self._inbound.get(peer), stream
         if before is not None:
-            # The newest stream counts, as in go-libp2p: the old one's connection may be dead.
+            # Only the newest stream counts, as in go-libp2p: the old stream's connection may be dead.
             await before.reset()
         try:
             await super().stream_handler(stream)
-            # Where the peer ended it well, the library leaves our side open while the connection lasts.
+            # If the peer closed its side, the library would leave our side open while the connection lasts.
             await stream.close()
         finally:
             if self._inbound.get(peer) is stream:
@@ -221,12 +223,15 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
 
 class Router(GossipSub):  # type: ignore[misc]
-    """GossipSub by our own scores. score: what we think of a peer, 0 or below."""
+    """GossipSub with our scores of peers.
+
+    score: our score of a peer: 0 if it is clean, below 0 if it misbehaved.
+    """
 
     def __init__(self, score: Score) -> None:
         self._score = score
-        self._asking: Counter[Any] = Counter()  # IWANTs of each neighbour that wait for our upload
-        # Of the last messages: id -> network group, connection, author
+        self._asking: Counter[Any] = Counter()  # by neighbour: IWANTs that wait for our upload
+        # Id of a recent message -> network group, connection, author.
         self._came_by: Latest[bytes, tuple[Hashable, ...]] = Latest(8192)
         super().__init__(
             protocols=MESHSUB,
@@ -234,20 +239,20 @@ class Router(GossipSub):  # type: ignore[misc]
             degree_low=DEGREE_LOW,
             degree_high=DEGREE_HIGH,
             heartbeat_interval=1,  # seconds
-            # Nearly all messages arrive by the mesh: telling of each three times cost a sixth of all bytes.
+            # Gossip tells of each message once. Nearly all messages arrive through the mesh, and telling of
+            # each three times cost a sixth of all bytes.
             gossip_window=1,
             gossip_history=6,
             do_px=False,  # a pruning peer could make us dial anything
             prune_back_off=10,
             max_idontwant_messages=1000,
-            # It stretches the heartbeat of a swarm that it finds unhealthy, as it does any small one.
+            # It would slow the heartbeat of an unhealthy swarm, and it finds every small swarm unhealthy.
             adaptive_gossip_enabled=False,
-            spam_protection_enabled=False,  # ours is `RateLimit` and the inbox
-            eclipse_protection_enabled=False,  # it wants more than one LAN has: three addresses in the mesh
-            # Whole messages are kept so long for every connected peer that is not of this swarm.
+            spam_protection_enabled=False,  # `RateLimit` and the inbox do this
+            eclipse_protection_enabled=False,  # it wants three addresses in the mesh; one LAN may have fewer
+            # The library keeps whole messages this long for each connected peer outside this swarm.
             pending_messages_ttl=3.0,
-            # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh
-            # and told nothing.
+            # Only our score counts. A peer that the inbox ignores is kept out of the mesh and gets no gossip.
             score_params=ScoreParams(
                 app_specific_score_fn=lambda peer: score(PeerId(str(peer))),
                 p6_appl_slack_weight=1.0,
@@ -256,20 +261,20 @@ class Router(GossipSub):  # type: ignore[misc]
         )
 
     def _check_graft_flood_protection(self, peer_id: Any, topic: str) -> bool:  # noqa: ARG002
-        """Check nothing more: the back-off is enough, and GRAFTs are charged for (`metering`).
+        """Allow every GRAFT after the back-off; `metering` charges for GRAFTs.
 
         The library's check lasts a fraction of a second longer than the back-off that it tells the peer, and
-        starts again each time: a peer that came back too early never got in again.
+        starts again at each attempt. So a peer that came a little too early was never admitted again.
         """
         return True
 
     def _get_peers_to_send(
         self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None
     ) -> Sequence[Any]:
-        """Send our own messages to every peer of the topic that is not graylisted, not to the mesh alone.
+        """Send our own messages to every peer of the topic that is not graylisted, not only to the mesh.
 
-        This is GossipSub 1.1's flood publishing: a crowd can fill our mesh, but cannot keep neighbours from
-        hearing us.
+        This is GossipSub 1.1's flood publishing: even if attackers fill our mesh, all neighbours get our
+        messages.
         """
         peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
         if origin == self.pubsub.my_id:
@@ -282,15 +287,16 @@ class Router(GossipSub):  # type: ignore[misc]
         return list(peers)
 
     def _select_grafting_candidates(self, candidates: Any, topic: str, current_mesh_size: int) -> Any:
-        """Take no more into the mesh than there are places: the library would prune as many at once."""
+        """Graft only as many peers as the mesh has free places; the library would prune the rest at once."""
         found = super()._select_grafting_candidates(candidates, topic, current_mesh_size)
         return found[: max(0, DEGREE_HIGH - current_mesh_size)]
 
     def _select_peers_for_pruning(self, topic: str, num_to_prune: int) -> list[Any]:
-        """Keep DEGREE_OUT that we dialled, then those who came first; a group has half, if others want more.
+        """Choose the peers to prune: keep DEGREE_OUT that we dialled, then the earliest.
 
-        A crowd that comes later finds no place. The library prunes any, as all that are not shunned have the
-        same score.
+        One network group keeps at most half of the mesh, unless there are not enough other peers. So a crowd
+        that comes later gets no place. The library would prune peers at random, because all clean peers have
+        the same score.
         """
         network, mesh = self.pubsub.host.get_network(), self.mesh[topic]
         here = [
@@ -316,11 +322,11 @@ class Router(GossipSub):  # type: ignore[misc]
         return [peer for peer in mesh if peer not in kept]
 
     def gossip_heartbeat(self) -> dict[Any, dict[str, list[bytes]]]:
-        """Tell peers outside the mesh, of each network group in turn, of new messages.
+        """Tell peers outside the mesh of new messages (IHAVE), network groups in turn.
 
-        These are as many as one asks for, of each ingress in turn: so those peers are served as fairly as
-        those in our meshes. Also whom we pruned a moment ago: the library leaves out whoever may not yet be
-        grafted again, who would get nothing until then.
+        At most MAX_WANTED messages are named, each ingress in turn, so that these peers are served as fairly
+        as peers in the mesh. Peers that were just pruned are included: the library leaves them out during
+        their back-off, and they would get nothing in that time.
         """
         gossip: dict[Any, dict[str, list[bytes]]] = defaultdict(dict)
         for topic, mesh in self.mesh.items():
@@ -339,7 +345,7 @@ class Router(GossipSub):  # type: ignore[misc]
         return gossip
 
     def group_of(self, peer: Any) -> Hashable:
-        """Return the network group of a connected peer, None where it is not known."""
+        """Return the network group of a connected peer, None if unknown."""
         near = self.pubsub.host.get_network().get_connections(peer)
         return share_group_of_host(remote(near[0])[0]) if near else None
 
@@ -348,14 +354,14 @@ class Router(GossipSub):  # type: ignore[misc]
             await super().handle_rpc(rpc, sender_peer_id)
 
     async def handle_graft(self, graft_msg: Any, sender_peer_id: Any) -> None:
-        """Handle a GRAFT of a topic of ours: the library keeps scores for any while the peer is connected."""
+        """Handle a GRAFT of our topics only; the library would keep scores for any topic that is named."""
         if graft_msg.topicID in self.mesh:
             await super().handle_graft(graft_msg, sender_peer_id)
 
     async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:
-        """Handle a PRUNE of a topic of ours, for a bounded time, without the peers that it names.
+        """Handle a PRUNE of our topics only, with a bounded back-off and without the peers that it names.
 
-        The library keeps any topic and any time, and dials whomever it names, also where `do_px` is off.
+        The library would keep any topic and any back-off, and dial the named peers even if `do_px` is off.
         """
         if prune_msg.topicID in self.mesh:
             prune_msg.ClearField("peers")
@@ -365,7 +371,7 @@ class Router(GossipSub):  # type: ignore[misc]
     def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
         """Send an RPC without our signed addresses, which the library adds to each message.
 
-        Identify has told them, and each receiver of each copy would check their signature.
+        Peers know them from identify, and each receiver would check their signature for each copy.
         """
         rpc.ClearField("senderRecord")
         super().send_rpc(peer_id, rpc, priority)
@@ -380,14 +386,18 @@ class Router(GossipSub):  # type: ignore[misc]
             ingress.reset(before)
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
-        """Ask for messages by ids that there can be: a peer that takes nothing could have us hold 20 MB."""
+        """Request messages by id (IWANT), but drop ids that are too long, and limit their number.
+
+        Otherwise a peer that reads nothing could make us hold 20 MB of requests.
+        """
         wanted = [msg_id for msg_id in msg_ids if len(msg_id) <= MAX_MESSAGE_ID_BYTES]
         await super().emit_iwant(wanted[:MAX_WANTED], to_peer)
 
     async def handle_iwant(self, iwant_msg: Any, sender_peer_id: Any) -> None:
-        """Give no more than waits for one neighbour, and as much as its machine may have of our upload.
+        """Send requested messages: at most as many as fit the neighbour's queue, and within its upload limit.
 
-        The library copies a message as often as it is named, before the queue takes a few of the copies.
+        The library would copy a message each time that the request names it, and only then drop copies that
+        do not fit the queue.
         """
         wanted, size = list[bytes](), 0
         for name in iwant_msg.messageIDs[:MAX_WANTED]:
@@ -400,7 +410,7 @@ class Router(GossipSub):  # type: ignore[misc]
             self.pubsub.manager.run_task(self._give, wanted, min(size, MAX_BYTES), near[0].muxed_conn)
 
     async def _give(self, wanted: Sequence[bytes], size: int, to: Any) -> None:
-        """Give messages to a neighbour when it is its turn: it is not read less meanwhile."""
+        """Send requested messages when the neighbour's upload turn comes, without delaying reads from it."""
         try:
             await to.traffic.upload(size, to.line)
             await super().handle_iwant(ControlIWant(messageIDs=wanted), to.peer_id)
@@ -408,11 +418,11 @@ class Router(GossipSub):  # type: ignore[misc]
             self._asking -= Counter({to.peer_id: 1})
 
     async def tidy(self) -> None:
-        """Trim the router's records now and then.
+        """Trim the router's records every TIDY_S, until cancelled.
 
-        While adaptive gossip is off, the library lets two of them only grow, and keeps a thousand whole
-        messages in the third. A peer that refuses our stream, or whose last messages wait when it leaves, it
-        never forgets: not in the mesh either.
+        Without adaptive gossip, two of the library's records only grow, and a third keeps a thousand whole
+        messages. The library also never forgets a peer that refuses our stream, or that leaves while messages
+        wait for it; such a peer even stays in the mesh.
         """
         while True:
             await trio.sleep(TIDY_S)
@@ -423,4 +433,4 @@ class Router(GossipSub):  # type: ignore[misc]
             for topic, held in self.back_off.items():
                 self.back_off[topic] = {peer: until for peer, until in held.items() if until > now}
             self.recent_message_deliveries.clear()
-            self.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself
+            self.equivocation_detection.clear()  # not needed: the inbox refuses repeated sequence numbers

@@ -1,8 +1,8 @@
-"""Peers that nobody can dial: circuit relay v2, the relay's side, and hole punching through it (DCUtR).
+"""For peers that cannot be dialled: the relay's side of circuit relay v2, and hole punching (DCUtR).
 
 Specifications: github.com/libp2p/specs, relay/circuit-v2.md and relay/DCUtR.md. The messages are py-libp2p's.
-Its relay (`CircuitV2Protocol`) is not used: in version 0.8.1 it takes reservations in others' names, lets one
-asker have every circuit of a peer, and does not end a circuit on which nothing moves (docs/p2p.md).
+Its relay (`CircuitV2Protocol`) is not used. In version 0.8.1 it accepts reservations in other peers' names,
+lets one asker take all circuits of a peer, and does not end idle circuits (docs/p2p.md).
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from p2p.types import PeerId
 HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
 MAX_MESSAGE_BYTES = 4096
 MESSAGE_TIMEOUT_S = 10.0
-# All circuits together, at a relay that its operator did not set up as one.
+# Rate of all circuits together, at a node whose operator did not declare it public.
 GUEST_BYTES_PER_S = 128.0 * 1024
-# Requests of one machine.
+# Requests of one machine: rate and burst.
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 5.0, 50.0
 
 log = logging.getLogger(__name__)
@@ -46,23 +46,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What others may have of a relay. A machine is an IPv4 address, or a /64 of IPv6.
+    """Limits of a relay. A machine is an IPv4 address or an IPv6 /64.
 
-    If all reservations or circuits are taken, the network group with most of them loses its youngest to a
-    newcomer of a smaller one (`one_too_many`).
+    If all reservations or circuits are taken, the network group with the most of them loses its youngest to a
+    newcomer of a smaller group (`one_too_many`).
     """
 
-    reservations: int = 96  # fewer than there are places: those who hold one keep theirs
+    # Fewer than the inbound slots, because peers with a reservation keep their slots.
+    reservations: int = 96
     reservations_of_machine: int = 16
-    lasts: float = 3600.0  # seconds a reservation holds, unless its connection ends first
+    lasts: float = 3600.0  # duration of a reservation in seconds; it ends earlier with its connection
     circuits: int = 128  # at once
-    # The peer takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two relays.
+    # A peer accepts 16 in all (`circuits.INBOUND_CIRCUITS`), through two relays.
     circuits_to_peer: int = 8
-    circuits_of_machine: int = 16  # asked for by one machine
+    circuits_of_machine: int = 16  # requested by one machine
     circuits_of_machine_to_peer: int = 4
-    size: int = 64 << 20  # bytes of a circuit, both ways together
-    seconds: float = 600.0  # how long a circuit lasts
-    idle: float = 30.0  # seconds in which nothing moves on it
+    size: int = 64 << 20  # bytes of a circuit, both directions together
+    seconds: float = 600.0  # longest duration of a circuit
+    idle: float = 30.0  # seconds without data after which a circuit ends
     rate: float = float(1 << 20)  # bytes a second of all circuits together
 
 
@@ -71,7 +72,7 @@ async def send(stream: Any, message: Any) -> None:
 
 
 async def receive(stream: Any, kind: Any) -> Any:
-    """Receive a message. Raises one of the library's many where none comes in time, or it is too large."""
+    """Receive a message. Raises various errors of the library if it is late, malformed or too large."""
     with trio.fail_after(MESSAGE_TIMEOUT_S):
         return kind.FromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE_BYTES))
 
@@ -79,8 +80,7 @@ async def receive(stream: Any, kind: Any) -> Any:
 async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple[Any, Any] | None:
     """Open a stream to a peer, send it a message, and return the stream and the answer.
 
-    Returns None where it does not agree, or does not answer. The stream is ended then, and where this is
-    cancelled.
+    Returns None if the peer refuses or does not answer. The stream is reset then, and on cancellation.
     """
     stream = None
     try:
@@ -93,7 +93,7 @@ async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple
             return agreed, answer
         log.debug("%s does not agree to %s: %s", peer, protocol, answer.status)
     except Exception as error:
-        # The peer is gone, does not know the protocol, or answers something else.
+        # The peer is gone, does not know the protocol, or sent an invalid answer.
         log.debug("%s does not answer to %s: %r", peer, protocol, error)
     finally:
         if stream is not None:
@@ -107,7 +107,7 @@ End = tuple[str, str, Any]
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Carried:
-    """A circuit that a relay carries, or is about to. scope: cancelled to cut it off."""
+    """A circuit that the relay carries, or is opening. scope: cancel it to end the circuit."""
 
     asker: End
     target: End
@@ -120,9 +120,13 @@ def end_of(connection: Any, peer: Any) -> End:
 
 
 class Relay:
-    """A relay. handle: the handler of HOP streams.
+    """A relay; `handle` is the handler of HOP streams.
 
-    banned: whether a peer is to stay away now. clock: seconds since the epoch.
+    Args:
+        host: the library's host.
+        banned: whether a peer is banned now.
+        clock: returns seconds since the epoch.
+        limits: limits of the relay.
     """
 
     def __init__(
@@ -139,12 +143,12 @@ class Relay:
             clock,
             limits,
         )
-        # Peer id -> until, its network group and machine; the oldest first
+        # Peer id -> end of the reservation, (network group, machine); oldest first.
         self._reserved: dict[Any, tuple[float, tuple[str, str]]] = {}
         self._network.slots.reserved = lambda peer: self._holds(peer, clock())
-        self._circuits: list[_Carried] = []  # the oldest first
+        self._circuits: list[_Carried] = []  # oldest first
         self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
-        # Of a circuit, as askers are told.
+        # The limits of a circuit, sent to the peers at both ends.
         self._limit = Limit(duration=int(limits.seconds), data=limits.size)
         self._bytes = RateGate(limits.rate, float(limits.size))
 
@@ -153,7 +157,7 @@ class Relay:
         try:
             message = await receive(stream, HopMessage)
             if circuit(stream) is not None or self._banned(PeerId(str(peer))):
-                # Nobody could say who asks if the asker itself came through a relay.
+                # An asker that came through a relay has no known address, so its machine cannot be limited.
                 await _answer(stream, StatusCode.PERMISSION_DENIED)
             elif self._asks.of(machine, self._clock()).wait(self._clock()):
                 await _answer(stream, StatusCode.RESOURCE_LIMIT_EXCEEDED)
@@ -167,7 +171,7 @@ class Relay:
             await end(stream, well=True)
 
     async def _reserve(self, stream: Any, asker: End) -> None:
-        """Reserve for the peer at the other end, whomever the message names."""
+        """Make a reservation for the peer at the other end; the peer id in the message is ignored."""
         now, peer = self._clock(), asker[2]
         self._reserved = {one: held for one, held in self._reserved.items() if self._holds(one, now)}
         others = {one: held for one, (_, held) in self._reserved.items() if one != peer}
@@ -179,12 +183,13 @@ class Relay:
             await _answer(stream, StatusCode.RESERVATION_REFUSED)
             return
         if leaving is not None:
-            # There is no other way to tell the peer that its reservation has ended.
+            # The protocol has no message for the end of a reservation, so the connection is closed.
             del self._reserved[leaving]
             await self._network.close_peer(leaving)
         until = now + self._limits.lasts
         self._reserved[peer] = until, asker[:2]
-        # js-libp2p tells others all of these, who would dial their own machines and networks at local ones.
+        # Leave out local addresses. js-libp2p passes on all addresses from here, and the nodes that get them
+        # would dial local addresses in their own networks.
         ours = [address for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)]
         told = [address for address in ours if group_of(str(address)) != LOCAL] or ours
         await _answer(
@@ -195,7 +200,7 @@ class Relay:
         )
 
     def _holds(self, peer: Any, now: float) -> bool:
-        """Return whether the peer's reservation holds; it ends with the peer's own connection."""
+        """Return whether the peer has a reservation; it ends with the peer's direct connection."""
         until, _ = self._reserved.get(peer, (0.0, None))
         return until > now and bool(direct(self._network.get_connections(peer)))
 
@@ -232,7 +237,7 @@ class Relay:
                 self._circuits.remove(carried)
 
     def _makes_room(self, new: _Carried) -> bool:
-        """Return whether there is room for a circuit, cutting off others that have to leave for it."""
+        """Make room for a new circuit, if need be by ending others. Return False if there is no room."""
         limits, asker = self._limits, new.asker[:2]
         own = [its for its in self._circuits if its.asker[:2] == asker]
         to_peer = [its for its in self._circuits if its.target[2] == new.target[2]]
@@ -250,19 +255,20 @@ class Relay:
         return True
 
     def _payers(self, carried: _Carried) -> tuple[Any, ...]:
-        """Return the path by which a circuit shares the rate.
+        """Return the circuit's path in the tree of the shared rate.
 
-        The end whose network group has more circuits comes first. So a machine that asks for many circuits
-        has one share, and so has one that sends to many askers.
+        The end whose network group has more circuits comes first in the path. So a machine with many circuits
+        has one share, no matter whether it is the asker or the target.
         """
         ends = Counter(group for its in self._circuits for group, _, _ in (its.asker, its.target))
         most = sorted((carried.asker, carried.target), key=lambda one: ends[one[0]], reverse=True)
         return (*most[0], *most[1])
 
     async def _carry(self, carried: _Carried, one: IncomingStream, other: IncomingStream) -> None:
-        """Carry bytes both ways until one side ends, or a limit is reached.
+        """Forward bytes in both directions until one side ends or a limit is reached.
 
-        It is idle while neither sends: what waits for our own rates is under way.
+        The idle timer runs only while no bytes are under way, so bytes that wait for our rate limit do not
+        count as idle time.
         """
         end, left, under_way = trio.current_time() + self._limits.seconds, self._limits.size, 0
 
@@ -297,25 +303,26 @@ async def _answer(stream: Any, status: StatusCode, **more: Any) -> None:
 
 
 DCUTR = TProtocol("/libp2p/dcutr")
-# Addresses of the other side that are dialled.
+# Addresses of the other side that we dial.
 MAX_DIALLED = 2
 TRIES, TRY_AGAIN_S = 6, 10.0
-# The time for one try.
+# Timeout of one try.
 TRY_TIMEOUT_S = 6.0
-# Tries with all peers together: a peer may name a third party's address.
+# Tries with all peers together, rate and burst. They are limited because a peer may name a victim's address.
 TRIES_PER_S, TRIES_AT_ONCE = 0.1, 8.0
 
 
 class HolePunching:
-    """Punches holes for peers that are connected through a relay.
+    """Punches holes through NAT for peers that are connected through a relay (DCUtR).
 
-    Two peers behind NAT that a relay connects dial each other at one moment. The peer that was dialled
-    through the relay begins. Both dial from the port that they listen on, at the address at which members see
-    the other: most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also works, but dials whatever
-    addresses the other side names.
+    Both peers dial each other at the same moment. The peer that was dialled through the relay begins. Each
+    dials from its listen port to the address at which members see the other peer; most routers keep the port.
+    py-libp2p's `DCUtRProtocol` also works, but it dials any address that the other side names.
 
-    listen: where we listen. here: where others see this node, with the port that we listen on; empty while
-    that is not known.
+    Args:
+        host: the library's host.
+        listen: our listen addresses.
+        here: returns our addresses as members see them, with our listen ports; empty while unknown.
     """
 
     def __init__(self, host: Any, listen: Sequence[Endpoint], here: Callable[[], Sequence[str]]) -> None:
@@ -324,16 +331,17 @@ class HolePunching:
         self._tries = TokenBucket(TRIES_PER_S, TRIES_AT_ONCE, trio.current_time())
 
     async def begin(self, peer: Any) -> None:
-        """Punch a hole to a peer that came to us through a relay.
+        """Punch a hole to a peer that dialled us through a relay.
 
-        A new one does not know yet where others see it, and refuses at first.
+        Several tries are needed: a new node refuses at first, because it does not know yet at which address
+        members see it.
         """
         for _ in range(TRIES):
             if self._here() and not self._tries.wait(trio.current_time()):
                 try:
                     await self._begin(peer)
                 except Exception as error:
-                    # The peer refuses, knows no hole punching, or answers something else.
+                    # The peer refuses, does not know the protocol, or sent an invalid answer.
                     log.debug("no hole punching with %s: %r", peer, error)
             if direct(self._network.get_connections(peer)):
                 return
@@ -353,12 +361,12 @@ class HolePunching:
             await end(stream)
 
     async def handle(self, stream: Any) -> None:
-        """Handle a stream: a peer that we dialled through a relay begins. Nobody else may."""
+        """Handle a DCUtR stream. Only a peer that we dialled through a relay may open one."""
         try:
             if circuit(stream) is None or not stream.muxed_conn.is_initiator:
                 return
-            # We wait until we know: a refusal is final for go-libp2p, and js-libp2p asks thrice, for 5 s
-            # each.
+            # Wait until we know our address instead of refusing: for go-libp2p a refusal is final, and
+            # js-libp2p tries three times with 5 s each.
             with trio.fail_after(MESSAGE_TIMEOUT_S):
                 while not self._here():
                     await trio.sleep(0.1)
@@ -377,10 +385,11 @@ class HolePunching:
         )
 
     async def _dial(self, peer: Any, addresses: Sequence[str], begun: bool) -> None:
-        """Dial until one address answers.
+        """Dial all addresses until one answers.
 
-        begun: we began, and are the server of a connection that both dialled. A peer that anybody can dial
-        waits for us to speak instead, so it is dialled from another port as a client, too.
+        begun: whether we opened the DCUtR stream. If so, we are the server of a connection that both sides
+            dialled. But a peer that can be dialled directly accepts our dial as a server and waits for us to
+            speak, so we also dial it as a client, from another port.
         """
 
         async def attempt(dial: Any, address: str, *source: Any) -> None:
@@ -388,7 +397,7 @@ class HolePunching:
                 await dial(multiaddr.Multiaddr(address), peer, *source)
                 nursery.cancel_scope.cancel()
             except Exception as error:
-                # Nothing came through, or not from that address.
+                # The dial failed, or another peer answered.
                 log.debug("no hole to %s at %s: %r", peer, address, error)
 
         punch = self._network.dial_addr_as_responder if begun else self._network.dial_addr
@@ -404,7 +413,7 @@ class HolePunching:
 
 
 def dialable(addresses: Iterable[bytes]) -> list[str]:
-    """Return the named addresses that we dial: public IP addresses, with no port of a system service."""
+    """Return the addresses that we dial: public IP addresses with a port from MIN_PORT up."""
     found: dict[str, None] = {}
     for raw in addresses:
         with contextlib.suppress(MultiaddrError, ValueError, LookupError):
@@ -415,7 +424,7 @@ def dialable(addresses: Iterable[bytes]) -> list[str]:
 
 
 async def _named_addresses(stream: Any, wanted: int) -> Sequence[bytes]:
-    """Return the addresses in the next message. Raises ValueError where it is of another type."""
+    """Return the addresses in the next message. Raises ValueError if its type is not `wanted`."""
     message = await receive(stream, HolePunch)
     if message.type != wanted:
         raise ValueError(f"message of type {message.type}")

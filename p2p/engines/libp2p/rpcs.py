@@ -1,14 +1,16 @@
-"""GossipSub's RPCs: reads them one at a time, and queues what is sent to each neighbour.
+"""GossipSub's RPCs: reads them one at a time, and queues the RPCs to each neighbour.
 
-A peer has one RPC begun at a time, and a limited time to finish it. New messages are checked at a limited
-rate, of each ingress (below) in turn, and no more is read of a connection while messages of it wait: whoever
-floods us waits itself, and its messages stay with it.
+A frame's **ingress** is the connection that brought it, with its network group.
 
-To a neighbour go our own frames, control, and what we pass on for others. Passing on is fair by **ingress**,
-where a frame came in: network groups are served in turn, in a group its connections, and in one of these its
-authors, which are as many as it likes. Where too much waits, the oldest goes of the author that has most, of
-the connection that has most, of the group that has most. So a flood crowds out itself. The next node charges
-us for all that we pass on, so it goes at a pace that is less than a connection may bring.
+Inbound: each peer may have one unfinished RPC, and must finish it within a limited time. New messages are
+checked at a limited rate, each ingress in turn. While messages of a connection wait for their check, nothing
+more is read from it. So a flood stays in the flooder's send buffer.
+
+Outbound: a neighbour gets our own frames, control messages, and frames that we forward. Forwarding is fair by
+ingress: network groups are served in turn, within a group its connections, and within a connection its
+authors, of which a peer can make any number. If the queue is full, the largest author of the largest
+connection of the largest group loses its oldest frame. So a flood pushes out only itself. The next node
+charges us for all frames that we forward, so our pace stays below its limit for a connection.
 """
 
 import math
@@ -26,27 +28,31 @@ from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream, own_frame
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.rate_limit import TokenBucket
 
-# A frame and control.
+# A frame and control messages.
 MAX_RPC_BYTES = MAX_FRAME_BYTES + 64 * 1024
-# The time of an RPC from its first byte to its last.
+# Timeout of an RPC from its first byte to its last.
 FINISH_S = 10.0
-# New messages that are checked: a second, and at once after a pause. A swarm has some a second; each costs us
-# a millisecond, with its two signatures and what passes it on. A lone flooder is cut off within the burst.
+# New messages that are checked: rate and burst. A swarm has a few messages a second. Each costs us about 1
+# ms, for its two signatures and its forwarding. A single flooder is cut off within the burst.
 CHECKS_PER_S, CHECKS_BURST = 50.0, 1200.0
-# Messages that wait to be checked, each with the bytes of the task that waits with it. One RPC may hold 600,
-# and a connection with a new key, which brings another, costs nothing.
+# Memory of messages that wait for their check; TASK_BYTES is the size of the waiting task. The limit is
+# needed because one RPC may hold 600 messages, and an attacker can open any number of connections with new
+# keys.
 MAX_WAITING_BYTES, TASK_BYTES = 64 * 1024 * 1024, 4096
 # The length of an RPC's length prefix.
 _MAX_LENGTH_BYTES = 3
 
 
 class RpcStream(MeteredStream):
-    """A stream of the library that gives out whole RPCs alone.
+    """A stream of the library that returns bytes only once an RPC is complete.
 
-    Its reads raise StreamError, also where an RPC takes too long.
+    Its reads raise StreamError, also if an RPC takes too long.
 
-    on_read: called with the peer before an RPC is given out, and for each piece of it. cut_off: called with a
-        peer and the reason. ready: waited for before each RPC.
+    Args:
+        stream: the library's stream.
+        on_read: called with the peer for each read of the library and each piece that arrives.
+        cut_off: called with a peer and the reason to disconnect it.
+        ready: awaited with the peer before each RPC.
     """
 
     def __init__(
@@ -58,7 +64,7 @@ class RpcStream(MeteredStream):
     ) -> None:
         super().__init__(stream, on_read)
         self._cut_off, self._ready = cut_off, ready
-        self._rest = bytearray()  # what came after the RPC that is given out
+        self._rest = bytearray()  # bytes that came after the last complete RPC
         self.peer = stream.muxed_conn.peer_id
 
     async def _more(self) -> bytes:
@@ -85,11 +91,11 @@ class RpcStream(MeteredStream):
 
 
 class NoRpc(StreamError):  # type: ignore[misc]
-    """What came is no RPC, or is too large."""
+    """The received bytes are not an RPC, or the RPC is too large."""
 
 
 def _size(data: bytearray) -> int | None:
-    """Return the bytes of the first RPC, its length included; None where it is not whole. Raises NoRpc."""
+    """Return the size of the first RPC with its length prefix; None if it is incomplete. Raises NoRpc."""
     length = 0
     for place, byte in enumerate(data[:_MAX_LENGTH_BYTES]):
         length |= (byte & 0x7F) << 7 * place
@@ -105,51 +111,51 @@ def _size(data: bytearray) -> int | None:
     return size if len(data) >= size else None
 
 
-# Others' frames that wait for one neighbour. Each counts with no less than an equal part of the bytes, so
-# that neither many small ones nor a few large ones push out those of others.
+# Forwarded frames that wait for one neighbour. A frame counts as MAX_BYTES / MAX_FRAMES bytes at least, so
+# that neither many small frames nor a few large ones push out other authors' frames.
 MAX_FRAMES, MAX_BYTES = 256, 512 * 1024
-# Others' frames go in one RPC up to so many bytes, and the last.
+# Forwarded frames are joined in one RPC until it has this many bytes.
 JOINED_BYTES = 16 * 1024
-# Frames of ours that wait for one neighbour.
+# Our own frames that wait for one neighbour.
 MAX_OWN_FRAMES = 64
-# Control RPCs that wait. The library repeats those that were refused and matter.
+# Control RPCs that wait. If one is refused, the library sends it again if it matters.
 MAX_CONTROL_RPCS = 64
-# Others' frames to one neighbour: three quarters of what it takes from a connection.
+# Forwarded frames to one neighbour: three quarters of its limit for a connection.
 PACE_PER_S, PACE_BURST = 150.0, 300.0
 PACE_BYTES_PER_S, PACE_BURST_BYTES = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
-# RPCs of others' frames to one neighbour: what comes faster goes together, as each is a write of its own.
+# RPCs of forwarded frames to one neighbour. Each RPC is a separate write, so faster frames are joined.
 PACE_RPCS_PER_S, PACE_BURST_RPCS = 10.0, 20.0
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
-# The ingress of what a neighbour asked us for.
+# The ingress of messages that a neighbour requested (IWANT).
 ASKED: Ingress = ("asked for", "")
-# That of the message that this task passes on.
+# The ingress of the message that this task forwards.
 ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """The turn of a message that waits to be checked."""
+    """A message that waits for its check."""
 
     peer: Hashable
     come: trio.Event = field(default_factory=trio.Event)
-    dropped: bool = False  # it has to go, as too much waits
+    dropped: bool = False  # the message was dropped because the queue was full
 
 
 class CheckQueue:
-    """Lets new messages in at a limited rate, of each network group and connection in turn.
+    """Admits new messages to the check at a limited rate, network groups and connections in turn.
 
-    Where too much waits, the oldest goes of the connection that has most, of the group that has most.
+    If the queue is full, the largest connection of the largest group loses its oldest message.
     """
 
     def __init__(self) -> None:
         self._bucket = TokenBucket(CHECKS_PER_S, CHECKS_BURST, 0.0)
         self._turns = Turns()
-        # Peer -> the turn of its last message that waits, which is also the last to come
+        # Peer -> the turn of its newest waiting message, which is also served last.
         self._last: dict[Hashable, _Turn] = {}
         self._some = trio.Event()
 
     async def enter(self, by: Ingress, size: int) -> bool:
-        """Wait until it is the turn of a message of this size. Returns False where it has to go instead."""
+        """Wait for the turn of a message of this size. Return False if it was dropped instead."""
         if not self._turns.frames and not self._bucket.wait(trio.current_time()):
             return True
         turn = self._last[by[1]] = _Turn(by[1])
@@ -163,12 +169,12 @@ class CheckQueue:
         return not turn.dropped
 
     async def drained(self, peer: Hashable) -> None:
-        """Wait until no message of this peer waits."""
+        """Wait until no message of this peer is in the queue."""
         if peer in self._last:
             await self._last[peer].come.wait()
 
     async def run(self) -> None:
-        """Give turns until cancelled."""
+        """Serve the queue until cancelled."""
         while True:
             await self._some.wait()
             self._some = trio.Event()
@@ -185,9 +191,9 @@ class CheckQueue:
 
 
 class ForwardQueue:
-    """Takes the place of the library's `PriorityQueue`, whose methods it has. Limits others' frames.
+    """Replaces the library's `PriorityQueue` of RPCs to one neighbour. Limits forwarded frames.
 
-    me: our own id, as messages name it.
+    me: our peer id, as in a message's `from_id`.
     """
 
     def __init__(self, me: bytes) -> None:
@@ -202,9 +208,9 @@ class ForwardQueue:
         )
 
     def push(self, rpc: Any, priority: bool = False) -> bool:  # noqa: ARG002
-        """Add an RPC. Returns whether it waits now; what waited before may be dropped for it.
+        """Add an RPC. Return False if it was refused; an older RPC may be dropped for it.
 
-        priority: the library's, which is for control.
+        priority: set by the library for control messages; not used here.
         """
         if not rpc.publish:
             if len(self._control) >= MAX_CONTROL_RPCS:
@@ -220,9 +226,10 @@ class ForwardQueue:
         return True
 
     def pop(self) -> Any:
-        """Return the next RPC; None where none waits. Others' frames go together, which costs less.
+        """Return the next RPC, or None. Forwarded frames are joined in one RPC, which costs less.
 
-        Our own frames that a neighbour asks for go with them: it could ask for each a hundred times.
+        Our own frames that a neighbour requests (IWANT) count as forwarded, because it could request each a
+        hundred times.
         """
         own_frame.set(bool(self._own))
         if self._own:
@@ -237,7 +244,7 @@ class ForwardQueue:
         return rpc
 
     def pace(self, frames: int, size: int, now: float) -> float:
-        """Charge for an RPC of others' frames. Returns the seconds after which it may go."""
+        """Charge the pace for an RPC of forwarded frames. Return the seconds to wait before sending it."""
         seconds = 0.0
         for bucket, amount in zip(self._paces, (frames, size, 1), strict=True):
             bucket.refill(now)
@@ -250,9 +257,9 @@ class ForwardQueue:
 
 
 class Queues(dict[Any, Any]):
-    """The library's queues, one for each neighbour, with ours in them.
+    """The library's queues by neighbour; puts a `ForwardQueue` into each.
 
-    The library makes a queue, and the task that empties it, in one method.
+    This is a dict because the library makes a queue and starts the task that empties it in one method.
     """
 
     def __init__(self, me: bytes) -> None:
@@ -262,6 +269,7 @@ class Queues(dict[Any, Any]):
         queue.max_message_size = MAX_RPC_BYTES
         queue._queue = ForwardQueue(self._me)
         if (before := self.get(peer)) is not None:
-            # Two streams were opened at once. The first one's task would wait for this queue for ever.
+            # Two streams were opened at once. Without this, the first stream's task would wait for this queue
+            # for ever.
             before.close()
         super().__setitem__(peer, queue)

@@ -1,15 +1,17 @@
-"""The py-libp2p 0.8.1 stack for one swarm: TCP, Noise, yamux, GossipSub, Kademlia, failures contained.
+"""The py-libp2p 0.8.1 stack for one swarm: TCP, Noise, yamux, GossipSub, Kademlia; contains its failures.
 
-The library's defaults do not suit a daemon that talks to strangers. Each change is named where it is made:
+The library's defaults do not suit a daemon that talks to untrusted peers. The main changes are listed here; a
+comment at each patch explains it.
 
-- `new_host` also accepts plaintext and secio, which prove nobody's identity. Here Noise alone.
-- An exception in a stream handler or a service task ends the whole host; one in identify, a trio system task,
-  ends the process. A peer can cause both with a few bytes. Here such a failure ends that stream or that task.
-- GossipSub's heartbeat is 120 s; it penalises peers that forward more than 10 messages a second; it starts
-  its message counter from the clock in seconds, so a node that restarts repeats its own ids and is not heard
-  for `seen_ttl`.
-- Listening sockets are opened with SO_REUSEPORT, so a second node on the same port is not refused but steals
-  half the connections.
+- `new_host` also accepts plaintext and secio, which do not prove the peer's identity. We allow only Noise.
+- An exception in a stream handler or a service task ends the whole host. An exception in identify, a trio
+  system task, ends the process. A peer can cause both with a few bytes. Here such a failure ends only that
+  stream or task.
+- GossipSub's heartbeat is 120 s. It penalises peers that forward more than 10 messages a second. It starts
+  its message counter from the clock in seconds, so a restarted node repeats its message ids, and peers ignore
+  it for `seen_ttl`.
+- The library listens with SO_REUSEPORT, so a second node on the same port is not refused, but gets half of
+  the connections.
 """
 
 import contextlib
@@ -52,15 +54,15 @@ from p2p.rate_limit import RateLimit, counted
 from p2p.topic import Topic
 from p2p.types import Score
 
-# Streams that a peer may have open to us.
+# Streams that one peer may have open to us.
 MAX_STREAMS = 64
 
 log = logging.getLogger(__name__)
 
-# The library silences itself on import. What it warns of is worth hearing, but for what every failed dial or
-# lost peer causes, and for what a peer can cause with each message, or with each byte (yamux), with each
-# forged proof (noise), or with each address that it names in the DHT (transport, dns_utils). A port in use we
-# report ourselves.
+# The library turns its logs off on import. We turn its warnings on, except in modules where a failed dial, a
+# lost peer or a hostile peer causes them: with each message, with each byte (yamux), with each forged proof
+# (noise), or with each address that it names in the DHT (transport, dns_utils). We report a port in use
+# ourselves.
 for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
@@ -76,26 +78,26 @@ for name, level in {
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True
-# A dial that meets another key, or nobody of libp2p, or that is cut off.
+# Drop the warnings about dials that found another key or no libp2p node, or that were cut off.
 logging.getLogger("libp2p.network.swarm").addFilter(
     lambda record: not any(words in str(record.msg) for words in ("to upgrade", "[ADDCONN_FAIL]"))
 )
 
-# Replaced in the library, which would tell a peer behind a relay that it is at `/p2p/<relay>/p2p-circuit`:
-# js-libp2p then gives up on identify, and so on hole punching. No address is seen there, and none is told.
+# Patches identify, which would tell a peer behind a relay that we see it at `/p2p/<relay>/p2p-circuit`. With
+# such an address js-libp2p gives up identify, and so hole punching. We send no address, because we see none.
 identify._prefer_circuit_addr = lambda _host, _peer, seen: seen
 
-# Taken from the library: no member has such a key, and with one of RSA whose exponent is as long as itself a
-# signature takes 5 ms to check. A peer may send hundreds a second.
+# Removes other kinds of keys from the library. No member has one, and for an RSA key whose exponent is as
+# long as the key, checking a signature takes 5 ms. A peer could send hundreds a second.
 for kind in (KeyType.RSA, KeyType.Secp256k1):
     del serialization.key_type_to_public_key_deserializer[kind.value]
 envelope.pub_key_from_protobuf = lambda key: serialization.deserialize_public_key(key.SerializeToString())
 
 
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
-    """A host that no peer can end by what it sends.
+    """A host that survives any bytes that a peer sends.
 
-    admits_stream: called with a peer that opens a stream and the relay it came through, or "".
+    admits_stream: whether a peer may open a stream; called with the peer and its relay's address, or "".
     """
 
     _addrs: Sequence[Any] = ()
@@ -105,13 +107,13 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     def __init__(self, *args: Any, admits_stream: Callable[[Any, str], bool], **options: Any) -> None:
         super().__init__(*args, **options)
         self.multiselect: Multiselect = Negotiation(self.multiselect.handlers)
-        self._handled: Counter[Any] = Counter()  # streams that are being handled, by peer
+        self._handled: Counter[Any] = Counter()  # peer -> streams that are being handled
         self._admits_stream = admits_stream
 
     def get_addrs(self) -> list[Any]:
         """Return our addresses, cached for five seconds.
 
-        The library asks for them with each message that it sends, and they take a millisecond.
+        The library calls this for each message that it sends, and computing them takes 1 ms.
         """
         now = trio.current_time()
         if not self._addrs or now - self._addrs_at > 5.0:
@@ -119,7 +121,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         return list(self._addrs)
 
     async def announce_through(self, circuits: Sequence[str]) -> None:
-        """Tell connected peers and the DHT of these addresses through relays, in place of those before."""
+        """Replace our addresses through relays, and send the new ones to all connected peers."""
         self._circuits, self._addrs = (
             [multiaddr.Multiaddr(f"{address}/p2p/{self.get_id()}") for address in circuits],
             (),
@@ -138,14 +140,14 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
                 else:
                     await super()._swarm_stream_handler(net_stream)
             except Exception as error:
-                # Any handler of the library may fail, on any bytes; the peer learns of it by the reset.
+                # Any handler of the library may fail on unexpected bytes. The reset tells the peer.
                 log.debug("a stream ended: %r", error)
                 await end(net_stream)
 
     async def _on_notifee_connected(self, conn: Any) -> None:
-        """Have the peer identify itself over each new direct connection: it may be elsewhere now.
+        """Ask the peer to identify itself on each new direct connection, because its addresses may differ.
 
-        The library asks nobody twice, and would go on telling where a peer was when it first came.
+        The library asks a peer only once, and would keep the addresses of its first connection.
         """
         if circuit(conn) is None:
             self._identified_peers.pop(conn.muxed_conn.peer_id, None)
@@ -160,7 +162,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         try:
             await super()._identify_task_entry(peer_id, reason)
         except Exception as error:
-            # This is a system task of trio: what it raises would end the process. The peer stays
+            # This is a system task of trio, so an exception would end the process. The peer stays
             # unidentified.
             log.debug("identify failed: %r", error)
 
@@ -186,10 +188,23 @@ async def open_stack(
     traffic: Traffic | None = None,
     prepare: Callable[[Host], None] = lambda _: None,
 ) -> AsyncIterator[Stack]:
-    """Start the stack, listening and subscribed to the topics.
+    """Start the stack: listen, and subscribe to the topics.
 
-    on_frame: called for each message that arrives. prepare: called before it listens, to set stream handlers.
-    Raises CannotListen; later an exception group, where a service broke.
+    Args:
+        identity: our key.
+        topics: our swarm's topic comes first.
+        on_frame: called for each message that arrives.
+        listen: our listen addresses.
+        clock: returns seconds since the epoch.
+        rate_limit: limits and bans of peers.
+        host_bans: bans of hosts.
+        score: our score of a peer.
+        traffic: counts and limits bytes.
+        prepare: sets stream handlers; called before the host listens.
+
+    Raises:
+        CannotListen: an address cannot be used.
+        ExceptionGroup: a service of the library failed later.
     """
     rate_limit = rate_limit or message_limits()
     host = make_host(
@@ -225,9 +240,9 @@ async def open_stack(
                 finally:
                     await host.get_network().close_sockets()
     finally:
-        # A start that was cut off or failed may listen as well.
+        # Also after a start that failed or was cancelled, because the library may already listen.
         await host.get_network().close_sockets()
-        # These are system tasks of trio, which nothing else ends.
+        # These are system tasks of trio, which do not end by themselves.
         for scope in host._identify_tasks:
             scope.cancel()
         # This ends the library's thread.
@@ -241,7 +256,15 @@ def make_host(
     host_bans: HostBans | None = None,
     admits_stream: Callable[[Any, str], bool] = lambda *_: True,
 ) -> Host:
-    """Make a host. shut_out: whether a peer is banned. admits_stream: as in `Host`."""
+    """Make a host.
+
+    Args:
+        identity: our key.
+        traffic: counts and limits bytes.
+        shut_out: whether a peer is banned.
+        host_bans: bans of hosts.
+        admits_stream: as in `Host`.
+    """
     traffic = traffic or Traffic()
     keys = create_new_key_pair(identity.seed)
     noise = NoiseTransport(keys, noise_privkey=create_new_noise_key_pair().private_key)
@@ -274,9 +297,9 @@ def make_host(
 
 
 class Tasks(TrioManager):  # type: ignore[misc]
-    """Runs a service whose one-off tasks may fail alone.
+    """Runs a service of the library. If a one-off task fails, the service goes on.
 
-    Its daemon tasks may not: the engine then starts all anew.
+    If a daemon task fails, the service fails, and the engine restarts the whole stack.
     """
 
     def run_task(
@@ -295,10 +318,10 @@ class Tasks(TrioManager):  # type: ignore[misc]
             try:
                 await async_fn(*args)
             except Exception as error:
-                # The library could not handle one message or one peer; it is logged.
+                # The library could not handle one message or one peer.
                 log.debug("%s failed: %r", name or async_fn, error)
 
-        # Started directly in the nursery: the library would go through all its tasks first.
+        # Start the task directly in the nursery; the library's method would first go through all its tasks.
         if self._task_nursery is not None and not self.is_cancelled:
             self._task_nursery.start_soon(alone, name=name)
 
@@ -317,15 +340,15 @@ async def running(service: Any) -> AsyncIterator[None]:
 
 
 async def keep_running(dht: Any) -> None:
-    """Keep the DHT running: when it breaks, it starts again by itself and nothing else stops.
+    """Run the DHT and restart it if it fails, without a restart of the whole stack.
 
-    It serves only to find peers.
+    The swarm can work for a while without the DHT, which only finds peers.
     """
     while True:
         try:
             async with running(dht):
                 await dht.manager.wait_finished()
         except Exception as error:
-            # Anything may break in the DHT; it is logged.
+            # The library's DHT can fail in any way.
             log.warning("the DHT broke and starts again in a minute: %r", error)
         await trio.sleep(60)

@@ -1,4 +1,4 @@
-"""py-libp2p's streams: TCP's, circuits, metered ones, and requests; and who is dialled."""
+"""Wrappers of py-libp2p's streams (TCP, circuits, metered streams, requests), and limits on its dials."""
 
 import contextlib
 import ipaddress
@@ -28,20 +28,21 @@ from p2p.types import PeerId, Unanswered
 
 PROTOCOL = TProtocol(ASK)
 
-# Both lines of the negotiation (multistream-select) go out with the question, and are compared when they come
-# back: one round trip instead of three.
+# Both lines of the negotiation (multistream-select) are sent together with the question, and compared with
+# the lines that come back. This takes one round trip instead of three.
 GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\n", ASK.encode() + b"\n"))
 
 # The size of one read of a metered stream.
 READ_BYTES = 65536
 
-# An address may take so long to answer.
+# Timeout of a TCP dial.
 CONNECT_TIMEOUT_S = 5.0
 
-# A connection waits once for so many reads: to wait for each would cost more than the read.
+# A connection waits at its gate once for this many reads, because a wait for each would cost more than the
+# read itself.
 READS_AT_A_TIME = 100
 
-# Whether this task writes a frame of this node, which goes before everything else.
+# Whether this task writes a frame of this node. Such a frame is sent before all other bytes.
 own_frame: ContextVar[bool] = ContextVar("own_frame", default=False)
 
 log = logging.getLogger(__name__)
@@ -57,14 +58,14 @@ class CountedSocket:
         self._stream, self._traffic = stream, traffic
         self._remote: tuple[str, int] | None = stream.get_remote_address()
         if self._remote is None:
-            # The library knows only those of IPv4. The connection may be closed already.
+            # The library knows only IPv4 addresses. The connection may already be closed.
             with contextlib.suppress(OSError):
                 host, port = stream.stream.socket.getpeername()[:2]
-                # A listener at :: alone takes IPv4 too.
+                # If the node listens only at ::, IPv4 peers appear as IPv4-mapped IPv6 addresses.
                 inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
                 self._remote = str(inner or host), port
         self._line = line_of_host((self._remote or ("",))[0], id(self), stranger)
-        # When its last bytes came; infinite while we read none because of our own limit.
+        # Time of the last bytes; infinite while our rate limit keeps us from reading.
         self.heard_at = trio.current_time()
 
     async def read(self, n: int | None = None) -> bytes:
@@ -80,7 +81,7 @@ class CountedSocket:
         await self._stream.write(data)
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Return host and port of the other end."""
+        """Return the host and port of the other end."""
         return self._remote
 
     def __getattr__(self, name: str) -> Any:
@@ -88,10 +89,10 @@ class CountedSocket:
 
 
 class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
-    """Dials with `CountedSocket`s, for a limited time; `LimitedNetwork` makes those of incoming connections.
+    """Makes `CountedSocket`s for dials, with a timeout. `LimitedNetwork` makes them for inbound connections.
 
-    The library waits as long as the system does, two minutes: its DHT cancels that dial and never learns that
-    the peer is gone.
+    Without a timeout the library waits as long as the system does, two minutes. Its DHT cancels such a dial
+    earlier, and so never learns that the peer is gone.
     """
 
     def __init__(self, traffic: Traffic) -> None:
@@ -107,9 +108,9 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
 
 
 class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
-    """A network that dials third parties few times, at whatever address peers name them (`Dials`).
+    """A network that limits dials of unproved addresses (`Dials`), because peers can name a victim's address.
 
-    vouches: whether a peer answered at an address, or the operator named it.
+    vouches: whether a peer has answered at an address, or the operator named it.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -118,7 +119,7 @@ class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
         self._dials = Dials()
 
     async def _dial_addr_single_attempt(self, addr: Any, peer_id: Any, *source: Any) -> Any:
-        """Dial an address. Raises SwarmException on one that may be a third party's."""
+        """Dial an address. Raises SwarmException if the address is unproved and its block over the limit."""
         endpoint = parse_endpoint(str(addr).partition("/p2p/")[0])
         vouched = self.vouches(PeerId(str(peer_id)), str(endpoint))
         if not vouched and not self._dials.begin(endpoint, trio.current_time()):
@@ -130,9 +131,9 @@ class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
 
 
 class Circuit(RawConnection):  # type: ignore[misc]
-    """A connection through a relay: a stream to the relay, which passes the bytes on.
+    """A connection through a relay: a stream to the relay, which forwards the bytes.
 
-    The address of the other end is not known.
+    The address of the other end is unknown.
     """
 
     def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
@@ -145,25 +146,29 @@ class Circuit(RawConnection):  # type: ignore[misc]
 
     @property
     def line(self) -> Line:
-        """How it shares rates. Nobody can say whose machine it is: all through one relay count as one."""
+        """The circuit's path in shared rates. All circuits through one relay count as one machine."""
         return Line(self.stream.muxed_conn.line.group, self.address, "", not self.is_initiator)
 
     async def read(self, n: int | None = None) -> bytes:
-        """Read, and wait for the strangers' share: the relay is none, as we have chosen it."""
+        """Read, and wait at the gate for strangers.
+
+        The connection to the relay does not wait there, because we dialled it, but the peer behind it is a
+        stranger.
+        """
         data = bytes(await super().read(n))
         if self.line.stranger:
             await self.stream.muxed_conn.traffic.strangers.wait(len(data), self.line.path)
         return data
 
     async def close(self) -> None:
-        # A reset never waits for the relay.
+        # A reset, unlike a close, never waits for the relay.
         await self.stream.reset()
 
 
 class PacedReads:
-    """A connection, above Noise or below, that is read no more often than the gate allows.
+    """Wraps a connection, above or below Noise, to limit its reads a second.
 
-    gate: of the machine at the other end.
+    gate: shared by all connections of the machine at the other end.
     """
 
     def __init__(self, connection: Any, gate: RateGate) -> None:
@@ -190,8 +195,10 @@ class PacedReads:
 class MeteredStream:
     """A stream of the library that is read in large pieces.
 
-    The library would read the length of each message byte by byte. on_read: called with the peer after each
-    of these reads.
+    The library would read the length of each message byte by byte from the connection; here these reads come
+    from a buffer.
+
+    on_read: called with the peer for each of the library's reads.
     """
 
     def __init__(self, stream: Any, on_read: Callable[[Any], object]) -> None:
@@ -213,9 +220,9 @@ class MeteredStream:
 
 
 async def end(stream: Any, well: bool = False) -> None:
-    """Close a stream of the library, or cut it off. Never fails, and is not cancelled."""
+    """Close a stream of the library if `well`, else reset it. Never fails and cannot be cancelled."""
     with trio.CancelScope(shield=True), contextlib.suppress(Exception):
-        # It may have ended by itself.
+        # The stream may already have ended.
         await (stream.close() if well else stream.reset())
 
 
@@ -231,14 +238,15 @@ class IncomingStream:
         except StreamEOF:
             return b""
         except Exception as error:
-            # The stream was reset, or closed underneath, in the words of the layer that found it first.
+            # The stream was reset or its connection closed. Each layer of the library raises another
+            # exception.
             raise Broken(repr(error)) from None
 
     async def write(self, data: bytes) -> None:
         try:
             await self._stream.write(data)
         except Exception as error:
-            # As above, in other words.
+            # As in `read`.
             raise Broken(repr(error)) from None
 
     async def end(self, well: bool) -> None:
@@ -246,7 +254,10 @@ class IncomingStream:
 
 
 class OutgoingStream(IncomingStream):
-    """A stream that we opened and have not negotiated. Implements `ByteStream`."""
+    """A stream that we opened, on which the negotiation goes along with the first question.
+
+    Implements `ByteStream`.
+    """
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -269,7 +280,7 @@ class OutgoingStream(IncomingStream):
 
 
 def serve(responder: Responder) -> Callable[[Any], Awaitable[None]]:
-    """Return the handler of incoming streams."""
+    """Return the handler of incoming question streams."""
 
     async def handler(stream: Any) -> None:
         incoming, well = IncomingStream(stream), False
@@ -283,7 +294,7 @@ def serve(responder: Responder) -> Callable[[Any], Awaitable[None]]:
 
 
 class Libp2pRequests:
-    """Asks in a task of its own: a caller that is cancelled leaves at once, and the stream ends later.
+    """Asks each question in a separate task, so that a cancelled caller need not wait for the stream to end.
 
     reach: as in `KeptStreams`.
     """
@@ -322,5 +333,5 @@ class Libp2pRequests:
         try:
             return OutgoingStream(await self._network.new_stream(ID.from_string(peer)))
         except Exception as error:
-            # The connection ended meanwhile, in the words of the layer that found it first.
+            # The connection has ended. Each layer of the library raises another exception.
             raise Broken(repr(error)) from None
