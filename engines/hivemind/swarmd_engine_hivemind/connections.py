@@ -1,6 +1,6 @@
-"""p2pd's connections for `p2p.engines.discovery`: dials, hangs up, knows who is in which topic.
+"""Implements discovery's `Connections` on p2pd: dials, hangs up, and lists the members of topics.
 
-p2pd answers questions and reports nothing by itself, so all of this is as of the last look.
+p2pd answers requests but sends no events, so all results are as old as the last `refresh`.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
 
-# How often to look; quickly while nobody is there, somebody is new, or a banned peer came back.
+# Seconds between two refreshes. The short time is used while no member is in the mesh, a member is not in it
+# yet, or a banned peer was connected within BACK_S.
 TICK_S, QUICK_TICK_S = 1.0, 0.1
-# A banned peer that came back no longer counts after so long.
 BACK_S = 5.0
-# GossipSub's heartbeat, at which a new neighbour is taken into the mesh.
+# GossipSub's heartbeat, which takes new neighbours into the mesh.
 HEARTBEAT_S = 0.5
-# When a neighbour is in the mesh. Before, nobody passes anything on to it.
+# A subscribed neighbour is in the mesh after this time. Before that it gets no messages.
 MESHED_S = 1.5 * HEARTBEAT_S
-# Whole seconds, as p2pd takes them.
+# p2pd takes whole seconds.
 DIAL_TIMEOUT_S = 8
 DHT_TIMEOUT_S = 20
 MAX_PROVIDERS = 20
@@ -37,10 +37,12 @@ log = logging.getLogger(__name__)
 
 
 class HivemindConnections:
-    """Implements `Connections`. topics: our swarm's first; the members of all count as ours.
+    """Implements `Connections`.
 
-    p2pd lets in whoever dials: a banned peer is disconnected as often as it comes, and a new one from a
-    banned host (`host_bans`) at the next look.
+    p2pd accepts every connection. So at each refresh, banned peers and new peers from banned hosts
+    (`host_bans`) are disconnected.
+
+    topics: our swarm's topic comes first. Members of the other topics count like ours.
     """
 
     def __init__(
@@ -56,14 +58,14 @@ class HivemindConnections:
         self._banned, self._host_bans, self._clock = banned, host_bans, clock
         self._dialled: Collection[PeerId] = ()
         self._connected: dict[PeerId, Peer] = {}
-        self._present: dict[Topic, int] = {}  # connected peers
-        # Since when connected peers are in our topics, in trio's time.
+        self._present: dict[Topic, int] = {}  # number of connected peers
+        # Connected peer in our topics -> time at which it was first seen there, in trio's time.
         self._subscribed: dict[PeerId, float] = {}
         self._in_mesh: set[PeerId] = set()
         self._hanging_up: set[PeerId] = set()
-        # When a banned peer was connected last.
+        # When a banned peer was last connected.
         self._was_back = -BACK_S
-        # Connected peers that have not said yet where they listen.
+        # Connected peers whose addresses are not known yet.
         self._unidentified: set[PeerId] = set()
 
     async def refresh(self, dialled: Collection[PeerId]) -> float:
@@ -108,7 +110,7 @@ class HivemindConnections:
         news = []
         for peer in sorted(self._unidentified):
             with contextlib.suppress(P2pdRefused):
-                # The peer is gone again.
+                # P2pdRefused: the peer has left.
                 dht = {"type": self._p2pd.pb.DHTRequest.FIND_PEER, "peer": peer_bytes(peer), "timeout": 1}
                 found = await self._p2pd.ask(type=self._p2pd.pb.Request.DHT, dht=dht)
                 if addresses := direct(texts(found.dht.peer.addrs)):
@@ -117,10 +119,10 @@ class HivemindConnections:
         return news
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Dial all addresses at once, and those p2pd knows besides, through relays too.
+        """Dial all addresses at once, and also those that p2pd knows, including relays.
 
-        p2pd does not say which answered. Most often they are of one network group, and the first stands for
-        them. Without a route to it, it is left out: p2pd would not say so.
+        p2pd does not say which address answered. Mostly all are of one network group, so the first one is
+        returned for all. Addresses without a route are left out before, because p2pd would not report them.
         """
         endpoints = ((text, parse_endpoint(text)) for text in addresses)
         addresses = [text for text, endpoint in endpoints if endpoint is not None and has_route(endpoint)]
@@ -132,7 +134,7 @@ class HivemindConnections:
             }
             await self._p2pd.ask(DIAL_TIMEOUT_S, type=self._p2pd.pb.Request.CONNECT, connect=request)
         except P2pdRefused as error:
-            # Nobody is there, or somebody else.
+            # No peer answers, or another one.
             log.debug("could not dial %s: %s", peer, error)
             return None
         if not addresses or peer in self._connected:
@@ -152,7 +154,7 @@ class HivemindConnections:
                     self._host_bans.count(peer, _host(came_from), self._clock())
             await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
         except P2pdRefused as error:
-            # The peer is gone already.
+            # The peer has already left.
             log.debug("could not disconnect %s: %s", peer, error)
         finally:
             self._hanging_up.discard(peer)
@@ -162,12 +164,12 @@ class HivemindConnections:
         return self._banned(peer) or (new and not self._host_bans.admits(_host(address), now))
 
     async def _listed(self) -> dict[PeerId, str]:
-        """Return the connected peers, and the address of the other end of one connection each.
+        """Return the connected peers, each with the remote address of one of its connections.
 
-        The address is "" where it is of a kind that we do not know.
+        The address is "" if it is of an unknown kind.
         """
         listed: dict[PeerId, str] = {}
-        # There is one entry for each connection.
+        # p2pd lists one entry for each connection.
         for info in (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers:
             if (peer := peer_of(info.id)) is not None:
                 listed.setdefault(peer, next(iter(texts(info.addrs)), ""))
@@ -191,7 +193,7 @@ class HivemindConnections:
             raise Unanswered(f"nobody took the record: {error}") from None
 
     async def providers(self, topic: Topic) -> list[AddressRecord]:
-        """Return what p2pd heard. It does not say who told it: we count as the teller."""
+        """Look up providers. The teller is this node, because p2pd does not say which peer reported them."""
         pb, found = self._p2pd.pb, []
         dht = {
             "type": pb.DHTRequest.FIND_PROVIDERS,
@@ -206,7 +208,7 @@ class HivemindConnections:
                     while (answer := await wire.receive(pb.DHTResponse)).type != pb.DHTResponse.END:
                         if (peer := peer_of(answer.peer.id)) is not None:
                             addresses = texts(answer.peer.addrs)
-                            # p2pd has kept how to reach the peer.
+                            # p2pd remembers the relays of such a peer.
                             relayed = bool(addresses) and not direct(addresses)
                             found.append(AddressRecord(peer, direct(addresses), self._me, relayed=relayed))
         except P2pdRefused as error:
@@ -215,26 +217,26 @@ class HivemindConnections:
 
 
 def _cid(topic: Topic) -> bytes:
-    """Return CIDv1, raw, over the key that both engines announce under."""
+    """Return the CIDv1 (codec raw) of the DHT key that both engines use."""
     return b"\x01\x55" + topic.provider_key
 
 
 def texts(addresses: Iterable[bytes]) -> list[str]:
-    """Return multiaddresses as text, without those of kinds that we do not know."""
+    """Return multiaddresses as text, without those of unknown kinds."""
     found: list[str] = []
     for raw in addresses:
-        # A peer may say anything of itself.
+        # Peers may send anything as an address.
         with contextlib.suppress(MultiaddrError, ValueError, LookupError):
             found.append(str(Multiaddr(bytes(raw))))
     return found
 
 
 def _host(address: str) -> str:
-    """Return the IP address in it; "" for what comes by a relay, as we do not know from where."""
+    """Return the IP address in a multiaddress; "" if it leads through a relay: the host is unknown."""
     endpoint = parse_endpoint(address) if "/p2p-circuit" not in address else None
     return endpoint.host if endpoint is not None else ""
 
 
 def direct(addresses: Iterable[str]) -> list[str]:
-    """Return the addresses without those through a relay, whose first half is the relay's own address."""
+    """Return the addresses that do not lead through a relay."""
     return [address for address in addresses if "/p2p-circuit" not in address]

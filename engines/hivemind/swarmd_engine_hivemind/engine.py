@@ -1,14 +1,16 @@
-"""The p2p engine on p2pd, the Go daemon that hivemind ships. Meets `Libp2pEngine`s in the same swarm.
+"""The p2p engine on p2pd, the Go daemon that hivemind ships. Works with `Libp2pEngine`s in one swarm.
 
-Two things differ from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who
+It differs from `Libp2pEngine`, because p2pd's control socket has no validators and does not say which peer
 forwarded a message:
 
-- A frame is admitted after p2pd has passed it on. p2pd checks the libp2p signature before that; our own and
-  all other rules come after. So what a hostile peer signs goes through a node with this engine, once, and is
-  stopped by the others, which may cut off the node that passed it on (`p2p.rate_limit`). Here the author is
-  charged, and disconnected as often as it connects. Of what p2pd drops by itself it names no author:
-  `flood_watch` finds the senders by the kernel's byte counters.
-- It is unknown whether a peer dialled us or p2pd's DHT dialled it: only what we dialled is "outbound".
+- We check a frame only after p2pd has forwarded it. Before that p2pd checks only the libp2p signature. So a
+  node with this engine forwards each bad frame of a hostile peer once. Nodes with `Libp2pEngine` stop the
+  frame, and may cut off the node that forwarded it (`p2p.rate_limit`).
+- We charge the frame's author instead of the forwarder, and disconnect a banned author whenever it connects.
+- p2pd does not report the author of messages that it drops. `flood_watch` finds their senders by the kernel's
+  byte counters.
+- Only peers that our discovery dialled count as outbound. Of the other connections it is unknown whether the
+  peer dialled us or p2pd's DHT dialled the peer.
 """
 
 import contextlib
@@ -39,15 +41,15 @@ from swarmd_engine_hivemind.flood_watch import FloodWatch
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from swarmd_engine_hivemind.streams import HivemindRequests, serve
 
-# How often to ask p2pd where others see us.
+# Seconds between two questions to p2pd for our addresses.
 IDENTIFY_EVERY_S = 10.0
-# What an author is charged for.
+# The kinds of charged traffic.
 MESSAGES, BROKEN = "messages", "broken messages"
-# Bootstrap peers that are asked to relay for us when nobody can dial us.
+# Bootstrap peers that may relay for us if we cannot be dialled.
 MAX_RELAYS = 8
-# Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the
-# address book knows nothing else. A relay passes on at most 64 MiB for each pair and keeps 64 KiB; p2pd's
-# defaults are 4 GiB and 16 MiB.
+# Messages are signed and verified, like py-libp2p's default: both engines drop unsigned ones. p2pd listens
+# only on TCP, because the address book has only TCP addresses. As a relay it forwards at most 64 MiB for each
+# pair of peers and buffers 64 KiB; the defaults are 4 GiB and 16 MiB.
 FLAGS = (
     "-pubsub",
     "-pubsubRouter=gossipsub",
@@ -58,7 +60,7 @@ FLAGS = (
     "-connManager",
     "-connLo=128",
     "-connHi=160",
-    # Tells others whether they can be dialled, and punches holes.
+    # Tells peers whether they can be dialled, and punches holes.
     "-autonat",
     "-relayDataLimit=67108864",
     "-relayBufferSize=65536",
@@ -72,9 +74,11 @@ class HivemindEngine(NetworkEngine):
 
     p2pd speaks TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching.
 
-    The arguments are those of `NetworkEngine`. A public engine relays from the start, and does not wait for
-    AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd cannot
-    run.
+    The arguments and errors are those of `NetworkEngine`. A public engine relays from the start. It does not
+    wait for AutoNAT, which needs peers that can be dialled.
+
+    Raises:
+        EngineMissing: p2pd cannot run here.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class HivemindEngine(NetworkEngine):
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me]
         self._addresses: list[str] = []
-        # Multiaddresses through relays that have taken us in, since nobody can dial us.
+        # Our multiaddresses through relays, if we cannot be dialled directly.
         self.relayed: Sequence[str] = ()
 
     def addresses(self) -> Sequence[str]:
@@ -110,7 +114,7 @@ class HivemindEngine(NetworkEngine):
                 await self._check_ports(p2pd, listen)
                 starting.close()
                 await self._note_addresses(p2pd, listen)
-                # Kept, so that the ports are the same after a restart.
+                # Keep the ports, so that they are the same after a restart.
                 self._listen = listen
                 await self._subscribe(p2pd, inbox, self._topic)
                 connections = HivemindConnections(
@@ -126,7 +130,7 @@ class HivemindEngine(NetworkEngine):
                     for topic in self._handlers.also:
                         nursery.start_soon(self._be_in, p2pd, topic, discovery, watch)
                     nursery.start_soon(watch.run)
-                    # Started first, as whoever finds us may ask at once.
+                    # Started before discovery, because a peer that finds us may ask a question at once.
                     await nursery.start(serve, p2pd, self._responder, self._line)
                     nursery.start_soon(self._send_all, connections.in_mesh, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
@@ -136,8 +140,8 @@ class HivemindEngine(NetworkEngine):
                         up()
                         await trio.sleep_forever()
                     finally:
-                        # p2pd is killed before it can leave the topic: neighbours keep a peer that leaves out
-                        # of their mesh for 10 s, and one that asks meanwhile for 60.
+                        # Kill p2pd before it can leave the topic. After a leave, neighbours would keep us out
+                        # of their mesh for 10 s, and for 60 s if we ask meanwhile.
                         p2pd.end()
         finally:
             starting.close()
@@ -146,7 +150,7 @@ class HivemindEngine(NetworkEngine):
             self._book_file.save()
 
     def _line(self, peer: PeerId) -> Line:
-        """Return how a peer shares our upload. All that come through one relay count as one machine."""
+        """Return a peer's path in the shared upload rate. Peers behind one relay count as one machine."""
         address = next((each.address for each in self.peers() if each.id == peer), "")
         endpoint = parse_endpoint(address)
         return line_of_host(endpoint.host if endpoint else address, peer)
@@ -156,7 +160,7 @@ class HivemindEngine(NetworkEngine):
         if self._public:
             flags += ["-forceReachabilityPublic"]
         elif self._relays:
-            # One address of each: p2pd waits for minutes once the first that it is given cannot be dialled.
+            # One address of each relay, because p2pd waits for minutes if the first one cannot be dialled.
             relays: dict[PeerId, str] = {}
             for text in sorted(self._relays, key=lambda text: not has_route(parse_bootstrap(text)[1])):
                 relays.setdefault(parse_bootstrap(text)[0], text)
@@ -165,7 +169,7 @@ class HivemindEngine(NetworkEngine):
         return flags
 
     async def _identify(self, p2pd: P2pd) -> list[str]:
-        """Return where p2pd says it can be reached, without relays. Raises P2pdGone where it is not us."""
+        """Return p2pd's addresses, without relays. Raises P2pdGone if it runs with another key."""
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
         if peer_of(identified.id) != self.me:
             raise P2pdGone("p2pd runs under another key than ours")
@@ -176,14 +180,15 @@ class HivemindEngine(NetworkEngine):
     async def _check_ports(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
         """Check that p2pd listens on our ports. Raises P2pdGone.
 
-        Only at the start: when nobody can dial us, p2pd no longer names its public addresses.
+        Call this only at the start. Once p2pd finds that it cannot be dialled, it no longer reports its
+        public addresses.
         """
         ports = {int(text.rsplit("/", 1)[1]) for text in await self._identify(p2pd)}
         if absent := {endpoint.port for endpoint in listen} - ports:
             raise P2pdGone(f"p2pd does not listen on port {', '.join(map(str, sorted(absent)))}")
 
     async def _note_addresses(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
-        """Note where others can dial us: our own addresses first, then those that others see us at."""
+        """Note the addresses at which peers can dial us: first our own, then those that peers see."""
         addresses = [*dialable([str(endpoint) for endpoint in listen]), *await self._identify(p2pd)]
         self._addresses = [f"{address}/p2p/{self.me}" for address in dict.fromkeys(addresses)]
 
@@ -212,18 +217,18 @@ class HivemindEngine(NetworkEngine):
     async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: FloodWatch) -> None:
         """Receive messages until cancelled.
 
-        Nothing here may wait for long: p2pd keeps 32 messages for us and drops the rest.
+        This must not wait for long, because p2pd queues only 32 messages for us and drops the rest.
         """
         async with trio.open_nursery() as nursery:
             while True:
                 message = await inbox.receive(p2pd.pb.PSMessage)
                 watch.useful(len(message.data))
-                # The author is proved by the signature that p2pd checked.
+                # p2pd has checked the author's signature.
                 author = peer_of(getattr(message, "from"))
                 if author is None or author == self.me:
                     continue
                 if self._banned(author):
-                    # The peer came back; p2pd passes on what it sends until it is gone again.
+                    # The peer has reconnected, and p2pd forwards its messages until we hang up.
                     nursery.start_soon(discovery.hang_up, author)
                     continue
                 verdict = self._on_frame(message.data, None, message.topicIDs)

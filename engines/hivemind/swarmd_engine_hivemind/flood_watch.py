@@ -1,8 +1,8 @@
-"""Flood detection: finds peers that flood p2pd with what it drops by itself.
+"""Flood detection: finds peers that flood p2pd with data that it silently drops.
 
-That is bad signatures, gossip about nothing, other protocols. p2pd says nothing of these, so their senders
-would never be cut off. The kernel counts what came over each connection (Linux: sock_diag(7),
-NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` says how much of it can have been useful.
+Such data are messages with bad signatures, gossip about unknown messages, and other protocols. p2pd does not
+report them, so their senders would never be cut off. The kernel counts the bytes of each connection (Linux:
+sock_diag(7), NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` bounds the useful part.
 """
 
 import ipaddress
@@ -32,18 +32,18 @@ DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 DONE, ERROR = 3, 2  # NLMSG_DONE, NLMSG_ERROR
 TCP_ESTABLISHED = 1
 INFO = 2  # INET_DIAG_INFO: struct tcp_info
-# The kernel answers in one millisecond.
+# The kernel normally answers in 1 ms.
 KERNEL_TIMEOUT_S = 1.0
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _REQUEST = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, padding, states, id
-# Ports and addresses, ours and theirs, after four bytes of inet_diag_msg.
+# At offset 4 of inet_diag_msg: local port, remote port, local address, remote address.
 _ENDS = struct.Struct(">HH16s16s")
-# Where the inode is in inet_diag_msg.
+# Offset of the inode in inet_diag_msg.
 _INODE_AT = 4 + 48 + 16
 # The size of inet_diag_msg; attributes follow.
 _MESSAGE_BYTES = 72
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
-# Where tcpi_bytes_received is in tcp_info: eight bytes, since Linux 4.1.
+# Offset of tcpi_bytes_received in tcp_info: eight bytes, since Linux 4.1.
 _RECEIVED_AT = 128
 
 log = logging.getLogger(__name__)
@@ -52,21 +52,22 @@ log = logging.getLogger(__name__)
 class FloodWatch:
     """Watches p2pd's connections.
 
-    cut_off: called with each peer that sends too much. traffic: told what p2pd's connections move.
+    cut_off: called with each peer that sends too many unexplained bytes. traffic: gets the byte counts of
+    p2pd.
     """
 
     def __init__(self, p2pd: P2pd, cut_off: Callable[[PeerId], None], traffic: Traffic | None = None) -> None:
         self._p2pd, self._cut_off, self._traffic = p2pd, cut_off, traffic or Traffic()
         self._connections = Unexplained[int]()  # by inode of the socket
-        self._of_use = 0  # useful bytes since the last look
-        self._counted = (0, 0)  # bytes up and down that `traffic` was told
+        self._of_use = 0  # useful bytes since the last check
+        self._counted = (0, 0)  # bytes up and down that are already in `traffic`
 
     def useful(self, size: int) -> None:
-        """Note that a message or an answer of so many bytes came to us."""
+        """Note a received message or answer of `size` bytes."""
         self._of_use += size + OVERHEAD_BYTES
 
     async def run(self) -> None:
-        """Watch until cancelled. Where the kernel does not tell, nobody is cut off, and the log says so."""
+        """Watch until cancelled. If the kernel gives no byte counts, log that and cut off no peers."""
         read, at, seen = 0, trio.current_time(), True
         try:
             process = psutil.Process(self._p2pd.pid)
@@ -76,28 +77,28 @@ class FloodWatch:
             while True:
                 await trio.sleep(EVERY_S)
                 before, since, moved = read, at, process.io_counters()
-                # All that p2pd read, from sockets and from files.
+                # The counters include sockets and files.
                 read, at = moved.read_chars, trio.current_time()
                 self._count(moved.write_chars, read)
                 suspected = self._connections.passed(at - since, read - before, self._of_use)
                 self._of_use = 0
                 if suspected and seen:
-                    # Only then are the sockets listed, which is expensive.
+                    # Listing the sockets is expensive, so it is done only on suspicion.
                     seen = await self._find_flooders()
         except psutil.Error as error:
             _cannot_see(error)
 
     def _count(self, written: int, read: int) -> None:
-        """Count what p2pd wrote and read, without what it wrote to us and read from us.
+        """Add the bytes that p2pd wrote and read to `traffic`, except those of its control socket.
 
-        The few bytes of its files are in it.
+        The few bytes of its files are included.
         """
         up, down = max(0, written - self._p2pd.control.heard), max(0, read - self._p2pd.control.told)
         self._traffic.count(max(0, up - self._counted[0]), max(0, down - self._counted[1]))
         self._counted = max(up, self._counted[0]), max(down, self._counted[1])
 
     async def _find_flooders(self) -> bool:
-        """Cut off flooders. Returns False where the kernel does not tell."""
+        """Cut off flooders. Return False if the kernel gives no byte counts."""
         try:
             sockets = sockets_of(self._p2pd.pid)
         except OSError as error:
@@ -109,10 +110,10 @@ class FloodWatch:
         return True
 
     async def _cut(self, ends: Collection[tuple[str, int]]) -> None:
-        """Cut off the peers at these other ends of connections."""
+        """Cut off the peers of the connections with these remote hosts and ports."""
         listed = (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers
         for info in listed:
-            # Each entry is one connection.
+            # p2pd lists one entry for each connection.
             peer = peer_of(info.id)
             there = [parse_endpoint(text) for text in direct(texts(info.addrs))]
             if peer is not None and any(end is not None and (end.host, end.port) in ends for end in there):
@@ -128,10 +129,10 @@ def _cannot_see(error: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """An established connection. received: bytes of its stream since it began."""
+    """An established TCP connection. received: bytes received since it began."""
 
     inode: int
-    host: str  # of the other side
+    host: str  # remote host
     port: int
     received: int
 
@@ -139,7 +140,7 @@ class Socket:
 def sockets_of(pid: int) -> list[Socket]:
     """Return a process's sockets in our network namespace.
 
-    Raises OSError where the kernel does not tell, or the process is gone or not ours.
+    Raises OSError if the kernel does not list them, or the process has ended or belongs to another user.
     """
     inodes = set(_inodes(pid))
     return [
@@ -154,7 +155,7 @@ def _inodes(pid: int) -> Iterator[int]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(link.readlink())
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # was closed meanwhile
             continue
         if target.startswith("socket:["):
             yield int(target[8:-1])
@@ -198,7 +199,7 @@ def _socket(family: int, body: bytes) -> Socket | None:
 
 
 def _host(family: int, raw: bytes) -> str:
-    """Return the address as text: the IPv4 address where it is inside IPv6, as a socket for both has it."""
+    """Return an IP address as text. IPv4-mapped IPv6 addresses become IPv4 addresses."""
     if family == socket.AF_INET:
         return str(ipaddress.IPv4Address(raw[:4]))
     address = ipaddress.IPv6Address(raw)

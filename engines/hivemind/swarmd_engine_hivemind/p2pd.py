@@ -1,15 +1,14 @@
-"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT), as a child process, and its socket.
+"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT): its process and control socket.
 
-Of hivemind two files are used, the program and the description of its messages, and neither hivemind nor
-torch is imported: hivemind's client knows nothing of pubsub, and it cannot live in one process with
-py-libp2p.
+We use two files of hivemind, the program and the description of its messages. We import neither hivemind nor
+torch: hivemind's client has no pubsub, and it cannot be loaded in one process with py-libp2p.
 
-Protocol (github.com/learning-at-home/go-libp2p-daemon, conn.go): protobuf messages, each after its length as
-a varint; one Request, one Response, on a Unix socket in a folder that only this user can enter. The key goes
-in through a pipe and is never on disk.
+Protocol (github.com/learning-at-home/go-libp2p-daemon, conn.go): one Request, one Response, as protobuf
+messages with a varint length before each, on a Unix socket in a folder that only this user can enter. p2pd
+gets the key through a pipe; it is never on disk.
 
-The child lives as long as the connection we upgrade to a "persistent" one: when the last of these ends, p2pd
-does. A parent that is killed closes it too. `-idleTimeout` covers the moment before there is one.
+p2pd ends when its last "persistent" connection ends. We upgrade one connection to that kind. It also closes
+if our process is killed. `-idleTimeout` ends p2pd if we are killed before that upgrade.
 """
 
 import contextlib
@@ -36,32 +35,32 @@ from p2p.identity import KEY_BYTES, Identity, peer_id_of, public_key_of
 from p2p.types import PeerId
 
 INSTALL = "pip install --no-deps hivemind==1.1.12"
-# The machines that hivemind has wheels for. Only the first was tried.
+# The platforms with hivemind wheels. Only the first was tested.
 MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
-# p2pd's own limit.
+# p2pd's limit.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # A start takes 0.2 s on an idle machine.
 START_TIMEOUT_S = 30.0
-# When nothing comes in this time and no network is needed, p2pd hangs.
+# If a request that needs no network has no answer in this time, p2pd hangs.
 ANSWER_TIMEOUT_S = 20.0
 # The beginning of an Ed25519 peer id; the 32 bytes of the key follow.
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
-# A path's length. The kernel takes 107 bytes of a socket's, and ours is in a folder within.
+# Longest path of the temporary folder. A socket's path may have 107 bytes, and ours is in a subfolder.
 _MAX_ROOT_BYTES = 76
 
 log = logging.getLogger(__name__)
 
 
 class P2pdGone(Exception):
-    """p2pd ended, or does not answer. The engine starts it again."""
+    """p2pd ended or does not answer. The engine restarts it."""
 
 
 class P2pdRefused(Exception):
-    """p2pd could not do what it was asked. The message is p2pd's: nobody there, no peer in the table."""
+    """p2pd answered a request with an error, for example that a peer cannot be reached. Has p2pd's text."""
 
 
 def missing() -> str | None:
-    """Return why p2pd cannot run here and what to do about it; None where it can."""
+    """Return why p2pd cannot run here, with a remedy; None if it can."""
     if (sys.platform, platform.machine()) not in MACHINES:
         return (
             f"hivemind has p2pd for Linux (x86-64, ARM) and macOS (ARM) only, and this is {sys.platform} on"
@@ -80,24 +79,24 @@ def peer_bytes(peer: PeerId) -> bytes:
 
 
 def peer_of(raw: bytes) -> PeerId | None:
-    """Return a peer id; None for a peer whose key is not Ed25519: it is no member of ours."""
+    """Parse a peer id; None if its key is not Ed25519, so that the peer cannot be a member."""
     if len(raw) != len(_PEER_ID_HEADER) + KEY_BYTES or not raw.startswith(_PEER_ID_HEADER):
         return None
     return peer_id_of(raw[len(_PEER_ID_HEADER) :])
 
 
 def unix_address(path: Path) -> bytes:
-    """Return a Unix socket as a multiaddress. py-multiaddr drops the leading slash."""
+    """Return the multiaddress of a Unix socket. (py-multiaddr would drop the leading slash.)"""
     raw = os.fsencode(path)
     return _varint(400) + _varint(len(raw)) + raw
 
 
 @dataclass(slots=True)
 class ControlBytes:
-    """The bytes of the control socket, which p2pd's own counters hold beside what it sent to peers."""
+    """Bytes on the control socket. The counters of p2pd's process contain them besides the peers' bytes."""
 
-    told: int = 0
-    heard: int = 0
+    told: int = 0  # bytes that we sent to p2pd
+    heard: int = 0  # bytes that we received from p2pd
 
 
 class Wire:
@@ -112,7 +111,7 @@ class Wire:
         await self.write(_varint(len(data)) + data)
 
     async def write(self, data: bytes) -> None:
-        """Write bytes, once the connection has become a stream to a peer. Raises P2pdGone."""
+        """Write bytes, also once the connection is a stream to a peer. Raises P2pdGone."""
         self._count.told += len(data)
         try:
             await self._stream.send_all(data)
@@ -120,7 +119,7 @@ class Wire:
             raise P2pdGone("p2pd closed its control socket") from None
 
     async def read(self, size: int) -> bytes:
-        """Read some bytes of that stream; none at the end. Raises P2pdGone."""
+        """Read some bytes of a stream to a peer; b"" at the end. Raises P2pdGone."""
         if self._buffer:
             data = bytes(self._buffer[:size])
             del self._buffer[:size]
@@ -150,18 +149,18 @@ class Wire:
 
 
 class P2pd:
-    """A p2pd that answers. `open_p2pd` makes one."""
+    """A running p2pd. Use `open_p2pd` to start one."""
 
     def __init__(self, control: Path, pid: int) -> None:
         self.pb = messages()
-        # A folder that nobody else can enter.
+        # A folder that only this user can enter.
         self.folder = control.parent
         self.pid = pid
         self.control = ControlBytes()
         self._control = control
 
     def end(self) -> None:
-        """Kill it, without a goodbye to its peers."""
+        """Kill p2pd, without a goodbye to its peers."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -181,14 +180,17 @@ class P2pd:
     async def ask(self, patience: float = 0.0, /, **fields: Any) -> Any:
         """Send `Request(**fields)` and return its Response.
 
-        Raises P2pdRefused; P2pdGone, also where no response comes in `patience` seconds, which what is asked
-        may take, and ANSWER_TIMEOUT_S.
+        patience: seconds that the requested work may take; the timeout is ANSWER_TIMEOUT_S longer.
+
+        Raises:
+            P2pdRefused: p2pd answered with an error.
+            P2pdGone: p2pd has ended, or there was no response in time.
         """
         async with self.wire() as wire:
             return await self.answer(wire, patience, **fields)
 
     async def answer(self, wire: Wire, patience: float = 0.0, /, **fields: Any) -> Any:
-        """Do what `ask` does, on a connection that is open."""
+        """Do the same as `ask`, on an open connection."""
         with trio.move_on_after(patience + ANSWER_TIMEOUT_S):
             await wire.send(self.pb.Request(**fields))
             response = await wire.receive(self.pb.Response)
@@ -202,7 +204,9 @@ class P2pd:
 async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P2pd]:
     """Run a p2pd with this key, and end it afterwards.
 
-    Raises EngineMissing; P2pdGone, with its last words, where it ends at once.
+    Raises:
+        EngineMissing: p2pd cannot run here.
+        P2pdGone: p2pd did not start; the message has the last lines of its log.
     """
     if (reason := missing()) is not None:
         raise EngineMissing(reason)
@@ -228,7 +232,7 @@ async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P
 async def _connect_for_life(
     p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]
 ) -> trio.SocketStream:
-    """Return the connection that p2pd lives as long as. Waits until p2pd answers."""
+    """Wait until p2pd answers, and return the persistent connection whose end would end p2pd."""
     with trio.move_on_after(START_TIMEOUT_S):
         while process.poll() is None:
             with contextlib.suppress(P2pdGone):  # it is not listening yet
@@ -236,7 +240,7 @@ async def _connect_for_life(
                 await p2pd.answer(Wire(stream, p2pd.control), type=p2pd.pb.Request.PERSISTENT_CONN_UPGRADE)
                 return stream
             await trio.sleep(0.02)
-    # Wait for its last words.
+    # Wait for the last lines of its log.
     await trio.sleep(0.1)
     raise P2pdGone(
         f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'it said nothing'}"
@@ -263,9 +267,9 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[key],
-            start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
-            # No token of ours; and one thread at work at a time, which is enough for what it does: more
-            # wait for each other in turns.
+            start_new_session=True,  # Ctrl-C in a terminal must reach only us; we then end p2pd
+            # p2pd gets none of our variables, which may contain tokens. One thread is enough for its load;
+            # more threads would mostly wait for each other.
             env={"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"},
         )
     except OSError as error:
@@ -295,7 +299,7 @@ def _private_folder() -> Path:
 
 
 def _hivemind() -> Path | None:
-    found = importlib.util.find_spec("hivemind")  # looks for it and imports nothing
+    found = importlib.util.find_spec("hivemind")  # does not import it
     places = found.submodule_search_locations if found is not None else None
     return Path(next(iter(places))) if places else None
 
@@ -307,7 +311,7 @@ def _program() -> Path | None:
 
 @cache
 def messages() -> Any:
-    """Load hivemind's module of the protocol's messages by its path, without the package around it.
+    """Load hivemind's module of protocol messages by its path, without importing hivemind.
 
     Raises EngineMissing.
     """
@@ -322,7 +326,7 @@ def messages() -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (ImportError, OSError) as error:  # another hivemind, or half of one
+    except (ImportError, OSError) as error:  # another version of hivemind, or an incomplete one
         raise EngineMissing(
             f"hivemind's messages cannot be loaded ({error}); install it anew with `{INSTALL}`"
         ) from None
@@ -339,9 +343,9 @@ def _varint(number: int) -> bytes:
 
 
 def _bounds(buffer: bytearray) -> tuple[int, int] | None:
-    """Return where the first message starts and ends; None while its length has not arrived.
+    """Return the start and end of the first message; None if its length is incomplete.
 
-    Raises P2pdGone on what is no length.
+    Raises P2pdGone if the length is malformed or too large.
     """
     length = 0
     for index, byte in enumerate(buffer[:5]):

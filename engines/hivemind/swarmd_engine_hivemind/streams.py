@@ -1,7 +1,7 @@
 """Requests and responses (`p2p.engines.request_response`) over streams of p2pd.
 
-Each stream is a connection of its own to a Unix socket: ours to p2pd's where we ask, p2pd's to ours where we
-are asked. The end of one direction is the end of both there.
+Each stream is a separate connection to a Unix socket. To ask, we connect to p2pd's socket; if a peer asks us,
+p2pd connects to our socket. If one direction of such a stream ends, p2pd ends both.
 """
 
 import logging
@@ -17,7 +17,7 @@ from p2p.topic import ASK
 from p2p.types import PeerId, Started, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
 
-# The time for p2pd to reach the peer, in whole seconds.
+# Timeout for p2pd to reach the peer, in whole seconds.
 OPEN_TIMEOUT_S = 8
 BACKLOG = 64
 
@@ -53,10 +53,12 @@ async def serve(
     line_of: Callable[[PeerId], Line],
     task_status: Started = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled. line_of: how a peer shares our upload.
+    """Answer questions until cancelled.
 
-    With `nursery.start`, returns once questions are answered. Raises P2pdGone, and P2pdRefused where p2pd
-    does not hand the streams over.
+    With `nursery.start` it returns once questions are answered. Raises P2pdGone, and P2pdRefused if p2pd does
+    not hand streams over to us.
+
+    line_of: returns a peer's path in the shared upload rate.
     """
     path = p2pd.folder / "asked"
     with trio.socket.socket(socket.AF_UNIX) as listening:
@@ -66,7 +68,7 @@ async def serve(
         await p2pd.ask(type=p2pd.pb.Request.STREAM_HANDLER, streamHandler=handler)
         task_status.started(())
         listeners = [trio.SocketListener(listening)]
-        # This waits where there are no more open files.
+        # This waits if the process has no free file descriptors.
         await trio.serve_listeners(partial(_serve_one, p2pd, responder, line_of), listeners)
 
 
@@ -85,9 +87,9 @@ async def _serve_one(
 
 
 class HivemindRequests:
-    """Asks peers, each question over a stream of its own.
+    """Asks peers questions.
 
-    reach: as in `KeptStreams`; may also raise P2pdGone. on_answer: called with the bytes of each answer.
+    reach: as in `KeptStreams`; may also raise P2pdGone. on_answer: called with the length of each answer.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The routes of vLLM's server that we need, as of 0.33.0. Whatever fails is an EngineFailed.
+"""The HTTP routes of vLLM's server that we use, as of 0.33.0.
 
-Each has a cause and a remedy.
+Every failure raises EngineFailed, with a cause and a remedy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import httpx2
 
 from swarmd.policy.inference.engine import EngineFailed
 
-# Nothing that would make the distribution another one than softmax(logits / temperature).
+# Turns off all settings that would change the distribution from softmax(logits / temperature).
 _PLAIN: Final = {
     "top_p": 1.0,
     "top_k": 0,
@@ -22,12 +22,12 @@ _PLAIN: Final = {
 
 
 class Client:
-    """Thread-safe, as its httpx client is."""
+    """Calls a vLLM server. Thread-safe, because httpx clients are."""
 
     def __init__(self, http: httpx2.Client, where: str, why_gone: Callable[[], str]) -> None:
         """Use this HTTP client.
 
-        where: the server, for messages. why_gone: returns what is known where the server does not answer.
+        where: names the server in messages. why_gone: returns cause and remedy if the server does not answer.
         """
         self._http, self._where, self._why_gone = http, where, why_gone
 
@@ -35,11 +35,11 @@ class Client:
         try:
             return self._http.get("/health").status_code == httpx2.codes.OK
         except httpx2.HTTPError:
-            # The server does not answer yet; the caller has a time limit.
+            # The server does not answer yet. The caller has a timeout.
             return False
 
     def base_model(self) -> str:
-        """Return the name of the first served model that is no adapter."""
+        """Return the name of the first served model that is not an adapter."""
         models = self._call("GET", "/v1/models").get("data", [])
         bases = [m["id"] for m in models if not m.get("parent")]
         if not bases:
@@ -62,7 +62,7 @@ class Client:
     ) -> list[tuple[list[int], list[float]]]:
         """Return `copies` answers to one prompt: their token ids and log-probabilities.
 
-        One of `ends` is included where it was drawn.
+        If an answer ended by itself, its last token is one of `ends`.
         """
         body = {
             **_PLAIN,
@@ -74,7 +74,7 @@ class Client:
             "temperature": temperature,
             "stop_token_ids": list(ends),
             "ignore_eos": True,  # we name the tokens that end an answer
-            "logprobs": 0,  # only that of the token that was drawn
+            "logprobs": 0,  # only the log-probability of the token that was drawn
             "return_token_ids": True,
             **({} if seed is None else {"seed": seed}),
             **more,
@@ -93,9 +93,9 @@ class Client:
         return answers
 
     def load_adapter(self, name: str, folder: str) -> None:
-        """Load an adapter under a name; where the name is in use, it takes the place of the old one.
+        """Load an adapter from a folder; it replaces an adapter of the same name.
 
-        Each time it comes from another folder, because of the prefix cache.
+        Give another folder each time, because vLLM's prefix cache may contain results of the old one.
         """
         self._call(
             "POST",
@@ -108,7 +108,7 @@ class Client:
         )
 
     def load_weights(self, folder: str) -> None:
-        """Load all weights anew from a folder, in place. Drops what was computed with the old ones."""
+        """Reload all weights from a folder, in place, and empty the prefix cache."""
         dev = "Start it with VLLM_SERVER_DEV_MODE=1."
         self._call(
             "POST",
@@ -123,7 +123,7 @@ class Client:
             )
 
     def sleep(self) -> None:
-        """Put the server to sleep at level 1: weights to main memory, keys and values dropped."""
+        """Put the server to sleep at level 1: it moves weights to main memory, and drops keys and values."""
         self._call("POST", "/sleep?level=1")
 
     def wake(self) -> None:
@@ -135,9 +135,9 @@ class Client:
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, absent: str = ""
     ) -> dict[str, Any]:
-        """Return the JSON object that came back; {} where something else did.
+        """Call a route and return the JSON object of the answer; {} if the answer is not an object.
 
-        absent: what to do where there is no such route.
+        absent: the remedy if the server does not have the route.
         """
         try:
             response = self._http.request(method, path, json=body)
@@ -168,12 +168,12 @@ def _json(response: httpx2.Response) -> Any:
     try:
         return response.json()
     except ValueError:
-        # It is plain text, as that of /v1/load_lora_adapter.
+        # Some routes answer with plain text, such as /v1/load_lora_adapter.
         return None
 
 
 def _error_text(response: httpx2.Response) -> str:
-    """Return vLLM's own words: {"error": {"message": …}} or {"detail": …}."""
+    """Return vLLM's error text, from {"error": {"message": …}} or {"detail": …}."""
     found = _json(response)
     if isinstance(found, dict):
         error = found.get("error", found.get("detail", found))

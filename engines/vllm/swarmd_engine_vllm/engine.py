@@ -14,17 +14,17 @@ from swarmd.policy.inference.engine import EngineFailed, EngineOptions, Sample, 
 from swarmd_engine_vllm.client import Client
 from swarmd_engine_vllm.server import SERVED, ServerProcess, command
 
-ADAPTER: Final = "swarmd-policy"  # what the policy's adapter is called in requests
-# Each is one prompt with all its answers.
+ADAPTER: Final = "swarmd-policy"  # the adapter's name in requests
+# A request is one prompt with all its answers.
 REQUESTS_AT_ONCE: Final = 64
-# The least log-probability of a token that was the only one allowed, where the server gives those it draws
-# with.
+# If only one token is allowed, its log-probability must be at least this. A lower value means that the server
+# does not report the distribution that it draws from.
 SURE_LOGPROB: Final = -1e-3
 
 
 def open_engine(asked: EngineOptions) -> "VllmEngine":
-    """Start `vllm serve`, or connect to the one at `asked.url`. Raises NoEngine, EngineFailed."""
-    scratch = Path(tempfile.mkdtemp(prefix="swarmd-vllm-"))  # mode 0700: nobody else reaches the socket
+    """Start `vllm serve`, or connect to the server at `asked.url`. Raises NoEngine or EngineFailed."""
+    scratch = Path(tempfile.mkdtemp(prefix="swarmd-vllm-"))  # mode 0700: other users cannot reach the socket
     try:
         return _connected(asked, scratch) if asked.url else _started(asked, scratch)
     except BaseException:
@@ -57,7 +57,7 @@ def _connected(asked: EngineOptions, scratch: Path) -> "VllmEngine":
     http = httpx2.Client(base_url=asked.url, headers=headers, timeout=asked.start_seconds, trust_env=False)
     client = Client(http, asked.url, lambda: "Start it, or correct generate.engine_url.")
     try:
-        # It may be somebody else's, and elsewhere: it is neither put to sleep nor ended.
+        # We did not start this server, so we neither put it to sleep nor end it.
         return VllmEngine(
             client, client.base_model(), scratch, sleeps=False, end=lambda: None, check_logprobs=True
         )
@@ -82,19 +82,22 @@ class VllmEngine:
         """Use this server.
 
         Args:
-            base: the base model's name there.
-            scratch: a folder of ours, which the server must be able to read.
+            client: calls the server.
+            base: the base model's name at the server.
+            scratch: a folder for weights, which the server must be able to read.
             sleeps: whether the server may be put to sleep.
+            end: ends the server.
+            check_logprobs: whether to check the server's log-probabilities before their first use.
         """
         self._client, self._base, self._scratch, self._sleeps, self._end = client, base, scratch, sleeps, end
         self._model, self._handed, self._unchecked, self._closed = base, 0, check_logprobs, False
-        # The folder of the weights that the server has.
+        # The folder of the weights that the server uses.
         self._last: Path | None = None
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any
     ) -> list[list[Sample]]:
-        """Generate samples, as `Engine` says."""
+        """Generate samples (`Engine.generate`)."""
         fits = [prompt for prompt in prompts if len(prompt) < sampling.context]
         if self._unchecked and fits and sampling.temperature not in (0.0, 1.0):
             self._check_logprobs(fits[0], sampling)
@@ -104,7 +107,7 @@ class VllmEngine:
             room = min(sampling.limit, sampling.context - len(prompts[i]))
             if room <= 0:
                 return [Sample((), (), ended=False)] * copies
-            # Greedy answers are all the same, and vLLM refuses more.
+            # Greedy answers are all the same, and vLLM refuses to draw more than one.
             drawn = copies if sampling.temperature else 1
             # vLLM draws answer k with seed + k.
             seed = None if base_seed is None else base_seed + i * copies
@@ -123,9 +126,9 @@ class VllmEngine:
             return list(pool.map(answer, range(len(prompts))))
 
     def _check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Check that the server's log-probabilities are those after temperature.
+        """Check that the server's log-probabilities include the temperature.
 
-        A server that somebody else started gives those before it, unless it was told to.
+        By default vLLM reports log-probabilities without the temperature. Raises EngineFailed.
         """
         ((_, logprobs),) = self._client.complete(
             self._model,
@@ -146,9 +149,9 @@ class VllmEngine:
         self._unchecked = False
 
     def sync(self, weights: Weights) -> None:
-        """Hand over the adapter, or else all weights, through a folder.
+        """Hand over the adapter, or all weights, through a folder.
 
-        The folder is a new one each time, so that the server trusts no cache of the old.
+        The folder is new each time, so that the server does not reuse cached results of older weights.
         """
         self._handed += 1
         folder = self._scratch / f"weights-{self._handed}"
@@ -170,7 +173,7 @@ class VllmEngine:
         self._last = folder
 
     def sleep(self) -> None:
-        """Move the weights to main memory, where they still are if an update changes nothing."""
+        """Move the server's weights to main memory. Without an update, `wake` brings the same weights back."""
         if self._sleeps:
             self._client.sleep()
 
@@ -180,7 +183,7 @@ class VllmEngine:
             self._client.wake()
 
     def close(self) -> None:
-        """End the server, if it is ours, and remove the weights."""
+        """End the server if we started it, and remove the weights."""
         if not self._closed:
             self._closed = True
             self._client.close()

@@ -1,12 +1,12 @@
-"""Runs a command, and ends it when its owner is gone: when this process's standard input closes.
+"""Runs a command, and ends it when the owner closes this process's standard input or dies.
 
-Standard library only.
+Uses only the standard library.
 
     python guard.py FOLDER COMMAND …
 
-When standard input ends, because it was closed or because its owner died in whatever way, or when the command
-ends by itself, everything in this process's group is ended. Start it in a session of its own: then its group
-is what it started. Where standard input ended, FOLDER is removed too.
+When standard input ends or the command ends by itself, all processes of this process group are killed. Start
+this script in a new session, so that its group has only the processes that it started. If standard input
+ended, FOLDER is also removed.
 """
 
 import os
@@ -18,13 +18,13 @@ import sys
 import time
 
 POLL_S = 0.2
-# The time from the first signal to the last.
+# Seconds from SIGTERM to SIGKILL.
 GRACE_S = 10.0
 
 
 def main(folder: str, command: list[str]) -> int:
-    # Our own signal to the group must not end us. The command does not inherit a handler; it would inherit
-    # "ignore".
+    # SIGTERM to the group must not end this process. A handler is set because the command would inherit
+    # SIG_IGN, but it does not inherit a handler.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -39,9 +39,9 @@ def main(folder: str, command: list[str]) -> int:
     while child.poll() is None and time.monotonic() < until:
         time.sleep(POLL_S)
     if gone:
-        # A killed owner leaves the weights there that it handed over.
+        # If the owner was killed, its weights are still in the folder.
         shutil.rmtree(folder, ignore_errors=True)
-    # Kill what the command started and left behind, and ourselves.
+    # Kill the remaining processes of the command, and this process.
     os.killpg(0, signal.SIGKILL)
     return 0
 

@@ -14,15 +14,15 @@ from typing import Final
 from swarmd.policy.inference.engine import EngineFailed, EngineOptions, NoEngine
 from swarmd_engine_vllm import guard
 
-SERVED: Final = "base"  # what the base model is called in requests
-# The values that --max-lora-rank takes (vllm/config/lora.py).
+SERVED: Final = "base"  # the base model's name in requests
+# The values that --max-lora-rank accepts (vllm/config/lora.py).
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-# How often to check whether the server is ready.
+# Seconds between two checks whether the server is ready.
 POLL_S: Final = 0.2
 # Lines of the server's log in a message.
 LAST_LINES: Final = 8
 
-# Variables of swarmd's own environment that the server must not see.
+# Variables of swarmd's environment that the server must not see.
 _LEFT_OUT: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _SET: Final = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # /v1/load_lora_adapter
@@ -36,7 +36,7 @@ _SET: Final = {
 def command(asked: EngineOptions, socket: Path) -> list[str]:
     """Return the command that starts the server. Raises NoEngine.
 
-    The server listens on a socket in a folder of ours, because its development routes ask for no key.
+    The server listens on a Unix socket in a private folder, because its development routes need no API key.
     """
     if asked.device == "mps":
         raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "own".')
@@ -51,9 +51,9 @@ def command(asked: EngineOptions, socket: Path) -> list[str]:
         "--dtype",
         asked.dtype,
     ]
-    # Log-probabilities after temperature, and no sampling settings but those of the request.
+    # Log-probabilities include the temperature, and only the request's sampling settings count.
     line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    # A line for each question would fill the disk in weeks.
+    # An access log with a line for each question would fill the disk in weeks.
     line += ["--disable-uvicorn-access-log"]
     if asked.lora_rank is not None:
         ranks = [rank for rank in RANKS if rank >= asked.lora_rank]
@@ -88,12 +88,12 @@ def _program(python: str) -> list[str]:
 
 
 class ServerProcess:
-    """The server's process. It ends with `close`, or with this process, however that ends (guard.py)."""
+    """The server's process. It ends on `close`, and also if this process ends in any way (guard.py)."""
 
     def __init__(self, line: list[str], log: Path, environment: Mapping[str, str]) -> None:
         """Start the server.
 
-        log: a file for what it prints; its folder is removed with the server where this process is killed.
+        log: a file for the server's output. If this process is killed, the file's folder is removed.
         """
         self.log = log
         kept = {name: value for name, value in environment.items() if name not in _LEFT_OUT}
@@ -108,7 +108,7 @@ class ServerProcess:
             )
 
     def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait until the server is ready. Raises EngineFailed where it ends first, or takes longer."""
+        """Wait until the server is ready. Raises EngineFailed if the server ends first or takes longer."""
         until = time.monotonic() + seconds
         while not ready():
             if self._process.poll() is not None:
@@ -128,7 +128,7 @@ class ServerProcess:
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            # There is nothing to be shown then.
+            # The log cannot be read, so the message has no lines.
             lines = []
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:]) or "    (none)"
 

@@ -188,7 +188,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         await super().handle_incoming()
 
     async def _write_frame(self, data: bytes) -> None:
-        """Write a frame, or queue it if it is the reader's reply. Raises MuxedConnUnavailable if it cannot."""
+        """Write a frame, or queue it if it is the reader's reply. Raises MuxedConnUnavailable."""
         if trio.lowlevel.current_task() is not self._reader:
             # Queued replies go first, so that the ACK of a stream comes before its data.
             owed, self._owed = self._owed, bytearray()
