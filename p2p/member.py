@@ -153,7 +153,7 @@ class Member:
 
     @property
     def rejected(self) -> Counter[Reason]:
-        """Count the frames refused since the start, by reason, including those of `report`."""
+        """Count the frames refused since the start, by reason, including calls of `report`."""
         return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:

@@ -197,7 +197,7 @@ class Bans:
 
 
 class RateLimit(Bans):
-    """Token buckets that limit what each peer sends to us; a peer that exceeds its limit is banned.
+    """Token buckets that limit each peer's traffic to us; a peer that exceeds its limit is banned.
 
     The peer that hands us a frame pays for it before the frame is checked, because forged and broken frames
     have no author. A peer in the mesh forwards frames of the whole swarm, so its rate must be high enough for

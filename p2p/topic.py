@@ -1,6 +1,6 @@
 """The GossipSub topic of a swarm.
 
-The topic contains the swarm's name and digest, so nodes with another name or digest never meet ours.
+The topic contains the swarm's name and digest, so nodes of swarms with another name or digest never meet.
 """
 
 import re

@@ -141,7 +141,7 @@ class Handlers:
     """The functions that an engine calls.
 
     also: topics of other swarms that the engine also joins, on a node that only helps nodes to meet. The
-        engine treats their members like ours, announces itself to them, and forwards admitted frames.
+        engine treats their members like our swarm's, announces itself to them, and forwards admitted frames.
     """
 
     deliver: Deliver

@@ -29,7 +29,7 @@ from p2p.types import PeerId, Reason
 
 # Largest age of a frame, by its author's clock.
 WINDOW_S = 300.0
-# How far an author's clock may be ahead of ours.
+# How far an author's clock may be ahead of our clock.
 AHEAD_S = 10.0
 # If `not_before` is further ahead of now, the clock was set back. After a mere restart it is at most
 # `seen_file.PROMISE_S` ahead.

@@ -98,7 +98,7 @@ class Discovery:
 
     Args:
         connections: interface to the network library.
-        topics: our swarm's topic comes first. Members of the other topics count like ours.
+        topics: our swarm's topic comes first. Members of all topics count alike.
         book: known peers.
         banned: whether a peer is banned now.
         clock: returns seconds since the epoch.
@@ -257,7 +257,7 @@ class Discovery:
         return found
 
     async def _ask_dht(self, nursery: trio.Nursery) -> None:
-        """Look up our swarms' provider records in the DHT and publish ours, until cancelled."""
+        """Find providers of our swarms in the DHT and publish our record, until cancelled."""
         wait = DHT_FIRST_S
         while True:
             await trio.sleep(wait * self._rng.uniform(0.75, 1.25))

@@ -9,7 +9,7 @@ from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unans
 
 
 class MemorySwarm:
-    """Delivers each frame to all other members, or after `partition` to those of the same island."""
+    """Delivers each frame to all other members, or after `partition` to members of the same island."""
 
     def __init__(self) -> None:
         self._members: dict[PeerId, MemoryEngine] = {}

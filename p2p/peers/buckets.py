@@ -1,6 +1,6 @@
 """The address book's two tables of buckets: a flood of addresses fills only a part of them. Pure.
 
-The design is that of Bitcoin Core's address manager (addrman.h), but smaller, and stricter because peer ids
+The design follows Bitcoin Core's address manager (addrman.h). It is smaller, and stricter because peer ids
 cost less than IP addresses.
 
 - `new` holds peers that we never reached. All peers that are named from one network group share NEW_REACH
@@ -105,7 +105,7 @@ class Tables:
         return self._put(("new", self._hash("new", known.source, row) % NEW_BUCKETS), peer, known.group)
 
     def tried(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
-        """Move the peer into `tried`. The result is like that of `new`."""
+        """Move the peer into `tried`. The result is the same as for `new`."""
         row = self._hash("peer", peer) % LOCAL_REACH if known.group == LOCAL else 0
         return self._put(("tried", self._hash("tried", known.group, row) % TRIED_BUCKETS), peer, known.group)
 

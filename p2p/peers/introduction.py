@@ -66,7 +66,7 @@ class Introduction(msgspec.Struct, array_like=True, frozen=True):
 class Introduced(Introduction, frozen=True):
     """A peer's answer, and the difference of its clock."""
 
-    ahead: float  # seconds that its clock is ahead of ours, with the answer's travel time as error
+    ahead: float  # seconds that its clock is ahead of our clock; the error is the answer's travel time
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,7 +2,7 @@
 
 Dial-backs use it, because an engine makes no second connection to a peer. The check of bootstrap addresses
 uses it, because no engine runs then. We reveal nothing about us: in Noise XX the responder proves its key
-first, and then we hang up. At most 120 bytes are sent, whoever listens.
+first, and then we hang up. At most 120 bytes are sent, the same to every listener.
 
 Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise.
 The protocol is chosen by multistream-select 1.0: github.com/multiformats/multistream-select.

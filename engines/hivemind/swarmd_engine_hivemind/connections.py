@@ -42,7 +42,7 @@ class HivemindConnections:
     p2pd accepts every connection. So at each refresh, banned peers and new peers from banned hosts
     (`host_bans`) are disconnected.
 
-    topics: our swarm's topic comes first. Members of the other topics count like ours.
+    topics: our swarm's topic comes first. Members of all topics count alike.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ def _cid(topic: Topic) -> bytes:
 
 
 def texts(addresses: Iterable[bytes]) -> list[str]:
-    """Return multiaddresses as text, without those of unknown kinds."""
+    """Return multiaddresses as text, except unknown kinds."""
     found: list[str] = []
     for raw in addresses:
         # Peers may send anything as an address.

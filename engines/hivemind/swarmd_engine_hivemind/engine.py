@@ -74,7 +74,7 @@ class HivemindEngine(NetworkEngine):
 
     p2pd speaks TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching.
 
-    The arguments and errors are those of `NetworkEngine`. A public engine relays from the start. It does not
+    For arguments and errors see `NetworkEngine`. A public engine relays from the start. It does not
     wait for AutoNAT, which needs peers that can be dialled.
 
     Raises:

@@ -89,7 +89,7 @@ class FloodWatch:
             _cannot_see(error)
 
     def _count(self, written: int, read: int) -> None:
-        """Add the bytes that p2pd wrote and read to `traffic`, except those of its control socket.
+        """Add the bytes that p2pd wrote and read to `traffic`, except on its control socket.
 
         The few bytes of its files are included.
         """

@@ -45,7 +45,7 @@ START_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 20.0
 # The beginning of an Ed25519 peer id; the 32 bytes of the key follow.
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
-# Longest path of the temporary folder. A socket's path may have 107 bytes, and ours is in a subfolder.
+# Longest path of the temporary folder. A socket's path may have 107 bytes, and our socket is in a subfolder.
 _MAX_ROOT_BYTES = 76
 
 log = logging.getLogger(__name__)

@@ -173,7 +173,7 @@ class VllmEngine:
         self._last = folder
 
     def sleep(self) -> None:
-        """Move the server's weights to main memory. Without an update, `wake` brings the same weights back."""
+        """Move the server's weights to main memory. Without an update, `wake` moves them back."""
         if self._sleeps:
             self._client.sleep()
 

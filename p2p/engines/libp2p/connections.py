@@ -52,7 +52,7 @@ class Libp2pConnections:
 
     Args:
         stack: the library's objects.
-        topics: our swarm's topic comes first. Members of the other topics count like ours.
+        topics: our swarm's topic comes first. Members of all topics count alike.
         clock: returns seconds since the epoch.
         note: called with a peer and its reported addresses.
     """
@@ -212,7 +212,7 @@ class Libp2pConnections:
     async def providers(self, topic: Topic) -> list[AddressRecord]:
         dht, host, key = self._stack.dht, self._stack.host, topic.provider_key
         # Use a separate store for the lookup. The DHT's store asks no other node once it holds one record,
-        # which may be ours.
+        # which may be our own record.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
         with contextlib.suppress(Unanswered):
             # After a timeout, the answers so far still count.
