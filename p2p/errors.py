@@ -6,7 +6,7 @@ is raised without a message shows the docstring of its class.
 
 
 class OperatorError(Exception):
-    """Something went wrong that you can put right."""
+    """An error that the operator can fix."""
 
     exit_code = 2
 
@@ -19,7 +19,7 @@ class NoKeyFile(OperatorError):
 
 
 class KeyFileUnusable(OperatorError):
-    """The key file cannot be read or written, is damaged, or others can read it."""
+    """The key file cannot be read or written, is damaged, or other users can read it."""
 
 
 class StateUnwritable(OperatorError):
@@ -35,8 +35,8 @@ class CannotListen(OperatorError):
 
 
 class AddressMissing(CannotListen):
-    """This machine does not have the address at which the node is to listen, or not yet."""
+    """This machine does not have the listen address, or does not have it yet."""
 
 
 class EngineMissing(OperatorError):
-    """There is no such p2p engine, or what it needs is not installed."""
+    """The p2p engine does not exist, or a package that it needs is not installed."""

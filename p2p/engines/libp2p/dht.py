@@ -39,7 +39,7 @@ MAX_RECORD_BYTES = 2048
 
 
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
-    """A peer store with limits. The library keeps all addresses, and compares each new address with all of them."""
+    """A peer store with limits. The library keeps all addresses, and compares a new one with each."""
 
     # Whether a peer's entry must stay in a full store: the peer is connected, or the entry is ours with our
     # key.

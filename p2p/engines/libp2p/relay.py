@@ -237,7 +237,7 @@ class Relay:
                 self._circuits.remove(carried)
 
     def _makes_room(self, new: _Carried) -> bool:
-        """Make room for a new circuit, if need be by ending other circuits. Return False if there is no room."""
+        """Make room for a new circuit, if need be by ending another one. Return False if that fails."""
         limits, asker = self._limits, new.asker[:2]
         own = [its for its in self._circuits if its.asker[:2] == asker]
         to_peer = [its for its in self._circuits if its.target[2] == new.target[2]]
