@@ -190,8 +190,8 @@ class ShownRollout:
 STAGES = {
     "generate": "answering our own questions; with `[workers]` waiting for generators",
     "score": "rewards from the verifier, and drawing batches",
-    "share": "encoding our rollouts and handing them to the daemon",
-    "collect": "decoding the rollouts of others that are here",
+    "share": "handing our rollouts to the daemon",
+    "collect": "taking the rollouts of other nodes that are here",
     "train": "updates of the policy",
 }
 

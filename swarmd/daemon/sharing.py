@@ -137,9 +137,8 @@ class Participant:
 
     def peers(self) -> PeerList:
         """Return the known peers, with our score of each."""
-        for author, said in self.exchange.market.authors.items():
-            self.roster.says(author, *said)
-        return peers_of(self.roster, self.member.peers(), time.time(), self.member.score)
+        said = self.exchange.market.authors
+        return peers_of(self.roster, self.member.peers(), time.time(), self.member.score, said)
 
     def _admitted(self, envelope: Envelope) -> None:
         self.roster.heard(envelope.author, time.time())

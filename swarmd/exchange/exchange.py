@@ -119,6 +119,11 @@ class Exchange:
             self._out.append(WakeAt(due))
         return self._out
 
+    @property
+    def waits(self) -> bool:
+        """Whether own rollouts wait to be sent."""
+        return bool(self.unsent) or self._outgoing.waits
+
     def _admitted(self, envelope: Envelope, now: float) -> None:
         self._heard.offer(envelope.author, envelope.group, now)
         reason = (self._whole_set if envelope.kind == wire.KIND else self._offered)(envelope, now)
@@ -162,7 +167,7 @@ class Exchange:
 
     def _send(self, now: float) -> float:
         """Send what waits if it is our turn and somebody is there; return when the next turn is."""
-        if not self.market.connected or not (self.unsent or self._outgoing.waits):
+        if not self.market.connected or not self.waits:
             return math.inf
         if (turn := max(self._turn_at, self.pacing.next_at(now))) > now:
             return turn

@@ -4,6 +4,8 @@ Theory of operation. A fetch asks one holder after another. The next one is aske
 the last one asked has answered without the blob. The first answer with the blob's id wins, and the other
 questions are cancelled. A holder that was not reached is asked once more. Each question ends after
 HOLDER_TIMEOUT_S, even if no answer ever comes, and so does each fetch. `p2p.blobs` has the question.
+
+A fetch is in one State, and NEXT says which follows.
 """
 
 import itertools
@@ -15,6 +17,7 @@ from enum import Enum
 from p2p.blobs.blobs import MISSING, content_id
 from p2p.types import PeerId, PeerRequest, Reason
 from swarmd.exchange.events import Ask, Cancel, Output, Report
+from swarmd.exchange.offers import Offered
 
 # Peers that are asked for one blob, at most; some may be gone.
 MAX_HOLDERS = 32
@@ -28,6 +31,31 @@ HEDGE_MISSING_S = 0.05
 HOLDER_TIMEOUT_S = 10.0
 # When a holder that was not reached is asked once more: it may be the only one.
 ASK_AGAIN_S = 1.0
+
+
+class State(Enum):
+    """The state of a fetch. The last four are ends."""
+
+    ON_TIME = "holds a place of the round, unless its author is on trial"
+    LATE = "goes on, and its place is free for another author"
+    DELIVERED = "the rollout was delivered"
+    REFUSED = "the blob is not what was offered"
+    MISSING = "no holder has it, or the time is over"
+    DROPPED = "its round is over, or it would be too old"
+
+
+Step = Enum("Step", "SLOW GOOD_BLOB BAD_BLOB NO_BLOB ROUND_OVER")
+"""What happens to a fetch."""
+_ENDS = {
+    Step.GOOD_BLOB: State.DELIVERED,
+    Step.BAD_BLOB: State.REFUSED,
+    Step.NO_BLOB: State.MISSING,
+    Step.ROUND_OVER: State.DROPPED,
+}
+# Any other step is a bug of ours: KeyError.
+NEXT = {(state, step): end for state in (State.ON_TIME, State.LATE) for step, end in _ENDS.items()} | {
+    (State.ON_TIME, Step.SLOW): State.LATE
+}
 
 
 class HolderReply(Enum):
@@ -48,23 +76,26 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """One blob on its way.
+    """The blob of a chosen offer, on its way.
 
-    size: bytes as it travels. holders: peers that may have it, the likeliest first. at: where the first of
-    them says that it can be reached. Times are seconds of the caller's clock.
+    size: bytes as it travels, at most. holders: peers that may have it, the likeliest first. Times are
+    seconds of the caller's clock.
     """
 
-    id: bytes
+    item: Offered
     size: int
     holders: Sequence[PeerId]
     since: float
-    at: str = ""
     ends: float = math.inf
+    state: State = State.ON_TIME
     next_at: float = -math.inf  # when the next holder is asked
     asked: int = 0  # holders asked so far
     open: dict[int, Asked] = field(default_factory=dict)  # by number
     again: dict[PeerId, float] = field(default_factory=dict)  # when a holder is asked once more
     replies: dict[PeerId, HolderReply] = field(default_factory=dict)
+
+    def step(self, step: Step) -> None:
+        self.state = NEXT[self.state, step]
 
     @property
     def over(self) -> bool:
@@ -121,7 +152,7 @@ class Fetcher:
             fetch.replies[holder] = HolderReply.FAILED
             if not question.again:
                 fetch.again[holder] = now + ASK_AGAIN_S
-        elif content_id(reply) == fetch.id:
+        elif content_id(reply) == fetch.item.id:
             fetch.replies[holder] = HolderReply.YES
             self.end(fetch)
             return fetch, reply
@@ -166,10 +197,10 @@ class Fetcher:
             fetch.next_at = now + (HEDGE_MISSING_S if fetch.hopeless else HEDGE_S)
 
     def _ask(self, fetch: Fetch, holder: PeerId, now: float, *, again: bool = False) -> None:
-        number, at = next(self._numbers), fetch.at if holder == fetch.holders[0] else ""
+        number, at = next(self._numbers), fetch.item.at if holder == fetch.item.author else ""
         fetch.open[number], self.open[number] = Asked(holder, now + HOLDER_TIMEOUT_S, again), fetch
         fetch.replies[holder] = HolderReply.NOTHING
-        self._emit(Ask(number, holder, PeerRequest.BLOBS.message(fetch.id), fetch.size, at))
+        self._emit(Ask(number, holder, PeerRequest.BLOBS.message(fetch.item.id), fetch.size, at))
 
     def _cancel(self, fetch: Fetch, number: int) -> None:
         del fetch.open[number], self.open[number]

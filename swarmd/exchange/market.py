@@ -6,15 +6,14 @@ and, if there are too few offers then, while it lasts. If a rollout cannot be fe
 the task that was offered, another one takes its place. Fetching goes on while our own rollouts are generated;
 no round waits for it.
 
-A fetch is in one State, and NEXT says which follows. Whether an author is on trial is a fact about the
-author, so it is not in the state of a fetch.
+A fetch is in one State, and `NEXT` says which follows (`exchange.fetching`). Whether an author is on trial is
+a fact about the author, so it is not in the state of a fetch.
 """
 
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from p2p.blobs.blobs import content_id
 from p2p.latest import Latest
@@ -22,7 +21,7 @@ from p2p.types import PeerId, Reason
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers
 from swarmd.exchange.events import Deliver, Hold, Output, Report
-from swarmd.exchange.fetching import HEDGE_S, Fetch, Fetcher, HolderReply
+from swarmd.exchange.fetching import HEDGE_S, Fetch, Fetcher, HolderReply, State, Step
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.serving import HARD, Serving
 from swarmd.exchange.wire import RolloutSet
@@ -45,43 +44,6 @@ OTHER_AUTHORS = 4
 MAX_AUTHORS = 4096
 # Blobs that were fetched through a copied offer, and wait for the offer of their author.
 KEPT_COPIES = 16
-
-
-class State(Enum):
-    """The state of a fetch. The last four are ends."""
-
-    ON_TIME = "holds a place of the round, unless its author is on trial"
-    LATE = "goes on, and its place is free for another author"
-    DELIVERED = "the rollout was delivered"
-    REFUSED = "the blob is not what was offered"
-    MISSING = "no holder has it, or the time is over"
-    DROPPED = "its round is over, or it would be too old"
-
-
-Step = Enum("Step", "SLOW GOOD_BLOB BAD_BLOB NO_BLOB ROUND_OVER")
-"""What happens to a fetch."""
-_ENDS = {
-    Step.GOOD_BLOB: State.DELIVERED,
-    Step.BAD_BLOB: State.REFUSED,
-    Step.NO_BLOB: State.MISSING,
-    Step.ROUND_OVER: State.DROPPED,
-}
-# Any other step is a bug of ours: KeyError.
-NEXT = {(state, step): end for state in (State.ON_TIME, State.LATE) for step, end in _ENDS.items()} | {
-    (State.ON_TIME, Step.SLOW): State.LATE
-}
-
-
-@dataclass(slots=True, eq=False)
-class Chosen:
-    """A chosen offer whose blob is fetched."""
-
-    item: Offered
-    fetch: Fetch
-    state: State = State.ON_TIME
-
-    def step(self, step: Step) -> None:
-        self.state = NEXT[self.state, step]
 
 
 class Market:
@@ -112,7 +74,7 @@ class Market:
         self._wanted, self._max_age = round.wanted, round.max_age  # rollouts of a round; rounds
         self._wanting = round.wanted  # rollouts that this round still lacks
         self.connected: tuple[PeerId, ...] = ()
-        self.under_way: dict[offers.Key, Chosen] = {}
+        self.under_way: dict[offers.Key, Fetch] = {}
         # The round in which each author's rollout of a task was delivered.
         self._had: Latest[tuple[PeerId, TaskRef], int] = Latest(offers.MAX_TAKEN)
         self._author_of: Latest[bytes, PeerId] = Latest(offers.MAX_TAKEN)  # by the ids of blobs that we saw
@@ -168,24 +130,24 @@ class Market:
         self.choice.begin(lead)
         self.serving.next_round()
         dropped = [
-            chosen
-            for chosen in self.under_way.values()
-            if now - chosen.fetch.since >= MIN_FETCH_S or self.board.too_old(chosen.item)
+            fetch
+            for fetch in self.under_way.values()
+            if now - fetch.since >= MIN_FETCH_S or self.board.too_old(fetch.item)
         ]
-        for chosen in dropped:
-            self.fetcher.end(chosen.fetch)
-            self._end(chosen, Step.ROUND_OVER)
+        for fetch in dropped:
+            self.fetcher.end(fetch)
+            self._end(fetch, Step.ROUND_OVER)
         self._wanting, self._changed = self._wanted, True
         self._fill(now)
         # They are of the last round, so the first choice of this one does not know it.
-        for chosen in dropped:
-            self._miss(chosen, now)
+        for fetch in dropped:
+            self._miss(fetch, now)
 
     @property
     def holding(self) -> int:
         """How many places of the round are held."""
-        on_time = [chosen for chosen in self.under_way.values() if chosen.state is State.ON_TIME]
-        return sum(not self.serving.on_trial(chosen.item.author) for chosen in on_time)
+        on_time = [fetch for fetch in self.under_way.values() if fetch.state is State.ON_TIME]
+        return sum(not self.serving.on_trial(fetch.item.author) for fetch in on_time)
 
     @property
     def places(self) -> int:
@@ -196,26 +158,24 @@ class Market:
     def answered(self, number: int, reply: bytes | None, now: float) -> None:
         """Take a holder's answer."""
         if (found := self.fetcher.answered(number, reply, now)) is not None:
-            fetch, blob = found
-            self._found(next(c for c in self.under_way.values() if c.fetch is fetch), blob, now)
+            self._found(*found, now)
 
     def advance(self, now: float) -> float:
         """Fill the free places and do what is due; return when something is due next, later than now."""
         self._now = now
         while True:
             self._fill(now)
-            over = self.fetcher.advance(now)
-            for chosen in list(self.under_way.values()):
-                if chosen.fetch in over:
-                    self._end(chosen, Step.NO_BLOB)
-                    self._miss(chosen, now)
-                elif chosen.state is State.ON_TIME and now >= chosen.fetch.since + LATE_S:
-                    chosen.step(Step.SLOW)
+            for fetch in self.fetcher.advance(now):
+                self._end(fetch, Step.NO_BLOB)
+                self._miss(fetch, now)
+            for fetch in self.under_way.values():
+                if fetch.state is State.ON_TIME and now >= fetch.since + LATE_S:
+                    fetch.step(Step.SLOW)
                     self._changed = True
             if not self._changed:
                 break
-        on_time = [chosen for chosen in self.under_way.values() if chosen.state is State.ON_TIME]
-        return min(self.fetcher.due, *(chosen.fetch.since + LATE_S for chosen in on_time), math.inf)
+        on_time = [fetch for fetch in self.under_way.values() if fetch.state is State.ON_TIME]
+        return min(self.fetcher.due, *(fetch.since + LATE_S for fetch in on_time), math.inf)
 
     def figures(self) -> ExchangeFigures:
         """Return the figures for the status; bytes that we serve are counted elsewhere."""
@@ -236,8 +196,8 @@ class Market:
         if not self._changed:
             return
         self._changed, under_way = False, self.under_way.values()
-        late = {chosen.item.author for chosen in under_way if chosen.state is State.LATE}
-        tried = sum(self.serving.on_trial(chosen.item.author) for chosen in under_way)
+        late = {fetch.item.author for fetch in under_way if fetch.state is State.LATE}
+        tried = sum(self.serving.on_trial(fetch.item.author) for fetch in under_way)
 
         def choose(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
             prompt = [o for o in offered if o.author not in late and not self._delivered(o.author, o.ref)]
@@ -252,25 +212,24 @@ class Market:
         size = max(offer.size for offer in (item, *same))
         holders = [item.author, item.via, *(offer.author for offer in same), *self.connected]
         ends = now + DOUBTFUL_FETCH_S if self.serving.doubtful(item.author) else math.inf
-        fetch = Fetch(item.id, size, holders, now, item.at, ends)
-        chosen = self.under_way[item.key] = Chosen(item, fetch)
+        fetch = self.under_way[item.key] = Fetch(item, size, holders, now, ends)
         if (blob := self._copies.get(item.id)) is not None:
-            self._found(chosen, blob, now)
+            self._found(fetch, blob, now)
         else:
             self.fetcher.begin(fetch)
 
-    def _found(self, chosen: Chosen, blob: bytes, now: float) -> None:
+    def _found(self, fetch: Fetch, blob: bytes, now: float) -> None:
         """Deliver the rollout of a blob, if an offer says what it is; charge an author that copied it."""
-        item, replies = chosen.item, chosen.fetch.replies
+        item, replies = fetch.item, fetch.replies
         found = offers.decode_blob(blob, item)
         # A copied offer takes nothing from the real author: its rollout is used if it offers the same.
         real = self._real(item, blob) if found is Reason.NOT_ITS_OWN else None
-        self._end(chosen, Step.BAD_BLOB if real is None and isinstance(found, Reason) else Step.GOOD_BLOB)
+        self._end(fetch, Step.BAD_BLOB if real is None and isinstance(found, Reason) else Step.GOOD_BLOB)
         if replies.get(item.author) is HolderReply.NO and real is None:
             # Other peers have the blob: an offer without a blob behind it is a failure.
-            self._charge(chosen, now)
+            self._charge(fetch, now)
         if isinstance(found, Reason):
-            self._expose(item.author, found, chosen.fetch.since, now, copied=real is not None)
+            self._expose(item.author, found, fetch.since, now, copied=real is not None)
         if found is Reason.NOT_ITS_OWN:
             self._author_of[item.id] = offers.author_of(blob)
             self._copies[item.id] = blob
@@ -304,24 +263,24 @@ class Market:
         real = self.board.offered.get((offers.author_of(blob), item.id))
         return real if real is not None and real.ref == item.ref else None
 
-    def _miss(self, chosen: Chosen, now: float) -> None:
+    def _miss(self, fetch: Fetch, now: float) -> None:
         self.missed += 1
-        self._charge(chosen, now)
+        self._charge(fetch, now)
 
-    def _end(self, chosen: Chosen, step: Step) -> None:
-        chosen.step(step)
-        del self.under_way[chosen.item.key]
+    def _end(self, fetch: Fetch, step: Step) -> None:
+        fetch.step(step)
+        del self.under_way[fetch.item.key]
         self._changed = True
 
-    def _charge(self, chosen: Chosen, now: float) -> None:
+    def _charge(self, fetch: Fetch, now: float) -> None:
         """Charge the author for a blob that nobody had, or that it has not itself."""
-        author, since = chosen.item.author, chosen.fetch.since
-        said, given = chosen.fetch.replies.get(author), now - since  # seconds
+        author, since = fetch.item.author, fetch.since
+        said, given = fetch.replies.get(author), now - since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):
             # The author had no time to answer.
             return
         self._tried(author, False)
-        patient = given >= MIN_FETCH_S or chosen.state is not State.DROPPED
+        patient = given >= MIN_FETCH_S or fetch.state is not State.DROPPED
         cost = self.serving.cost(said, patient and author in self.connected, now)
         if cost == HARD:
             # The author's later offers count again.

@@ -59,6 +59,7 @@ class Network:
         self._thread = threading.Thread(target=self._run, name="swarmd-network", daemon=True)
         self._swarm = Participant(config, state.path, author, self._put, lambda: TRAINING, talk)
         self.peer_id, self._started_at = self._swarm.identity.peer_id, time.time()
+        self._shared_at = -LEAVE_S
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
 
@@ -78,6 +79,7 @@ class Network:
         return len(self._arrived) > 0
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        self._shared_at = time.monotonic()
         self._soon(self._swarm.driver.put, Share(tuple(rollouts), round_number))
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
@@ -104,8 +106,10 @@ class Network:
         if self._thread.ident is None:
             return  # it was never started
         self.ready.wait()  # before it there may be nothing to cancel, and the thread would go on
-        self._soon(self._swarm.driver.put, Leave())
-        if self.error is None:
+        if self.error is None and (
+            self._swarm.exchange.waits or time.monotonic() < self._shared_at + LEAVE_S
+        ):
+            self._soon(self._swarm.driver.put, Leave())
             self._thread.join(LEAVE_S)
         self._soon(self._scope.cancel)
         self._thread.join()

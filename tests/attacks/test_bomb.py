@@ -24,6 +24,8 @@ from p2p.envelope import MAX_FRAME_BYTES
 from p2p.types import PeerId, Verdict
 from swarmd.exchange.events import Ask, Output
 from swarmd.exchange.fetching import Fetch, Fetcher
+from swarmd.exchange.offers import Offered
+from swarmd.types import TaskRef
 from tests import ROOT
 from tests.attacks.harness import Attack, show, worst
 from tests.doubles import Clock, memory_member
@@ -98,7 +100,8 @@ def fetched(bomb: bytes) -> bytes | None:
     """Return the blob that a fetch ends with when the holder answers with this bomb, which it has offered."""
     outputs = list[Output]()
     fetcher, holder = Fetcher(outputs.append), PeerId("attacker")
-    fetcher.begin(Fetch(content_id(bomb), len(bomb), [holder], 0.0))
+    item = Offered(holder, TaskRef("bf", 1), content_id(bomb), len(bomb), holder)
+    fetcher.begin(Fetch(item, len(bomb), [holder], 0.0))
     fetcher.advance(0.0)
     (ask,) = [output for output in outputs if isinstance(output, Ask)]
     found = fetcher.answered(ask.number, bomb, 0.1)

@@ -262,7 +262,8 @@ def test_all_fetches_at_once() -> None:
     fetcher = Fetcher(outputs.append)
     for n in range(4 * fetching.QUESTIONS_AT_ONCE):
         holders = [PeerId(f"holder {n} {part}") for part in range(2 * fetching.MAX_HOLDERS)]
-        fetcher.begin(Fetch(b"%12d" % n, blobs.MAX_BLOB_BYTES, holders, 0.0))
+        item = Offered(holders[0], TaskRef("sums", n), b"%12d" % n, blobs.MAX_BLOB_BYTES, holders[0])
+        fetcher.begin(Fetch(item, item.size, holders, 0.0))
     for now in range(5):
         fetcher.advance(float(now))
     for number in list(fetcher.open):

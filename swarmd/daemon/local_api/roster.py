@@ -30,8 +30,6 @@ class AuthorRecord:
     quiet: float = FIRST_SILENCE_S  # seconds after which it is no longer heard
     frames: int = 0  # admitted frames
     rejected: int = 0  # admitted frames that the trainer found bad
-    round: int | None = None  # the author's own round number
-    model: str | None = None
     gone: bool = False  # whether it disconnected long ago and was not heard since
     # Rollouts that this node trained on, by specialty: of our curriculum, so they are few.
     learnt: Counter[str] = field(default_factory=Counter)
@@ -74,10 +72,6 @@ class Roster:
         """Record that the trainer refused something that this author sent."""
         if (author := self.get(peer)) is not None:
             author.rejected += 1
-
-    def says(self, peer: PeerId, round_number: int, model: str) -> None:
-        if (author := self.get(peer)) is not None:
-            author.round, author.model = round_number, model
 
     def gone(self, peer: PeerId) -> None:
         """Record that an author has left: it is no longer heard, however long its rounds are."""

@@ -3,8 +3,9 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import structs
 
@@ -132,16 +133,27 @@ class StatusBoard:
 
 
 def peers_of(
-    roster: Roster, peers: Sequence[Peer], now: float, score: Callable[[PeerId], float] | None = None
+    roster: Roster,
+    peers: Sequence[Peer],
+    now: float,
+    score: Callable[[PeerId], float] | None = None,
+    said: Mapping[PeerId, tuple[int, str]] = MappingProxyType({}),
 ) -> PeerList:
-    """Return the known peers: connected ones first, then authors heard through others."""
+    """Return the known peers: connected ones first, then authors heard through others.
+
+    said: the round and the model of authors, as they say themselves.
+    """
     connected = {peer.id: peer for peer in peers}
     known = dict.fromkeys([*connected, *roster.present(now)])
-    return PeerList([_known(each, connected.get(each), roster, score) for each in known])
+    return PeerList([_known(each, connected.get(each), roster, score, said.get(each)) for each in known])
 
 
 def _known(
-    peer_id: PeerId, peer: Peer | None, roster: Roster, score: Callable[[PeerId], float] | None
+    peer_id: PeerId,
+    peer: Peer | None,
+    roster: Roster,
+    score: Callable[[PeerId], float] | None,
+    said: tuple[int, str] | None,
 ) -> KnownPeer:
     author = roster.get(peer_id) or AuthorRecord(0.0)
     return KnownPeer(
@@ -153,8 +165,8 @@ def _known(
         heard_at=author.last or None,
         frames=author.frames,
         rejected=author.rejected,
-        round=author.round,
-        model=author.model,
+        round=said[0] if said else None,
+        model=said[1] if said else None,
         learnt=dict(author.learnt),
         score=round(score(peer_id), 1) if score else None,
     )

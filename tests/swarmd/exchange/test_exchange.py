@@ -32,8 +32,7 @@ from swarmd.exchange.events import (
     WakeAt,
 )
 from swarmd.exchange.exchange import MIN_GAP_S, Exchange
-from swarmd.exchange.fetching import QUESTIONS_AT_ONCE
-from swarmd.exchange.market import NEXT, State, Step
+from swarmd.exchange.fetching import NEXT, QUESTIONS_AT_ONCE, State, Step
 from swarmd.exchange.offers import MAX_OFFERED
 from swarmd.exchange.pacing import FEW_AUTHORS, MAX_WAITING
 from swarmd.experience.strategies import SharingSettings
@@ -108,7 +107,7 @@ class Played:
         market = self.exchange.market
         assert max(self.delivered.values(), default=0) <= 1, "one delivery for each author and task"
         assert market.holding <= WANTED and len(market.under_way) <= 3 * WANTED
-        assert not any(chosen.state in ENDS for chosen in market.under_way.values())
+        assert not any(fetch.state in ENDS for fetch in market.under_way.values())
         assert self.open.keys() == market.fetcher.open.keys() and len(self.open) <= QUESTIONS_AT_ONCE
         assert len(market.board.offered) <= MAX_OFFERED
         assert all(len(waiting) <= MAX_WAITING for waiting in self.exchange._outgoing._rounds)

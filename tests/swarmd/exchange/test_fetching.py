@@ -20,6 +20,8 @@ from swarmd.exchange.fetching import (
     Fetcher,
     HolderReply,
 )
+from swarmd.exchange.offers import Offered
+from swarmd.types import TaskRef
 
 BLOB = b"blob" * 100
 NAME = content_id(BLOB)
@@ -61,7 +63,8 @@ class Peers:
     async def fetch(
         self, holders: Sequence[PeerId], replies: dict[PeerId, HolderReply] | None = None, blob: bytes = BLOB
     ) -> bytes | None:
-        fetch = Fetch(content_id(blob), len(blob), holders, trio.current_time())
+        item = Offered(A, TaskRef("bf", 1), content_id(blob), len(blob), A)
+        fetch = Fetch(item, len(blob), holders, trio.current_time())
         fetch.replies = {} if replies is None else replies
         self.fetcher.begin(fetch)
         answers, answered = trio.open_memory_channel[tuple[int, bytes | None]](100)
@@ -77,7 +80,7 @@ class Peers:
             for output in self._outputs:
                 match output:
                     case Ask(number, peer, question, limit):
-                        assert (question, limit) == (b"\1" + fetch.id, fetch.size)
+                        assert (question, limit) == (b"\1" + item.id, fetch.size)
                         self.asked.append(peer)
                         self._scopes[number] = trio.CancelScope()
                         nursery.start_soon(ask, output)

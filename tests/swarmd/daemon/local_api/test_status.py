@@ -78,9 +78,8 @@ def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> 
     of = board()
     for _ in range(4):
         of._roster.heard(OTHER, 100.0)
-    of._roster.says(OTHER, 7, "qwen2.5-0.5b")
     of._roster.useful(OTHER, "gcd")
-    relayed = peers_of(of._roster, [], 110.0).peers
+    relayed = peers_of(of._roster, [], 110.0, said={OTHER: (7, "qwen2.5-0.5b")}).peers
     assert relayed[0].learnt == {"gcd": 1}
     assert [(p.id, p.direction, p.frames, p.round, p.model) for p in relayed] == [
         (OTHER, "relayed", 4, 7, "qwen2.5-0.5b")
