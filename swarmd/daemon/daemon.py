@@ -195,6 +195,7 @@ class Daemon:
             await opening.serve_metrics(self.config.metrics.listen)
         await nursery.start(partial(control.serve, self._folder, handlers))
         self.guest.begin()
+        nursery.start_soon(self.sharing.driver.run, self.member)
         nursery.start_soon(self._be_in_swarm, nursery)
         for name in self.config.metrics.report_to:
             nursery.start_soon(run_tracker, name, self._folder, self.sharing.identity.peer_id, self.view.talk)

@@ -93,9 +93,11 @@ class Participant:
         )
 
     async def run(self, *, task_status: Started) -> None:
-        """Take part until cancelled. Started (`nursery.start`) once others can reach us."""
+        """Take part until cancelled. Started (`nursery.start`) once others can reach us.
+
+        Run the driver beside it, from the first event on: events wait in a queue.
+        """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.driver.run, self.member)
             if self._config.swarm.engine != "none":
                 nursery.start_soon(self.isolation.run)
                 nursery.start_soon(self._acknowledger.run)

@@ -15,7 +15,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
+from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES, content_id
 from p2p.types import Envelope, Reason
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
@@ -159,7 +159,8 @@ class Exchange:
         if len(blobs) < len(rollouts):
             self._talk(TOO_LARGE)
         for blob in blobs:
-            self.market.note_own(blob, rollouts[0].author)
+            # So that nobody offers it as its own.
+            self.market.author_of[content_id(blob)] = rollouts[0].author
             self._out.append(Hold(blob))
         for offer in bodies:
             self._outgoing.put(offers.KIND, offer)

@@ -15,7 +15,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from p2p.blobs.blobs import content_id
 from p2p.latest import Latest
 from p2p.types import PeerId, Reason
 from swarmd.config.config import RoundConfig
@@ -77,7 +76,7 @@ class Market:
         self.under_way: dict[offers.Key, Fetch] = {}
         # The round in which each author's rollout of a task was delivered.
         self._had: Latest[tuple[PeerId, TaskRef], int] = Latest(offers.MAX_TAKEN)
-        self._author_of: Latest[bytes, PeerId] = Latest(offers.MAX_TAKEN)  # by the ids of blobs that we saw
+        self.author_of: Latest[bytes, PeerId] = Latest(offers.MAX_TAKEN)  # by the ids of blobs that we saw
         self._copies: Latest[bytes, bytes] = Latest(KEPT_COPIES)  # by id
         # Author -> (its last round, its model), as it says itself.
         self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)
@@ -90,16 +89,12 @@ class Market:
         If one of them is known as another author's, none is put up.
         """
         author = offered[0].author
-        if any(self._author_of.get(item.id, author) != author for item in offered):
+        if any(self.author_of.get(item.id, author) != author for item in offered):
             self._expose(author, Reason.NOT_ITS_OWN, now, now, copied=True)
             return len(offered)
         good = self.board.add(offered)
         self._changed |= self.places > 0
         return good
-
-    def note_own(self, blob: bytes, author: PeerId) -> None:
-        """Note a blob of ours, so that nobody offers it as its own."""
-        self._author_of[content_id(blob)] = author
 
     def deliver(self, found: RolloutSet, group: str, heard: int) -> int:
         """Hand on the rollouts of a set that are for training; return how many of them were new.
@@ -231,7 +226,7 @@ class Market:
         if isinstance(found, Reason):
             self._expose(item.author, found, fetch.since, now, copied=real is not None)
         if found is Reason.NOT_ITS_OWN:
-            self._author_of[item.id] = offers.author_of(blob)
+            self.author_of[item.id] = offers.author_of(blob)
             self._copies[item.id] = blob
         if real is not None:
             self.board.take(real)
@@ -247,7 +242,7 @@ class Market:
             self.serving.served(item.author, now)
             self._tried(item.author, True)
         self.gathered += 1
-        self._author_of[item.id] = item.author
+        self.author_of[item.id] = item.author
         self._emit(Hold(blob))
         self._wanting -= self.deliver(found, item.group, item.round)
 

@@ -144,6 +144,7 @@ class Network:
         self._swarm.driver.put(RoundBegan(1))
         with self._scope:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._swarm.driver.run, self._swarm.member)
                 await nursery.start(self._swarm.run)
                 await nursery.start(partial(control.serve, self._state.path, handlers))
                 self.ready.set()
