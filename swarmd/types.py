@@ -196,9 +196,6 @@ STAGES = {
 }
 
 
-_SAVING = {"checkpoint": "what saves took out of the loop since the line before"}
-
-
 class UpdateFigures(msgspec.Struct, frozen=True):
     """Figures of one policy update, or of several. Means are over completion tokens that had a gradient."""
 

@@ -152,7 +152,7 @@ class Daemon:
             view.talk,
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
-        self._advised: set[str] = set()  # reasons whose remedy was shown
+        self._advised: set[Reason] = set()  # reasons whose remedy was shown
         self._nursery: trio.Nursery | None = None
         self._listens = trio.Event()  # set once others can reach us
         self._stopping = False  # whether the trainer was asked to stop
@@ -237,6 +237,12 @@ class Daemon:
             now_connected = {peer.id for peer in self.member.peers()}
             for news in connection_news(connected, now_connected):
                 self.view.talk(news)
+            # Each reason is told once: the status counts them, and so does each round's line.
+            for reason, count in refused.items():
+                if reason not in self._advised and reason.value not in HARMLESS:
+                    self._advised.add(reason)
+                    remedy = f"; {reason.remedy}" if reason.remedy else ""
+                    self.view.talk(f"{count} refused: {reason.value}{remedy}")
             peers = self.sharing.heard()
             if refused or peers != told:
                 self.child.tell(
@@ -287,12 +293,6 @@ class Daemon:
         self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
         self.sharing.driver.put(RoundBegan(done.line.round + 1, done.lead))
-        for reason, count in done.line.rejected.items():
-            # Told once: the status counts them, and so does each round's line.
-            if reason not in self._advised | HARMLESS:
-                self._advised.add(reason)
-                remedy = Reason(reason).remedy
-                self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
         # The judged weights are saved first, so ask only where another save is affordable. A trainer that
         # stops or pauses after this round would not answer, and the judge would count that as wrong.
         ends = self._stopping or 0 < self.config.round.rounds <= done.line.round

@@ -20,6 +20,7 @@ from swarmd.cli.peers import _announce
 from swarmd.daemon.bootstrap import announcement
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.state.status import Status, SwarmLabel
 from swarmd.tasks.curriculum import CURRICULA
 from testbed.probe_process import ProbeProcess
 from tests.doubles import TIMEOUT_S
@@ -167,16 +168,13 @@ TOLD = {  # what the announcement says, and what it does not
 def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where: str) -> None:
     address = f"{host}/tcp/4001/p2p/x"
     assert place(address) == where
-    document = {
-        "name": "glad-cat",
-        "peer_id": "x",
-        "swarm": {"name": "main", "curricula": ["tiny-9", "sapo-9"]},
-        "engine": "libp2p",
-        "relay": "at most 64 MiB for each pair of nodes",
-        "addresses": [{"address": address, "from": where}],
-        "state_dir": "/tmp/boot",
-    }
-    text, (wanted, unwanted) = "\n".join(announcement(document)), TOLD[where]
+    status = Status(
+        name="glad-cat",
+        swarm=SwarmLabel("main", curricula=("tiny-9", "sapo-9")),
+        relay="at most 64 MiB for each pair of nodes",
+        addresses=[address],
+    )
+    text, (wanted, unwanted) = "\n".join(announcement(status)), TOLD[where]
     assert wanted in text and not re.search(unwanted, text)
     assert "relays for nodes behind NAT: at most" in text
     assert "--state-dir /tmp/boot" in text
@@ -185,5 +183,5 @@ def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where:
         patch("sys.stdout", io.StringIO()) as out,
         patch.object(out, "flush", side_effect=OSError(28, "full")),
     ):
-        _announce(document, as_json=False)
+        _announce(status, as_json=False)
     assert out.getvalue() == f"{address}\n"
