@@ -173,6 +173,7 @@ def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where:
         swarm=SwarmLabel("main", curricula=("tiny-9", "sapo-9")),
         relay="at most 64 MiB for each pair of nodes",
         addresses=[address],
+        state_dir="/tmp/boot",
     )
     text, (wanted, unwanted) = "\n".join(announcement(status)), TOLD[where]
     assert wanted in text and not re.search(unwanted, text)

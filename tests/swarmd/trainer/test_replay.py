@@ -117,11 +117,13 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
     """
     node, _, _ = join(MemorySwarm(), 1, verifier, config(rate=3e-3, updates_per_round=6))
     reports: list[RoundReport] = []
-    while not (reports and reports[-1].resting) and len(reports) < 12:
+    while not (reports and reports[-1].replay_resting) and len(reports) < 12:
         reports.append(run_round(len(reports) + 1, node))
     rested = reports[-1]
-    assert rested.resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness.max == 0
-    assert reports[-2].updates == 6 and reports[-2].update.drift > 1.0
+    assert (
+        rested.replay_resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness.max == 0
+    )
+    assert reports[-2].updates == 6 and reports[-2].drift > 1.0
 
 
 def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(
