@@ -131,6 +131,7 @@ def test_ci_runs_every_test_in_a_clone() -> None:
     "words, lanes",
     [
         ("", ["ruff check .", "mypy", "pytest -m not slow and not net and not gpu"]),
+        ("--quick", ["pytest -m not slow and not net and not gpu"]),
         ("--all", ["ruff check .", "mypy", "pytest -m"]),
         ("-k one tests/p2p", ["pytest -k one tests/p2p"]),
     ],
