@@ -4,7 +4,6 @@ are wrong.
 
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Task
-from tests.doubles import TIMEOUT_S
 from tests.swarmd.policy.pretend_gpu import pretending
 from tiny_models.corpus import BROAD, DEEP, HONEST, NOISY, Corpus, honest_answer
 from tiny_models.make import FAMILIES, FULL, main
@@ -114,16 +112,8 @@ def test_the_seed_decides_training(tokenizer: Any) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.slow
-def test_another_device_trains_the_same() -> None:
-    run = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-k", "refuses", __file__]
-    env = os.environ | {"PRETEND_GPU": "1"}
-    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
-
-
 # torch counts a process's devices once.
-@pytest.mark.skipif("PRETEND_GPU" not in os.environ, reason="started by test_another_device_trains_the_same")
+@pytest.mark.skipif("PRETEND_GPU" not in os.environ, reason="started by test_on_device.py")
 def test_training_never_asks_what_a_gpu_refuses(tokenizer: Any) -> None:
     def trained(device: Any) -> list[torch.Tensor]:
         model = new_model(tokenizer, 0).to(device)

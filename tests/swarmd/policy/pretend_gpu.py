@@ -6,13 +6,13 @@ memory, speed and kernels of a GPU are not pretended.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -85,9 +85,33 @@ class Pretending(TorchDispatchMode):
         return computed(func, args, kwargs or {})
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the leaves of nested lists, tuples and dicts. torch's pytree takes several times as long."""
+    if type(value) in (list, tuple):
+        for part in value:
+            yield from leaves(part)
+    elif type(value) is dict:
+        yield from leaves([*value.values()])
+    else:
+        yield value
+
+
+def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """Return nested lists, tuples and dicts with each leaf of this kind changed."""
+    if type(value) in (list, tuple):
+        return type(value)([mapped(kind, change, part) for part in value])
+    if type(value) is dict:
+        return {name: mapped(kind, change, part) for name, part in value.items()}
+    return change(value) if isinstance(value, kind) else value
+
+
 def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Compute on the CPU what the device is asked for. Raises MixesDevices."""
     name = func.overloadpacket.__name__
+    there = any(isinstance(t, OnDevice) for t in leaves([args, kwargs]))
+    wanted = kwargs.get("device")
+    if not there and wanted is None and name not in COPIES:
+        return func(*args, **kwargs)
     if name not in WHOLE:
         with Pretending():
             # In inference mode operations come whole that are made of others.
@@ -97,8 +121,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     mixable = args[:1] + args[2:] if name in INDEXES else args
     if name == "addmm":
         return computed(torch.ops.aten.add.Tensor, (args[0], args[1] @ args[2]), {})
-    tensors = [t for t in tree_leaves((mixable, kwargs)) if isinstance(t, Tensor)]
-    there = any(isinstance(t, OnDevice) for t in tree_leaves((args, kwargs)))
+    tensors = [t for t in leaves([mixable, kwargs]) if isinstance(t, Tensor)]
     if there and name not in COPIES:
         for t in tensors:
             if t.dim() and not isinstance(t, OnDevice):
@@ -107,15 +130,23 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
                 )
     if name in COPIES and not there and kwargs.get("non_blocking"):
         raise MixesDevices(f"{func}: MPS would read the CPU's memory when it is released")
-    wanted = kwargs.get("device")
     to = there if wanted is None else torch.device(wanted).type == NAME
-    inner_args, inner = tree_map_only(OnDevice, lambda t: t.memory, (list(args), dict(kwargs)))
+    inner_args, inner = mapped(OnDevice, lambda t: t.memory, ([*args], {**kwargs}))
     if wanted is not None and to:
         inner["device"] = CPU
     result = func(*inner_args, **inner)
     if to:
-        result = tree_map_only(Tensor, OnDevice, result)
-    return return_and_correct_aliasing(func, args, kwargs, result) if there and to else result
+        result = mapped(Tensor, OnDevice, result)
+    return (
+        return_and_correct_aliasing(func, args, kwargs, result) if there and to and aliases(func) else result
+    )
+
+
+@cache
+def aliases(func: Any) -> bool:
+    """Return whether an operation gives back an argument, or a view of one."""
+    schema = func._schema
+    return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
 
 
 def _empty(size: Sequence[int], *, dtype: Any = None, **_: Any) -> OnDevice:
