@@ -159,18 +159,18 @@ def card(origin: Origin, figures: Figures) -> str:
             f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens"
             f" generated, {figures.tokens_trained:,} trained on"
         ),
-        f"- Rollouts of others in what was trained on: {share}",
+        f"- Share of other nodes' rollouts in the training: {share}",
         "",
-        "## What was measured",
+        "## Results",
         "",
         "| figure | value |",
         "|---|---|",
         (
-            f"| reward of its own answers, mean of the first {figures.edge} rounds |"
+            f"| mean reward of the node's answers, first {figures.edge} rounds |"
             f" {_three(figures.reward_first)} |"
         ),
         (
-            f"| reward of its own answers, mean of the last {figures.edge} rounds |"
+            f"| mean reward of the node's answers, last {figures.edge} rounds |"
             f" {_three(figures.reward_last)} |"
         ),
         (
@@ -220,8 +220,8 @@ def loss_of(origin: Origin) -> str | None:
         return None
     return (
         f"Rounding the merged weights W + ΔW to {origin.dtype} lost {100 * origin.lost:.1f} % of the"
-        " adapter's energy, the sum of ΔW²; answers differ from those of the run by so much. `swarmd export"
-        " --adapter` writes the adapter whole."
+        " adapter's energy, the sum of ΔW²; answers change accordingly. `swarmd export --adapter` writes"
+        " the exact adapter."
     )
 
 
@@ -284,9 +284,7 @@ def export(
             "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
         )
     if out.exists() and (gguf or not (out.is_dir() and not any(out.iterdir()))):
-        raise ConfigError(
-            f"{out} is there already{', and not an empty folder' * (not gguf)}. Choose another."
-        )
+        raise ConfigError(f"{out} exists already{', and not an empty folder' * (not gguf)}. Choose another.")
     with loading():
         place = hub.locate(identity.source, identity.revision)
         if adapter_only:
@@ -344,8 +342,8 @@ def _require_names_of_the_base(place: hub.Place) -> None:
     kinds = (whole.get("model_type"), read_config(place).model_type)
     if has_other_parts(whole) and len({CLASSES.get(kind) for kind in kinds}) > 1:
         raise ConfigError(
-            f"{place.source} sees or hears, too, and has other names for the tensors of its language model,"
-            " which alone was trained: the adapter would change nothing in it. Leave --adapter out."
+            f"{place.source} has further parts (vision or audio), and with these parts the tensors of its"
+            " language model have other names: the adapter would have no effect. Leave --adapter out."
         )
 
 
@@ -358,8 +356,8 @@ def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.M
     network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
     if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
         raise policy_files.CheckpointUnfit(
-            f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
-            " model back as it was: an adapter is worth nothing on another."
+            f"the weights of {place.source} have changed since the adapter was trained. Restore the old"
+            " base model: an adapter works only on the weights that it was trained on."
         )
     if identity.dtype == NF4:
         require_nf4(torch.device("cpu"), adapter=True)

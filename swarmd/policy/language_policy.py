@@ -407,8 +407,8 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
     least = len(chat.prompt(""))
     if least >= sampling.context:
         raise NoModel(
-            f"{source} has a context of {sampling.context} tokens, and what stands before and after every"
-            f" question takes {least}: there is no room for an answer. Choose a model with a longer context,"
+            f"{source} has a context of {sampling.context:,} tokens, and the prompt takes {least:,} even for"
+            f" an empty question: there is no room for an answer. Choose a model with a longer context,"
             " or a shorter model.system_prompt or model.examples."
         )
     if sampling.limit > sampling.context - least:

@@ -45,7 +45,7 @@ class OwnHead(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ with its gradient; in float32 if possible, for which torch defines no gradient."""
+    """x Wᵀ in float32 if the device can, with a gradient, which torch does not define for this case."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

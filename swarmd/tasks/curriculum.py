@@ -56,7 +56,8 @@ class Curriculum:
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
     # Specialties with enough texts to hold out some of them. No digest covers this field.
     held_by_text: frozenset[str] = frozenset()
-    # Offers per second of all nodes together, if rounds take seconds or more. No digest covers this field.
+    # Target for the offers per second of all nodes together. The default suits rounds of seconds or more. No
+    # digest covers this field.
     offers_a_second: float = 0.2
     own_reward: OwnReward | None = None
     # Digest of a sample of the questions that `configs` generate (tests/swarmd/tasks/test_source.py).

@@ -99,8 +99,8 @@ def _column(schema: Any, names: Sequence[str]) -> str:
             f" whose {' or '.join(names)} is text"
         )
     raise PluginRefused(
-        f"it has no {'questions' if names is QUESTIONS else 'answers'} (a column {' or '.join(names)}), but"
-        f" {', '.join(schema.names)}. Name a data set with questions and answers"
+        f"it has no {'questions' if names is QUESTIONS else 'answers'} (a column {' or '.join(names)}). Its"
+        f" columns are {', '.join(schema.names)}. Name a data set with questions and answers"
     )
 
 

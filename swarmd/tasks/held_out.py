@@ -90,7 +90,7 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
             found = task
     if found is None:
         raise NoQuestion(
-            f"{specialty} of {curriculum.name} makes no question: {MAX_FAILURES} tries failed. Mend its"
+            f"{specialty} of {curriculum.name} makes no question: {MAX_FAILURES} tries failed. Fix its"
             " tasks, and start again."
         )
     return found

@@ -163,5 +163,5 @@ class OwnTasks(DrawnTasks):
             fault = made.fault
         raise NoQuestion(
             f"the task plug-in {self._source} made no question in {MAX_TRIES} tries; the last: {fault}."
-            " Mend it, and join again."
+            " Fix it, and join again."
         )

@@ -94,8 +94,8 @@ class LoadedPlugin:
         longest = self.description.limits.longest_question
         if not 0 < len(question) <= longest:
             raise TaskFault(
-                f"generate({specialty!r}, {n}) gave a question of {len(question)} characters; it may have 1"
-                f" to {longest}"
+                f"generate({specialty!r}, {n}) gave a question of {len(question):,} characters (limit: 1"
+                f" to {longest:,})"
             )
         if any("\ud800" <= character <= "\udfff" for character in question):
             raise TaskFault(

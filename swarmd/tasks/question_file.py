@@ -70,8 +70,8 @@ class QuestionFile:
             rows = sorted(lines[specialty])
             if len(rows) < 2:
                 raise PluginRefused(
-                    f"specialty {specialty} has 1 question; it needs 2, as one of each specialty is held out."
-                    " Add another, or give it the specialty of others"
+                    f"specialty {specialty} has 1 question and needs 2, since one of them is held out. Add"
+                    " another, or give this question the specialty of other questions"
                 )
             held = min(max(1, sum(place < HELD_OUT_SHARE for place, _, _ in rows)), len(rows) - 1)
             pairs = [(question, answer) for _, question, answer in rows]
@@ -117,7 +117,7 @@ def _parsed(content: bytes) -> tuple[Mapping[tuple[str, str], str], str]:
                 raise msgspec.ValidationError("it has no `question`")
             if not 0 < len(answer) <= MAX_OWN_ANSWER_CHARACTERS:
                 raise msgspec.ValidationError(
-                    f"the answer has {len(answer)} characters; it may have 1 to {MAX_OWN_ANSWER_CHARACTERS}"
+                    f"the answer has {len(answer):,} characters (limit: 1 to {MAX_OWN_ANSWER_CHARACTERS:,})"
                 )
             key = line.specialty, question
             if good.setdefault(key, answer) != answer:

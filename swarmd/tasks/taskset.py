@@ -91,7 +91,7 @@ def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
     kind, config = type(taskset).task_type(), taskset.config
     exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
     if any(isinstance(item, type) and issubclass(item, vf.Env | vf.Harness) for item in exported):
-        yield "an environment or a harness of its own (several turns or agents)"
+        yield "an environment or a harness (several turns or agents)"
     if getattr(kind, "user", None) is not None:
         yield "a simulated user (several turns)"
     if type(taskset).toolsets(config) or kind.toolsets(config.task):

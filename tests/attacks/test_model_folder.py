@@ -271,7 +271,7 @@ SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda at: sharded(at, {"weight_map": {}}), "no weight_map"),
     "not-there": (
         lambda at: sharded(at, **{"no.such.tensor": "model-0.safetensors"}),
-        "where the index has it",
+        "which lacks it",
     ),
     "elsewhere": (
         lambda at: sharded(at, **{NORM: "model-0.safetensors", "lm": "model-1.safetensors"}),

@@ -156,7 +156,7 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         raise NoEngine(
             f"the engine {name!r}{package} cannot be loaded ({type(error).__name__}: {error}). "
-            'Install the package anew, or set generate.engine to "own".'
+            'Install the package again, or set generate.engine to "own".'
         ) from error
     return engine
 
@@ -189,7 +189,7 @@ def checked(
         )
     if wrong:
         raise EngineFailed(
-            f"the engine returned {wrong}. Renew it and the package that speaks to it, or set generate.engine"
+            f"the engine returned {wrong}. Upgrade the engine and its swarmd package, or set generate.engine"
             ' to "own".'
         )
     return [list(samples) for samples in answers]
@@ -198,11 +198,11 @@ def checked(
 def _fault(sample: Sample, room: int, ends: frozenset[int], vocabulary: int) -> str:
     faults: Mapping[str, bool] = {
         f"more than {room} tokens": len(sample.ids) > room,
-        "other numbers of tokens and of log-probabilities": len(sample.ids) != len(sample.logprobs),
+        "different numbers of tokens and log-probabilities": len(sample.ids) != len(sample.logprobs),
         "tokens that the model does not have": not all(0 <= i < vocabulary for i in sample.ids),
-        "log-probabilities that are none": not all(math.isfinite(p) and p <= _SLACK for p in sample.logprobs),
-        "tokens behind the end of an answer": any(i in ends for i in sample.ids[:-1]),
-        "an end where none was drawn, or the other way round": (
+        "invalid log-probabilities": not all(math.isfinite(p) and p <= _SLACK for p in sample.logprobs),
+        "tokens after the end of an answer": any(i in ends for i in sample.ids[:-1]),
+        "a sample whose `ended` does not match its last token": (
             sample.ended != (bool(sample.ids) and sample.ids[-1] in ends)
         ),
     }

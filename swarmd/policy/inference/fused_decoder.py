@@ -105,7 +105,7 @@ class _Block:
         return self._down(x, self._activation(gate) * up)
 
 
-Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or several layers' outputs joined
+Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or of several, concatenated
 
 
 def _side_by_side(projections: list[Any], frozen: bool, rows: int) -> Project:

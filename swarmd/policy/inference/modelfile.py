@@ -35,7 +35,7 @@ def modelfile(chat: Chat, temperature: float, new_tokens: int, context: int) -> 
     except (TemplateFails, ValueError) as error:
         raise ConfigError(
             f"--ollama: the model's chat template cannot be written as ollama's ({error}). Leave --ollama"
-            " out; llama.cpp and others read the template that the folder has."
+            " out; llama.cpp and other programs read the template in the folder."
         ) from None
     # Sample from all tokens, as in training.
     drawing = {"temperature": f"{temperature:g}", "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
@@ -68,7 +68,7 @@ def _template(chat: Chat) -> str:
         # Without a system prompt the template adds a default one. The first turn has the configured one.
         after_answer, first = "", after_answer
     else:
-        raise ValueError("it has a system prompt of its own: set model.system_prompt")
+        raise ValueError("it adds a default system prompt: set model.system_prompt")
     if begin is not None:
         first = (
             f"{{{{ if .System }}}}{begin}{{{{ .System }}}}{after_system}{{{{ else }}}}{first}{{{{ end }}}}"

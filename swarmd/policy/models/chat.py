@@ -103,7 +103,7 @@ def frame_of(texts: Sequence[str], eos: str = "") -> ChatFrame:
         notes.append(f"its template does not open an answer, so a prompt is ended by {missing!r}, too")
         tail = known
     elif tail.startswith(known) and extra and not _THOUGHT.search(extra) and extra in (eos, end.strip()):
-        notes.append(f"its template ends a prompt with {extra!r}, which ends an answer: that is left out")
+        notes.append(f"its template ends a prompt with {extra!r}, which ends an answer: this end is left out")
         tail = known
     for trim in _TRIMS:
         if ChatFrame(pieces, trim).around(SPACED) == spaced:
@@ -144,7 +144,8 @@ def frame(
         return found
     note = (
         f"its template opens a thought ({thought[0].strip()}), though model.thinking is off: an answer comes"
-        " after the thought. If many are cut, raise generate.max_new_tokens, or choose another model"
+        " after the thought. If many answers are truncated, raise generate.max_new_tokens, or choose another"
+        " model"
     )
     return replace(found, notes=(*found.notes, note))
 
@@ -328,7 +329,7 @@ class Chat:
             elif not self.ends & {*closing, *between}:
                 self.notes.append(
                     f"its template ends an answer with text ({frame.end[:40]!r}), not with a token: answers"
-                    f" end only where the model writes {tokenizer.decode(sorted(self.ends))}"
+                    f" end only when the model writes {tokenizer.decode(sorted(self.ends))}"
                 )
         if not self.ends:
             raise NoModel(

@@ -92,9 +92,9 @@ def unused_gpu(wanted: str, device: torch.device) -> list[str]:
     if wanted != "auto" or device.type != "cpu" or not driver_there():
         return []
     return [
-        f"training on the CPU: a GPU's driver is here, and this torch ({torch.__version__}) cannot use it"
-        f" ({_cuda_fault()}); packaging/install.sh chooses the torch for it, a restart of the machine mends a"
-        " driver that was updated or slept, --device cpu leaves it idle"
+        f"training on the CPU: a GPU driver is installed, and this torch ({torch.__version__}) cannot use"
+        f" it ({_cuda_fault()}). Run packaging/install.sh, which chooses a suitable torch, restart the"
+        " machine if the driver was updated or the machine slept, or set --device cpu"
     ]
 
 

@@ -114,7 +114,7 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
         f"  a round   {gigabytes(expected_memory(fit)):>10}  with {fit.work.batch} rollouts{program}",
         f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
         f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
-        f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
+        f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are usable",
     ]
     notes = [*fit.notes]
     if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
@@ -187,7 +187,7 @@ def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memor
 MEASURE_S: Final = 0.1
 # Most models on the hub are stored in bfloat16.
 HUB_BYTES_PER_WEIGHT: Final = 2
-# A model with fewer than 60 rounds an hour is called slow: its reward does not rise while somebody watches.
+# A model with fewer than 60 rounds an hour is called slow: its progress is too slow to watch.
 SLOW_ROUND_S: Final = 60.0
 KEPT_CHECKPOINTS: Final = 2
 
@@ -346,10 +346,10 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         "",
         (
             f"On {device}. Memory: of a round with answers of full length, with all processes; with less"
-            " free, rounds are slower. Disk: what is still to be downloaded, and"
+            " free, rounds are slower. Disk: the remaining download, and"
             f" {KEPT_CHECKPOINTS} checkpoints. A round: the median of this state folder's rounds; with ~"
-            " it is estimated from this machine's speed, with answers of full length. Slow: so many"
-            " rounds an hour. LoRA: trains an adapter beside the weights."
+            " it is estimated from this machine's speed, with answers of full length. Slow: the"
+            " number of rounds an hour. LoRA: trains an adapter instead of the weights."
         ),
         (
             "`swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a"

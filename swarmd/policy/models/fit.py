@@ -343,11 +343,11 @@ def _too_large(fit: Fit) -> str:
     return (
         f"not enough memory for {fit.source}: training {method} in {plan.dtype} takes at least"
         f" {gigabytes(plan.least)}, and {fit.device} has {gigabytes(plan.free)} free, of which"
-        f" {gigabytes(plan.usable)} can be counted on. Close other programs"
+        f" {gigabytes(plan.usable)} are usable. Close other programs"
         + (
-            f", or take the largest that would fit: {would}."
+            f", or use the largest option that would fit: {would}."
             if would
-            else "; nothing that we know would fit."
+            else "; no known model would fit."
         )
     )
 

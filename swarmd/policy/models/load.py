@@ -77,8 +77,8 @@ def load_model(
     if not found.tried and not agrees_with_itself(network):
         raise NoModel(
             f"{place.source} ({network.config.model_type})"  # type: ignore[union-attr]
-            " does not compute the same token by token, in a batch, as in one pass with the installed"
-            " transformers, so it would learn from answers that it did not give. Choose another"
+            " computes other results in batched decoding than in one pass with the installed"
+            " transformers, so it would be trained on wrong probabilities. Choose another"
             " model; `swarmd models` names some."
         )
     fingerprint = fingerprint_of(network)
@@ -101,7 +101,7 @@ def load_model(
 def _too_large(source: str, why: str) -> NoModel:
     return NoModel(
         f"not enough memory for {source}: {why}. Close other programs, or choose a smaller model. `swarmd"
-        " doctor model` shows what it takes."
+        " doctor model` shows the memory that it needs."
     )
 
 

@@ -66,7 +66,7 @@ def _checked(folder: Path, source: str, network: nn.Module) -> Any:
     tokenizer = _as_its_file_says(tokenizer, folder, source)
     if tokenizer.chat_template is None:
         raise NoModel(
-            f"the tokenizer of {source} has no chat template, so questions cannot be put to it. "
+            f"the tokenizer of {source} has no chat template, so it cannot be asked questions. "
             "Choose an instruct model, or add a chat_template.jinja to a local copy."
         )
     rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
@@ -116,8 +116,8 @@ def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
         return tokenizer
     exact = PreTrainedTokenizerFast.from_pretrained(folder)
     log.warning(
-        "transformers reads the tokenizer.json of %s as a %s, which splits text otherwise than the file says:"
-        " the file is followed",
+        "transformers reads the tokenizer.json of %s as a %s, which splits text differently than the file"
+        " says: the file is used",
         source,
         type(tokenizer).__name__,
     )
@@ -138,6 +138,6 @@ def _check_round_trip(tokenizer: Any, text: str, source: str) -> None:
     lost = "".join(sorted(set(text) - set(back)))
     what = f"it has no token for {lost!r}" if lost else f"{text[:60]!r} comes back as {back[:60]!r}"
     raise NoModel(
-        f"the tokenizer of {source} cannot represent what is asked and answered here: {what}. "
+        f"the tokenizer of {source} cannot represent ordinary questions and answers: {what}. "
         "Choose another model, or repair its tokenizer."
     )

@@ -72,7 +72,7 @@ def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
     except RuntimeError as error:
-        raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
+        raise RankLost(f"not all trainers joined: {str(error).splitlines()[0]}") from error
     # torch 2.14 made this function public.
     (getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout)(UPDATE_TIMEOUT)
 
@@ -205,7 +205,7 @@ class Trainers:
     def _check_last_step(self) -> None:
         """Check that each other rank finished the last step with this rank's result."""
         if any(_heard(child) != self._expected for child in self._children):
-            raise RankLost("another trainer ended between two steps, or its weights are not ours any more")
+            raise RankLost("another trainer ended between two steps, or its weights differ from rank 0")
 
     def _meet(self) -> None:
         """Send this rank's state to the other ranks, and wait for them to join."""

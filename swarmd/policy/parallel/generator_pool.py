@@ -122,8 +122,8 @@ class Generators:
             while (message := child.receive()) is not None:
                 self._handle(number, message)
             failure = GeneratorLost(
-                f"generator {number} ended ({child.end()}). Where memory is short, lower workers.generators"
-                " or take a smaller model"
+                f"generator {number} ended ({child.end()}). If memory is short, lower workers.generators"
+                " or choose a smaller model"
             )
         except Exception as error:
             # This includes errors of this process, such as in drawing a task.

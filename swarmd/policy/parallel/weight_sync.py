@@ -108,7 +108,7 @@ class WeightReader:
         try:
             with safe_open(self._path, framework="pt") as file, torch.no_grad():
                 if set(file.keys()) != {*self._weights, _VERSION}:
-                    raise ValueError(f"the weights in {self._path} are not those of this model")
+                    raise ValueError(f"the weights in {self._path} belong to another model")
                 for name, weight in self._weights.items():
                     weight.copy_(file.get_tensor(name))
                 self.version = int(file.get_tensor(_VERSION))

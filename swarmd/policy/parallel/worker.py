@@ -75,7 +75,7 @@ class WorkerLink:
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._may_work = threading.Event()
         self._may_work.set()
-        self._left: list[tuple[int, str]] = []  # questions that `questions` has not returned yet
+        self._left: list[tuple[int, str]] = []  # received questions that were not returned yet
         threading.Thread(target=self._hear, name="trainer", daemon=True).start()
 
     def rest(self) -> None:

@@ -265,7 +265,7 @@ class Learner:
         if not self._recompute:
             self._recompute = True
             log.warning(
-                "out of memory in the update: activations are computed twice from now on, rather than kept"
+                "out of memory in the update: activations are recomputed from now on, rather than kept"
             )
             return
         if all(len(group) == 1 for group in groups):
@@ -376,8 +376,8 @@ class Learner:
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
         # The drift is 0 if the policy that drew the token is unknown. The KL is summed over this node's own
-        # tokens only: `k3` needs tokens of the measured policy, and replayed text of other nodes is not, even
-        # though its log-probabilities at first use are known.
+        # tokens only: `k3` needs tokens that the measured policy drew. Replayed text of other nodes is
+        # excluded, although its log-probabilities at first use are known.
         drift, kl = k3(current, drew), none
         if reference is not None:
             kl = torch.where(scores.own, k3(reference, current), 0.0)
@@ -417,10 +417,10 @@ class Learner:
         self.optimizer.clear()
         if self._scale > 1 and math.isfinite(loss):
             self._scale = max(1.0, self._scale / 4)
-            log.info("step left out: a gradient in float16 is scaled by %g from now on", self._scale)
+            log.info("step skipped: a gradient in float16 is scaled by %g from now on", self._scale)
             return UpdateReport(skipped=1)
         self.skipped += 1
-        log.warning("step left out: loss %s, gradient norm %s (%d in a row)", loss, norm, self.skipped)
+        log.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, norm, self.skipped)
         if self.skipped >= MAX_SKIPS_IN_A_ROW:
             raise Diverged(
                 f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient"

@@ -113,7 +113,7 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
         raise ValueError(f"the policy in {folder} cannot be read ({error})") from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
         raise CheckpointUnfit(
-            f"the weights in {folder} have other names or shapes than those of {identity.source}. Join with"
+            f"the weights in {folder} have other tensor names or shapes than {identity.source}. Join with"
             " the model it was made with, or give another folder with --state-dir."
         )
     random, notes = training.pop(_RANDOM), list[str]()
@@ -121,7 +121,7 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
         training = {key: value for key, value in training.items() if key.startswith(f"{MASTER}/")}
         notes.append(
             f"the checkpoint's optimizer was {document.optimizer}, this run's is {learner.optimizer.kind}:"
-            " the optimizer's moments start anew"
+            " the optimizer's moments are reset"
         )
     learner.optimizer.load(weights, training)
     learner.updates = document.updates
@@ -129,7 +129,9 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
         generator.set_state(random)
     else:
         generator.manual_seed(generator.initial_seed() + document.updates)
-        notes.append(f"the checkpoint was made on {document.base.device}: random numbers start anew")
+        notes.append(
+            f"the checkpoint was made on {document.base.device}: the random generator is seeded again"
+        )
     if document.base.dtype != identity.dtype:
         notes.append(f"the checkpoint was made in {document.base.dtype}, this run is in {identity.dtype}")
     return notes

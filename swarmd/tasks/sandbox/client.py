@@ -54,7 +54,7 @@ __all__ = [
 # Scores the completions of each item, in order, as `Verifier.judge` does.
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 ATTEMPTS = 3
-# The most answers in one request; the second limit holds if one is over MAX_OWN_ANSWER_CHARACTERS.
+# The most answers in one request: usually, and if an answer is longer than MAX_OWN_ANSWER_CHARACTERS.
 MAX_ANSWERS, MAX_LONG_ANSWERS = 1024, 32
 # The most kinds of a plug-in's faults that are logged.
 MAX_FAULT_KINDS = 100
@@ -219,11 +219,11 @@ class Verifier:
                     self.restarts += 1
                     self.close()
         remedy = (
-            "mend the tasks or the reward (docs/own-tasks.md) and join again"
+            "fix the tasks or the reward (docs/own-tasks.md) and join again"
             if self._curriculum.patience
             else (
-                f"install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says"
-                " (nothing, if all is well)"
+                f"install swarmd again, and check that `{' '.join(self._command)} < {os.devnull}` prints"
+                " no error"
             )
         )
         raise VerifierFailed(
@@ -250,7 +250,7 @@ def describe(
             return child.ready().plugin
     except _Failed as failure:
         raise ConfigError(
-            f"{trouble}: {failure}. Mend that, or name other tasks (docs/own-tasks.md)."
+            f"{trouble}: {failure}. Fix that, or name other tasks (docs/own-tasks.md)."
         ) from None
 
 
@@ -303,7 +303,7 @@ class _Child:
             request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED_FACTOR * len(answers))
         )
         if [len(row) for row in judged.scores] != answers or len(judged.faults) not in (0, len(answers)):
-            raise _Failed(f"it sent {sum(map(len, judged.scores))} answers to {sum(answers)} questions")
+            raise _Failed(f"it sent {sum(map(len, judged.scores))} scores for {sum(answers)} answers")
         return judged
 
     def exchange(self, request: VerifierRequest, kind: type[_Reply], patience: float) -> _Reply:
@@ -326,14 +326,14 @@ class _Child:
             raise _Failed(f"it ended ({self._last_words()})") from None
         except ValueError as error:
             # Raised by msgspec if the bytes are not a message of a verifier.
-            raise _Failed(f"it sent something else than an answer ({error})") from None
+            raise _Failed(f"it sent an invalid reply ({error})") from None
 
     def _receive(self, kind: type[_Reply], deadline: float) -> _Reply:
         with self._failing():
             reply = msgspec.msgpack.decode(pipe.receive(self._stdout.fileno(), deadline), type=pipe.Reply)
         if not isinstance(reply, kind):
             if not isinstance(reply, VerifierRefused):
-                raise _Failed("it answered out of turn")
+                raise _Failed("it sent a reply of the wrong kind")
             raise _Failed(
                 printable(reply.why)
                 if kind is VerifierReady
@@ -352,7 +352,7 @@ class _Child:
         try:
             code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            return "but is still there"
+            return "its process still runs"
         self._stderr.seek(0)
         words = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f"exit code {code}" + (f": {words[-1][:300]}" if words else "")

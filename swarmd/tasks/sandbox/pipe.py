@@ -126,7 +126,7 @@ def receive(fd: int, deadline: float | None = None) -> bytes:
     """
     size = int.from_bytes(_read(fd, 4, deadline), "big")
     if size > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+        raise ValueError(f"frame too large: {size:,} bytes (limit {MAX_FRAME_BYTES:,})")
     return _read(fd, size, deadline)
 
 

@@ -39,8 +39,8 @@ def work(source: str, digest: str, *own_reward: str) -> Work:
     found = plugin.description
     if digest and found.digest != digest:
         raise PluginRefused(
-            f"{source} has changed since this node started; stop the node and join again, all of you with the"
-            " same tasks"
+            f"{source} has changed since this node started; stop the node and join again. All nodes of the"
+            " swarm need the same tasks"
         )
     loaded = Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, partial(_check, plugin))
     return rewarded(loaded, found.name, found.specialties, *own_reward)

@@ -254,7 +254,7 @@ class Marker:
     def _describe_loss(self, function: str, loss: WorkerLost) -> str:
         if loss.reason is GradeReason.TIMEOUT:
             return f"{function}: took longer than {self._work.seconds:g} s and was killed"
-        return f"{function}: its process died twice, as it may where it takes too much memory"
+        return f"{function}: its process died twice, perhaps because it used too much memory"
 
     def _renew(self) -> None:
         if self.worker.answered >= WORKER_ANSWERS:
@@ -300,7 +300,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
     try:
         request = msgspec.msgpack.decode(pipe.receive(requests), type=VerifierRequest)
         if request.question and len(request.items) != 1:
-            return VerifierRefused("a question is asked for alone")
+            return VerifierRefused("a request for a question must have exactly one item")
     except (ValueError, RecursionError) as error:
         # The request is not valid MessagePack (msgspec's errors are ValueErrors), or nested too deep.
         return VerifierRefused(str(error))

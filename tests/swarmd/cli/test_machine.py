@@ -152,7 +152,7 @@ def test_an_export_as_a_gguf_file(run: Run, trained: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.glob("*mine*")] == ["mine.gguf"]
     assert (tmp_path / "mine.gguf").read_bytes()[:4] == b"GGUF"
     again = run("export", "--gguf", tmp_path / "mine.gguf", "--state-dir", trained)
-    assert again.code == 2 and "is there already. Choose another" in again.err
+    assert again.code == 2 and "exists already. Choose another" in again.err
     for other in ("--ollama", "--adapter"):
         both = run("export", "--gguf", other, tmp_path / "both", "--state-dir", trained)
         assert both.code == 2 and "Give one of them" in both.err

@@ -224,7 +224,7 @@ OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
             CHAT.replace("m['content']", "m['content'] + '\n##'"),
             "<|user|>1?\n##<|assistant|>",
             {0},
-            "ends an answer with text ('\\n##'), not with a token: answers end only where the model writes"
+            "ends an answer with text ('\\n##'), not with a token: answers end only when the model writes"
             " <|endoftext|>",
         ),
         # gpt-oss writes a channel before the answer: what ends one does not end all.

@@ -335,7 +335,7 @@ def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]],
         (lambda answers: [samples[:1] for samples in answers], "not 2 answers to each of 1 prompts"),
         (
             _first(lambda s: dataclasses.replace(s, logprobs=s.logprobs[1:])),
-            "other numbers of tokens and of log-probabilities",
+            "different numbers of tokens and log-probabilities",
         ),
         (
             _first(lambda s: dataclasses.replace(s, ids=(10**6, *s.ids[1:]))),
@@ -343,14 +343,17 @@ def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]],
         ),
         (
             _first(lambda s: dataclasses.replace(s, logprobs=(float("nan"), *s.logprobs[1:]))),
-            "log-probabilities that are none",
+            "invalid log-probabilities",
         ),
         (
             _first(lambda s: dataclasses.replace(s, logprobs=(0.7, *s.logprobs[1:]))),
-            "log-probabilities that are none",
+            "invalid log-probabilities",
         ),
-        (_first(lambda s: dataclasses.replace(s, ended=not s.ended)), "an end where none was drawn"),
-        (_first(lambda s: Sample((0, 5), (-1.0, -1.0), False)), "tokens behind the end of an answer"),
+        (
+            _first(lambda s: dataclasses.replace(s, ended=not s.ended)),
+            "a sample whose `ended` does not match",
+        ),
+        (_first(lambda s: Sample((0, 5), (-1.0, -1.0), False)), "tokens after the end of an answer"),
         (_first(lambda s: Sample((5,) * 13, (-1.0,) * 13, False)), "more than 12 tokens"),
     ],
 )
@@ -366,12 +369,12 @@ def test_answers_of_a_foreign_engine_are_checked(change: Any, said: str, folders
         (Sample((7, 99, 0), (-1.0, 0.0005, -1.0), True), ""),
         (Sample((7, 99), (-1.0, -1.0), False), ""),
         (Sample((), (), False), ""),
-        (Sample((), (), True), "an end where none was drawn"),
+        (Sample((), (), True), "a sample whose `ended` does not match"),
         (Sample((7,) * 4, (-1.0,) * 4, False), "more than 3 tokens"),
-        (Sample((7, 0, 7), (-1.0,) * 3, False), "tokens behind the end"),
+        (Sample((7, 0, 7), (-1.0,) * 3, False), "tokens after the end"),
         (Sample((100,), (-1.0,), False), "tokens that the model does not have"),
         (Sample((-1,), (-1.0,), False), "tokens that the model does not have"),
-        (Sample((7,), (float("-inf"),), False), "log-probabilities that are none"),
+        (Sample((7,), (float("-inf"),), False), "invalid log-probabilities"),
     ],
 )
 def test_answers_are_checked_to_the_end_of_the_context_and_of_the_vocabulary(

@@ -211,7 +211,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
     files = files_of(open_policy(base, lora="on"))
     make_model(base, "llama", seed=1)
-    with pytest.raises(CheckpointUnfit, match="Put the base model back"):
+    with pytest.raises(CheckpointUnfit, match="Restore the old base model"):
         export(files, [], "sapo-9", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

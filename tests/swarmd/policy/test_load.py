@@ -314,7 +314,7 @@ def test_a_gpu_left_idle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver may be too old for torch's CUDA, or torch the CPU's."""
     monkeypatch.setattr("swarmd.policy.models.device.driver_there", lambda: True)
     (note,) = unused_gpu("auto", CPU)
-    assert "a GPU's driver is here, and this torch" in note and "(Torch not compiled with CUDA" in note
+    assert "a GPU driver is installed, and this torch" in note and "(Torch not compiled with CUDA" in note
     assert not unused_gpu("cpu", CPU)
     monkeypatch.setattr("swarmd.policy.models.device.driver_there", lambda: False)
     assert not unused_gpu("auto", CPU)
@@ -579,7 +579,7 @@ def answer_tags_are_control_tokens(folder: Path) -> None:
     rewrite_tokenizer(folder, backend)
 
 
-LOSES = r"cannot represent what is asked and answered here: .*{}.*Choose another model"
+LOSES = r"cannot represent ordinary questions and answers: .*{}.*Choose another model"
 
 
 @pytest.mark.parametrize(
@@ -642,7 +642,7 @@ def test_a_tokenizer_file_is_followed_where_transformers_would_not(
         policy._chat.encode(external("?", [(text, False)] * 2, (0.0, 1.0)).rollout.completions[0], 99) == file
     )
     assert (
-        "as a Qwen2Tokenizer, which splits text otherwise than the file says: the file is followed"
+        "as a Qwen2Tokenizer, which splits text differently than the file says: the file is used"
         in caplog.text
     )
     assert policy.generate(["12+12?"], 2)[0].completions[0] is not None
@@ -655,14 +655,14 @@ def test_our_own_models_tokenizers_are_what_their_files_say(caplog: pytest.LogCa
     network = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10**6))
     for name in WEIGHTS:
         load_tokenizer(locate(name, None), network)  # type: ignore[arg-type]
-    assert "the file is followed" not in caplog.text
+    assert "the file is used" not in caplog.text
 
 
 def test_a_system_prompt_that_fills_the_context_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     with pytest.raises(
         NoModel,
-        match=r"context of 128 tokens, and what stands before .* takes \d{3}: .*shorter model\.system_prompt",
+        match=r"context of 128 tokens, and the prompt takes \d{3} even .*: .*shorter model\.system_prompt",
     ):
         open_policy(tmp_path, system_prompt="x" * 130)
 
@@ -735,7 +735,7 @@ def test_join_and_doctor_report_a_bad_model_with_exit_code_3(
         (main(["doctor", "model", *common]), capsys.readouterr().err),
     ):
         assert status == 3, said
-        assert "cannot represent what is asked and answered here" in said and "Traceback" not in said
+        assert "cannot represent ordinary questions and answers" in said and "Traceback" not in said
 
 
 def test_answering_and_training_tell_how_much_is_done(folders: dict[str, Path]) -> None:

@@ -527,7 +527,7 @@ WHOLE_FLOAT32 = {"lora": "off", "dtype": "float32"}
         (2.3, {"lora_rank": 64}, "this model with generate.max_new_tokens = 128 and model.dtype = 'nf4'."),
         (1, {}, "fit: --model tiny."),
         (1, {"lora": "off"}, "fit: --model tiny."),
-        (1e-6, {}, "nothing that we know would fit."),
+        (1e-6, {}, "no known model would fit."),
     ],
 )
 def test_what_cannot_fit_is_told_with_the_largest_that_would(

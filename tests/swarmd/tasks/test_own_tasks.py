@@ -308,7 +308,7 @@ def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Ver
     found = find_curriculum(str(UNRULY))
     with pytest.raises(
         NoQuestion,
-        match=r"made no question in 16 tries; the last: generate: ValueError: no such luck .*Mend it",
+        match=r"made no question in 16 tries; the last: generate: ValueError: no such luck .*Fix it",
     ):
         OwnTasks(found, unruly, ["raises"]).draw(1, random.Random(0))
     assert OwnTasks(found, unruly, ["fine", "raises"]).draw(4, random.Random(0))
@@ -374,7 +374,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
 def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"none\.py: No such file or directory\. Mend that, or name other tasks \(docs",
+        match=r"none\.py: No such file or directory\. Fix that, or name other tasks \(docs",
     ):
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\? There"):
@@ -426,7 +426,7 @@ def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
     with (
         Verifier(found) as verifier,
         pytest.raises(
-            VerifierFailed, match=r"has changed since this node started; .*mend the tasks or the reward"
+            VerifierFailed, match=r"has changed since this node started; .*fix the tasks or the reward"
         ),
     ):
         verifier.score([(TaskRef("a", 1), said("x"))])

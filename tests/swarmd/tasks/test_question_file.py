@@ -140,7 +140,7 @@ def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
         ([{"question": "a", "answer": " "}], "line 1: the answer has 0 characters"),
         (
             [{"question": "a", "answer": "x" * 1001}],
-            "line 1: the answer has 1001 characters; it may have 1 to 1000",
+            r"line 1: the answer has 1,001 characters \(limit: 1 to 1,000\)",
         ),
         ([{"question": "a", "answer": "1", "specialty": "No!"}], r"line 1: .*at `\$.specialty`"),
         (['{"question": "a", "answer": NaN}'], "line 1: JSON is malformed"),
@@ -151,7 +151,7 @@ def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
             "line 3: the question of line 1 again, with another answer",
         ),
         (["x"] * 7, "line 5: .*; and 2 lines more"),
-        ([{"question": "a", "answer": 1}], "specialty questions has 1 question; it needs 2, .* Add another"),
+        ([{"question": "a", "answer": 1}], "specialty questions has 1 question and needs 2, .* Add another"),
         ([" "], "it has no lines"),
     ],
 )
@@ -306,7 +306,7 @@ def test_a_data_set_of_the_hub_asks_its_questions_and_compares_as_mathematics(hu
     [
         (
             {"question": ["a?"]},
-            r"it has no answers \(a column answer or final_answer\), but question\. Name a",
+            r"it has no answers \(a column answer or final_answer\)\. Its columns are question\. Name a",
         ),
         ({"text": ["a"], "answer": ["b"]}, r"it has no questions \(a column question or problem"),
         ({"question": ["a?"], "answer": [""]}, "1 of 1 rows left out: 1 without an answer"),

@@ -228,7 +228,7 @@ def weight_map(folder: Path, source: str) -> dict[str, Stored]:
             found[tensor] = Stored(name, shape)
     for tensor, name in index.items():
         if tensor not in found or found[tensor].file != name:
-            raise _bad_index(folder, source, f"{shown(tensor)} is not in {name}, where the index has it")
+            raise _bad_index(folder, source, f"the index has {shown(tensor)} in {name}, which lacks it")
     return found
 
 

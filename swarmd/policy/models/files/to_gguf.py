@@ -130,6 +130,6 @@ def _add_tokenizer(writer: Any, tokenizer: Any, rows: int, source: str) -> None:
 
 def _unknown(source: str, what: str) -> ConfigError:
     return ConfigError(
-        f"--gguf: swarmd does not know how llama.cpp has {what} ({source}). Leave --gguf out: llama.cpp's"
+        f"--gguf: swarmd does not know llama.cpp's format of {what} ({source}). Leave --gguf out: llama.cpp's"
         " convert_hf_to_gguf.py makes a GGUF file of the folder that is then written."
     )
