@@ -168,7 +168,7 @@ class Generation:
 class Figure:
     """Describes a field of the round's line of metrics.jsonl: its meaning and unit.
 
-    docs/metrics.md is made from these (`scripts/tables`).
+    docs/metrics.md is generated from these (`scripts/tables`).
     """
 
     means: str
@@ -186,7 +186,7 @@ class ShownRollout:
     answers: tuple[tuple[str, float, bool], ...]  # text, reward, and whether it ended by itself
 
 
-# What a round's seconds are spent on.
+# The stages of a round, by which its seconds are counted.
 STAGES = {
     "generate": "answering our own questions; with `[workers]` waiting for generators",
     "score": "rewards from the verifier, and drawing batches",

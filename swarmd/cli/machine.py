@@ -365,7 +365,7 @@ def models(
     folder = as_state_dir(state_dir)
     trained, _ = trained_from(folder)
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
-    # The median of the last rounds says how long one takes.
+    # Used for the median duration of a round.
     seconds = [sum(line.seconds.values()) for line in read_metrics(folder / METRICS_FILE, 50) if line.seconds]
     where, listed = list_models(
         configured(config, {"device": device}).config, {name: seconds} if name else {}

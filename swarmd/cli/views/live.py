@@ -160,7 +160,7 @@ class LiveView:
             self._draw()
 
     def round(self, line: RoundLine) -> None:
-        """Ignore the round: the status carries the last one and the curve."""
+        """Ignore the round: the status contains the last one and the curve."""
 
     def talk(self, text: str) -> None:
         self._page.say(text)
@@ -296,7 +296,7 @@ def _of_round(last: RoundLine, kl: MeasuredKl | None) -> list[tuple[str, str]]:
         f"loss {number(last.loss)}",
         f"gradient {number(last.grad_norm)}",
         f"entropy {number(last.entropy)}",
-        # The last measured KL: not every update measures it.
+        # The last measured KL, because not every update measures it.
         f"KL from the start {number(kl.value)}" if kl else "",
         f"{last.skipped} steps left out: not finite" if last.skipped else "",
         f"{last.tokens.generated} tokens made, {last.tokens.trained} trained",

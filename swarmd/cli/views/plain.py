@@ -51,8 +51,8 @@ class Lines:
         self._talked = ""  # the last message of `talk`
         self._told = clock()  # when the last line was written
         self._status = Status()
-        self._round: RoundLine | None = None  # the newest round that no line told of
-        self._count, self._last = 0, -ROUNDS_EVERY_S  # rounds that no line told of, and when one did
+        self._round: RoundLine | None = None  # the newest round without a line
+        self._count, self._last = 0, -ROUNDS_EVERY_S  # rounds since the last such line, and its time
 
     def status(self, status: Status) -> None:
         self._status = status
