@@ -70,7 +70,7 @@ async def _refused(request: Request, error: Refused) -> Response:
 
 async def _no_such_page(request: Request, error: HTTPException) -> Response:
     refusal = Refusal(
-        error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."
+        error.status_code, str(error.detail).lower(), "docs/judge-protocol.md lists the routes."
     )
     allowed = dict(error.headers or {})
     if allowed.get("Allow") == "HEAD":
@@ -82,8 +82,8 @@ async def _no_such_page(request: Request, error: HTTPException) -> Response:
 async def _bad_parameter(request: Request, _error: RequestValidationError) -> Response:
     refusal = Refusal(
         422,
-        "a parameter of the address has another form",
-        "docs/judge-protocol.md gives the form of each.",
+        "a parameter of the address is malformed",
+        "docs/judge-protocol.md gives the form of each parameter.",
     )
     return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal)
 
@@ -169,7 +169,9 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
                 if len(body) > limit:
                     raise Refused(TOO_LARGE)
                 if arriving[network] > config.ARRIVING_BYTES:
-                    raise too_often("too much of your network arrives at once", "Send it again", 0.0)
+                    raise too_often(
+                        "too many bytes of your network arrive at once", "Send the request again", 0.0
+                    )
     except TimeoutError:
         raise Refused(TOO_SLOW) from None
     except ClientDisconnect:

@@ -114,7 +114,8 @@ def serve(
     key: Annotated[
         Path | None,
         typer.Option(
-            help="Key file of the receipts; made where there is none.", show_default="beside the database"
+            help="Key file that signs the receipts; created if it is missing.",
+            show_default="beside the database",
         ),
     ] = None,
     window: Annotated[
@@ -134,7 +135,7 @@ def serve(
     verified_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Evaluate weights that peers upload, of so many bytes at most; 0: none.",
+            help="Evaluate weights that peers upload, up to this many bytes; 0: none.",
             show_default=str(DEFAULTS.verified_bytes),
         ),
     ] = None,
@@ -148,16 +149,17 @@ def serve(
     verified_questions: Annotated[
         int | None,
         typer.Option(
-            help="Asked of each specialty for an upload.", show_default=str(DEFAULTS.verified_questions)
+            help="Questions of each specialty for an upload.", show_default=str(DEFAULTS.verified_questions)
         ),
     ] = None,
     verified_folder: Annotated[
         Path | None,
-        typer.Option(help="Where uploads wait.", show_default="beside the database"),
+        typer.Option(help="Folder of waiting uploads.", show_default="beside the database"),
     ] = None,
     log_json: Annotated[bool | None, typer.Option(help="Log JSON lines, for a collector.")] = None,
     invitation: Annotated[
-        str | None, typer.Option(help="What `swarmd invite` prints: a page shows how to join by it.")
+        str | None,
+        typer.Option(help="Invitation, as `swarmd invite` prints it; a page shows how to join with it."),
     ] = None,
     as_json: Annotated[
         bool,
@@ -222,15 +224,18 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder for judge.toml.")] = Path(),
     invitation: Annotated[
-        str, typer.Option(help="What `swarmd invite` prints: the judge asks that swarm's curriculum.")
+        str,
+        typer.Option(
+            help="Invitation, as `swarmd invite` prints it; the judge asks that swarm's curriculum."
+        ),
     ] = "",
 ) -> None:
     """Write a commented judge.toml with every setting. An existing file is left as it is."""
     file = write_example(folder, invitation)
     tell(
-        f"{file} written. Change what you like, then: swarmd-judge serve --config {file}",
+        f"{file} written. Edit it, then run: swarmd-judge serve --config {file}",
         sys.stdout,
     )
 
@@ -239,7 +244,7 @@ def init(
 def moderate(
     act: Annotated[
         Literal["hide", "ban", "undo", "log"],
-        typer.Argument(help="hide, ban, undo, or log: print what was done."),
+        typer.Argument(help="hide, ban, undo, or log: print earlier acts."),
     ],
     peer: Annotated[str, typer.Argument(help="The peer's id.")] = "",
     why: Annotated[str, typer.Option(help="The reason, kept in the log.")] = "",
@@ -269,9 +274,9 @@ def moderate(
             )
         return
     if not peer or not why.strip():
-        raise typer.BadParameter("name the peer by its id, and the reason with --why")
+        raise typer.BadParameter("peer or reason missing: give the peer's id, and the reason with --why")
     moderation.act(kept, act, peer, why, time.time())
-    tell(f"{act}: {peer}. A running judge heeds it within seconds.", sys.stdout)
+    tell(f"{act}: {peer}. A running judge applies it within seconds.", sys.stdout)
 
 
 @app.command()
@@ -286,12 +291,12 @@ def verify(
     forged = 0
     with receipts.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
-            why = "not signed by the judge that it names"
+            why = "not signed by the judge named in it"
             try:
                 fields = checked_receipt(json.loads(line))
             except (ValueError, RecursionError):
                 # A full disk or a kill can truncate a line; the node writes the next receipt on a new line.
-                fields, why = None, "cut off or damaged: there is no receipt to check"
+                fields, why = None, "truncated or damaged: no receipt to check"
             if fields is None:
                 forged += 1
                 print(f"line {number}: {why}")

@@ -117,7 +117,7 @@ def _proxy(text: str) -> str:
 
 def _not_empty(given: object) -> object:
     if given == "":
-        raise ValueError("it is empty; leave it out for the usual place")
+        raise ValueError("it is empty; leave it out for the default")
     return given
 
 

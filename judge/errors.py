@@ -60,14 +60,14 @@ NO_SUCH_QUESTION = Refusal(
 )
 NO_SUCH_ANSWER = Refusal(
     404,
-    "no answer to a question of this id is kept",
-    "A peer's page names its evaluations.",
+    "no answer with this id is stored",
+    "A peer's page lists its evaluations.",
 )
 BANNED = Refusal(
     403, "this judge's operator has banned your key", "Ask the operator why, or use another judge."
 )
 OTHER_PEER = Refusal(
-    403, "this question was asked of another peer", "Answer only what your own key asked for."
+    403, "this question was asked of another peer", "Answer only questions that your own key asked for."
 )
 ALREADY_ANSWERED = Refusal(
     409, "this question has been answered", "Ask for a new one: a question is answered once."
@@ -79,26 +79,28 @@ TOO_LATE = Refusal(
 )
 GIVEN_UP = Refusal(
     410,
-    "the judge could not score or record the answer; the question counts as nothing",
+    "the judge could not score or record the answer; the question does not count",
     "Ask for a new one.",
 )
 UNHEALTHY = Refusal(
     503,
     "the judge cannot write its database",
-    "Its operator finds the cause in its log; a full disk is the usual one.",
+    "The judge's operator finds the cause in its log; usually the disk is full.",
 )
-BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_after=30)
-STOPPING = Refusal(503, "the judge stops", "Send it again when the judge is back.", retry_after=30)
+BUSY = Refusal(503, "the judge is overloaded", "Ask again later.", retry_after=30)
+STOPPING = Refusal(
+    503, "the judge is stopping", "Send the request again when the judge is back.", retry_after=30
+)
 CROWDED = Refusal(
     429,
-    "too many questions asked of your network are unanswered",
-    "Ask again when some are answered or expired; nodes with a record may ask more.",
+    "your network has too many unanswered questions",
+    "Ask again when some are answered or expired; nodes with a record may have more.",
     retry_after=30,
 )
 NEWCOMERS_TOO_OFTEN = Refusal(
     429,
     "peers of your network that have no record ask too often",
-    "Ask again later; nodes with a record are not held up.",
+    "Ask again later; nodes with a record are not limited.",
     retry_after=10,
 )
 DISPLACED = Refusal(
@@ -110,13 +112,11 @@ DISPLACED = Refusal(
 DISK_LOW = Refusal(
     503,
     "the judge's disk is nearly full, so it takes no new nodes",
-    "Ask again later, or use another judge; nodes with a record go on.",
+    "Ask again later, or use another judge; nodes with a record are still served.",
     retry_after=600,
 )
 TOO_LARGE = Refusal(
-    413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters."
+    413, "the request is too large", "Send a smaller one; an answer may have up to 16,384 characters."
 )
 TOO_SLOW = Refusal(408, "the request did not arrive in time", "Send it again.")
-FAULT = Refusal(
-    500, "the judge failed; this is its own fault", "Ask again later, and tell the operator of the judge."
-)
+FAULT = Refusal(500, "internal error of the judge", "Ask again later, and tell the judge's operator.")

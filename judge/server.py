@@ -161,7 +161,7 @@ def reach(host: str) -> str:
     if ip.is_loopback:
         return "Only this machine reaches it."
     where = "every address of this machine" if ip.is_unspecified else host
-    return f"It listens at {where}: whoever reaches that can use it, without TLS (docs/judge.md)."
+    return f"It listens at {where}: every machine that reaches it can use it, without TLS (docs/judge.md)."
 
 
 def url_of(listener: socket.socket) -> str:

@@ -55,5 +55,6 @@ class CannotRecord(SwarmdError):
     @classmethod
     def to(cls, path: Path, error: OSError) -> "CannotRecord":
         return cls(
-            f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions."
+            f"{path}: cannot be written: {error.strerror or error}. Free some space, or correct its"
+            " permissions."
         )

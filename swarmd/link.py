@@ -196,7 +196,9 @@ class Unpacker(Generic[M]):
         while len(self._buffer) >= _HEADER_BYTES:
             length = int.from_bytes(self._buffer[:_HEADER_BYTES])
             if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {length} bytes on the link; the limit is {MAX_MESSAGE_BYTES}")
+                raise ValueError(
+                    f"message on the link too large: {length:,} bytes (limit {MAX_MESSAGE_BYTES:,})"
+                )
             if len(self._buffer) < (end := _HEADER_BYTES + length):
                 break
             messages.append(self._decoder.decode(bytes(self._buffer[_HEADER_BYTES:end])))

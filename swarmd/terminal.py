@@ -113,7 +113,7 @@ def _handled_by(handler: Callable[..., object], *numbers: signal.Signals) -> Ite
 
 
 @contextmanager
-def interrupted_at_once(stays: str = "what is downloaded stays") -> Iterator[None]:
+def interrupted_at_once(stays: str = "downloads are kept") -> Iterator[None]:
     """Let a signal end the process at once, in a block without partial effects, such as loading a model.
 
     Otherwise the hub's library waits for every request that its threads have begun: a minute if none is
@@ -146,7 +146,7 @@ def explained(name: str, command: Callable[[], object]) -> int:
             raise
         tell(
             printable(
-                f"{name}: {error.filename}: {error.strerror}. Mend its permissions, or name another path."
+                f"{name}: {error.filename}: {error.strerror}. Correct its permissions, or name another path."
             )
         )
         return OperatorError.exit_code
@@ -189,7 +189,7 @@ def run_program(name: str, program: Callable[[], int]) -> int:
             raise
         what = ": ".join(str(each) for each in (error.filename, error.strerror) if each)
         print(
-            f"{name}: {what}: what it writes is cut off. Free some space, or write elsewhere.",
+            f"{name}: {what}: the output is incomplete. Free some space, or write elsewhere.",
             file=sys.stderr,
         )
         code = OperatorError.exit_code

@@ -45,7 +45,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 if not _release(LOWEST_TRL) <= _release(version("trl")) <= _release(NEWEST_TRL):
     raise ConfigError(
-        f"swarmd.trl was tried with TRL {LOWEST_TRL} to {NEWEST_TRL}, and {version('trl')} is here. Run"
+        f"swarmd.trl supports TRL {LOWEST_TRL} to {NEWEST_TRL}, and {version('trl')} is installed. Run"
         " `pip install 'swarmd[trl]'`."
     )
 
@@ -256,7 +256,7 @@ def _refuse(args: Any, train_dataset: Any, options: dict[str, Any]) -> None:
     """Raise ConfigError for options that do not work with external groups, before anything is loaded."""
     if args is not None and args.beta:
         raise ConfigError(
-            f"beta is {args.beta:g}, and others' text has no log-probabilities of a reference model. Set"
+            f"beta is {args.beta:g}, and external text has no log-probabilities of a reference model. Set"
             " beta=0.0."
         )
     if (
@@ -268,10 +268,12 @@ def _refuse(args: Any, train_dataset: Any, options: dict[str, Any]) -> None:
             f" steps_per_generation a multiple of num_generations, {args.num_generations}."
         )
     if used := sorted(name for name in ("tools", "rollout_func", "environment_factory") if options.get(name)):
-        raise ConfigError(f"{', '.join(used)}: what is shared is one answer to one question. Leave it out.")
+        raise ConfigError(
+            f"{', '.join(used)}: not supported: nodes share one answer to one question. Leave it out."
+        )
     columns = getattr(train_dataset, "column_names", None) or ["prompt", "specialty", "n"]
     if missing := sorted({"prompt", "specialty", "n"} - set(columns)):
         raise ConfigError(
-            f"train_dataset has no column {', '.join(missing)}: others could not make its questions again."
+            f"train_dataset has no column {', '.join(missing)}: other nodes could not make its questions."
             " Use swarmd.trl.dataset(swarm)."
         )

@@ -168,8 +168,8 @@ async def evaluation(request: Request, id: PathName) -> Response:
         raise Refused(
             Refusal(
                 403,
-                "the operator hides what this peer calls itself, and a receipt has its name",
-                "The peer has got its receipts itself.",
+                "the judge's operator has hidden this peer's name, which the receipt contains",
+                "Ask the peer: it received the receipt with its grade.",
             )
         )
     return JSONResponse(
@@ -208,7 +208,9 @@ async def standing_of(request: Request, peer: str) -> Standing:
     standing = await service.read(service.reader.standing, peer)
     if standing is None:
         raise Refused(
-            Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard.")
+            Refusal(
+                404, "no peer with this id has asked for an evaluation", "Look up the id on the leaderboard."
+            )
         )
     return standing
 
@@ -238,7 +240,9 @@ async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
     service = service_of(request)
     now, buckets = service.now(), request.app.state.boards
     if not service.boards.kept(view) and (wait := buckets.of(network_of(host_of(request)), now).wait(now)):
-        raise too_often("your network reads too many pages of the leaderboard", "Read it again", wait)
+        raise too_often(
+            "your network requests too many pages of the leaderboard", "Request the page again", wait
+        )
     return await service.boards.get(view)
 
 

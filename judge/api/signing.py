@@ -60,7 +60,7 @@ def verify_request(
         name = raw_name.decode("latin-1")
         if name in HEADERS:
             if name in values:
-                return Refusal(400, f"the header {name} is there twice", "Send it once.")
+                return Refusal(400, f"the header {name} appears twice", "Send it once.")
             values[name] = raw_value.decode("latin-1")
     for name, form in HEADERS.items():
         if name not in values:
@@ -70,7 +70,7 @@ def verify_request(
         if not re.fullmatch(form, values[name]):
             return Refusal(
                 400,
-                f"the header {name} has another form",
+                f"the header {name} is malformed",
                 "docs/judge-protocol.md gives the form of each header.",
             )
     peer, origin, sequence, signature = (values[name] for name in HEADERS)

@@ -61,12 +61,12 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     tier = _tier(service_of(request))
     signed = signer_of(request, declared.sha256)
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
+        raise Refused(Refusal(415, "the weights are compressed", "Send them without compression."))
     if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
         raise Refused(
             Refusal(
                 422,
-                "the request has another length than was declared",
+                "the request's length differs from the declared size",
                 "Declare the size of the file that you send.",
             )
         )
@@ -88,8 +88,8 @@ async def verification(
         raise Refused(
             Refusal(
                 404,
-                "no upload of this id is known",
-                "The judge keeps a peer's last few; upload the weights again.",
+                "no upload with this id is known",
+                "The judge keeps a peer's last five uploads; upload the weights again.",
             )
         )
     one, answers = kept

@@ -101,7 +101,7 @@ class QuestionThread:
         Raises NoQuestion once the thread is closed: one question may try many references, each for seconds.
         """
         if self._closed:
-            raise NoQuestion("the judge stops")
+            raise NoQuestion("the judge is stopping")
         return self._tasks.task(ref)
 
     async def make(self, questions: WindowQuestions, window: QuestionWindow, index: int) -> None:

@@ -208,7 +208,7 @@ class JudgeService:
                     409,
                     f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
                     f"Join with curriculum = {mine.name!r} and the same version of swarmd, or use a judge"
-                    " of your own curriculum; own tasks need a judge that was started with the same file or"
+                    " for your curriculum; own tasks need a judge that was started with the same file or"
                     " package.",
                 )
             )
@@ -222,7 +222,9 @@ class JudgeService:
         if not asker.record and await self.free.get(None) < config.FREE_BYTES:
             raise Refused(DISK_LOW)
         if wait := self._written.wait(asker, now):
-            raise too_often("your network has used up what the judge keeps of it in a day", "Ask again", wait)
+            raise too_often(
+                "your network has used up the bytes that the judge stores for it per day", "Ask again", wait
+            )
         await self.expire()
         await self._turn_windows()
         await self._draw(signed, asker, wish, standing)

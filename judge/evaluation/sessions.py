@@ -125,7 +125,7 @@ class Sessions:
         if answers != question.answers:
             return Refusal(
                 422,
-                f"the question wants {question.answers} answers, not {answers}",
+                f"the question needs {question.answers} answers, not {answers}",
                 "Send as many as you asked for.",
             )
         self._close(question, ALREADY_ANSWERED)

@@ -224,7 +224,7 @@ async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
 async def static(_request: Request, name: str) -> Response:
     kind = rendering.TYPES.get("." + name.rpartition(".")[2])
     if kind is None or name not in {path.name for path in rendering.STATIC.iterdir()}:
-        raise Refused(Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is."))
+        raise Refused(Refusal(404, "no such file", "docs/judge-protocol.md lists the routes."))
     # Cached for a year, because the address changes with the content.
     headers = {**rendering.HEADERS, "cache-control": "public, max-age=31536000, immutable"}
     return Response((rendering.STATIC / name).read_bytes(), headers=headers, media_type=kind)

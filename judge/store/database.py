@@ -67,12 +67,12 @@ def database_url(database: Path | str) -> URL:
         url = make_url(text)
     except ArgumentError:
         raise DatabaseUnusable(
-            "--database is no address; give a file, or postgresql://user@host/name"
+            "--database is malformed; give a file, or postgresql://user@host/name"
         ) from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     raise DatabaseUnusable(
-        f"{shown(url)} is no database of a judge; give a file, or postgresql://user@host/name"
+        f"{shown(url)} is not a supported database; give a file, or postgresql://user@host/name"
     )
 
 
@@ -196,7 +196,7 @@ def _refuse_to_be_lent(connection: Any, url: URL) -> None:
     with type(connection).connect(said.dsn, password=said.password) as other:
         if other.execute(_PROCESS).fetchone() == process:
             raise DatabaseUnusable(
-                f"{shown(url)} is a pooler in transaction mode, where no judge can keep others out; give"
+                f"{shown(url)} is a pooler in transaction mode, which cannot lock out a second judge; give"
                 " the address of PostgreSQL itself, or of the pooler's session mode, with --database"
             )
 
@@ -277,7 +277,7 @@ def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
             f" {SCHEMA_VERSION}); run that version, or give another one with --database"
         )
     if not may_make:
-        raise DatabaseUnusable(f"{name} is no database of a judge yet; `swarmd-judge serve` makes it one")
+        raise DatabaseUnusable(f"{name} is not yet a judge's database; `swarmd-judge serve` makes it one")
     metadata.create_all(connection, checkfirst=False)
     _VERSION.create(connection)
     connection.execute(insert(_VERSION).values(version_num=SCHEMA_VERSION))

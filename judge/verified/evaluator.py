@@ -62,8 +62,8 @@ class Evaluator:
             raise JudgeError(f"{reply.error} Name other models with --verified-model.")
         if not isinstance(reply, ModelDescriptions) or not reply.contained:
             raise JudgeError(
-                "weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64. Leave"
-                " --verified-bytes out."
+                "this system cannot sandbox the evaluation of weights: use Linux on x86_64 or aarch64, or"
+                " leave --verified-bytes out."
             )
         return reply.models
 
@@ -128,7 +128,7 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
     while piece := await process.stdout.read(_PIECE_BYTES):
         received += piece
         if len(received) > MAX_REPLY_BYTES:
-            raise EvaluationFailed("the evaluation gave more text than a reply may have")
+            raise EvaluationFailed("the evaluation's reply is too large")
     await process.wait()
     return bytes(received)
 
@@ -156,7 +156,7 @@ def _checked(received: bytes, code: int, request: AnswerRequest) -> Sequence[Seq
     if not isinstance(reply, GivenAnswers) or [len(row) for row in reply.answers] != [request.answers] * len(
         request.questions
     ):
-        raise EvaluationFailed("the evaluation gave another number of answers than was asked for")
+        raise EvaluationFailed("the evaluation returned a wrong number of answers")
     return [[Completion(answer.text, answer.ended) for answer in row] for row in reply.answers]
 
 

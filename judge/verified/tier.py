@@ -166,9 +166,7 @@ class VerifiedTier:
         """Check the declared properties before a byte is read. Raises Refused if they do not fit."""
         if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(
-                Refusal(
-                    409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."
-                )
+                Refusal(409, "this judge asks another curriculum", "Upload to a judge for your curriculum.")
             )
         if (model := self.models.get(said.model)) is None:
             known = ", ".join(self.models)
@@ -179,7 +177,7 @@ class VerifiedTier:
             raise Refused(
                 Refusal(
                     409,
-                    "the adapter is of another base model",
+                    "the adapter belongs to another base model",
                     "Use the judge's: GET /v1/verified names its base.",
                 )
             )
@@ -201,8 +199,8 @@ class VerifiedTier:
             raise Refused(
                 Refusal(
                     409,
-                    "weights of yours wait or are being evaluated already",
-                    "Look at them, and upload others when they are done.",
+                    "an earlier upload of yours waits or is being evaluated",
+                    "Look at its state with `swarmd verify`, and upload again when it is done.",
                 )
             )
         if len(self._held) >= config.VERIFIED_WAITING:

@@ -73,13 +73,13 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         # A ValueError means that the header is not UTF-8.
         raise UnfitWeights(
-            "the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN
+            "the header does not describe a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN
         ) from None
     other = len(entries.keys() ^ shapes.keys()) + len(parts) - len(entries)
     if other:
-        raise UnfitWeights(f"{other} tensors are missing or of another model, or there twice", _OTHER_MODEL)
+        raise UnfitWeights(f"{other} tensors are missing, unknown or duplicated", _OTHER_MODEL)
     if any(tuple(entry.shape) != shapes[name] for name, entry in entries.items()):
-        raise UnfitWeights("tensors have other shapes than those of the model", _OTHER_MODEL)
+        raise UnfitWeights("the tensors' shapes differ from the model's", _OTHER_MODEL)
     formats = {entry.dtype for entry in entries.values()}
     if len(formats) != 1:
         raise UnfitWeights("the tensors have several number formats", "Save them all as F32, or all as BF16.")
@@ -114,7 +114,8 @@ class WeightsCheck:
         least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER_BYTES
         if not least <= size <= most:
             raise UnfitWeights(
-                f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL
+                f"{size:,} bytes do not fit this model, whose weights take {least:,} to {most:,}",
+                _OTHER_MODEL,
             )
         self._size, self._declared, self._shapes = size, digest, shapes
         self._digest = sha256()
@@ -126,7 +127,7 @@ class WeightsCheck:
     def feed(self, piece: bytes) -> None:
         self._received += len(piece)
         if self._received > self._size:
-            raise UnfitWeights("more bytes arrive than were declared", "Declare the file's own size.")
+            raise UnfitWeights("the file is larger than its declared size", "Declare the size of the file.")
         self._digest.update(piece)
         if self._head is None:
             self._check_numbers(piece)
@@ -136,7 +137,7 @@ class WeightsCheck:
             return
         length = int.from_bytes(self._head[:8], "little")
         if not 2 <= length <= min(MAX_HEADER_BYTES, self._size - 8):
-            raise UnfitWeights("this is no safetensors file, or its header is too large", _SAVE_AGAIN)
+            raise UnfitWeights("this is not a safetensors file, or its header is too large", _SAVE_AGAIN)
         if len(self._head) >= 8 + length:
             head, self._head = bytes(self._head), None
             self._format = check_header(head[8 : 8 + length], self._size - 8 - length, self._shapes)
@@ -163,9 +164,7 @@ class WeightsCheck:
                 "Send the whole file.",
             )
         if self._declared != self._digest.hexdigest():
-            raise UnfitWeights(
-                "the bytes have another SHA-256 than was declared", "Send the file that you signed."
-            )
+            raise UnfitWeights("the SHA-256 differs from the declared one", "Send the file that you signed.")
 
 
 _SAVE_AGAIN: Final = "Send weights.safetensors of a checkpoint as swarmd wrote it."

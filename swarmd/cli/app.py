@@ -102,7 +102,7 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
         "demo": (demo, "swarmd demo --nodes 4 --rounds 120"),
         "service": service.app,
     },
-    "What you trained": {
+    "Your model": {
         "chat": (machine.chat, "swarmd chat"),
         "serve": (machine.serve, "swarmd serve --listen 8000"),
         "export": (machine.export, "swarmd export my-model"),

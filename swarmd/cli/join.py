@@ -51,7 +51,7 @@ def join(
     curriculum: Annotated[
         str | None,
         typer.Option(
-            help="What the swarm asks: ladder-9, sapo-9 or tiny-9, also with -strict, or own tasks: a file.",
+            help="The swarm's tasks: ladder-9, sapo-9 or tiny-9, also with -strict, or a file of own tasks.",
             show_default="auto",
         ),
     ] = None,
@@ -103,7 +103,7 @@ def join(
         str | None, typer.Option(help="Set of settings: default, or sapo-paper.", show_default="default")
     ] = None,
     background: Annotated[
-        bool, typer.Option("--background", help="Return once the node runs; it goes on without a terminal.")
+        bool, typer.Option("--background", help="Return once the node runs; it continues without a terminal.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show technical figures, too.")] = False,
     as_json: Annotated[
@@ -117,7 +117,7 @@ def join(
     if sys.stderr.isatty():
         tell("starting swarmd …")
         if hang_up() and not background:
-            tell("Closing this terminal stops the node; with --background it goes on.")
+            tell("Closing this terminal stops the node; with --background it continues.")
     runs = go_to_background(partial(_say_it_runs, state_dir, as_json)) if background else lambda: None
     flags: dict[str, object] = {
         "model": model,
@@ -144,7 +144,7 @@ def join(
                 _join(resolved, accepted, as_state_dir(state_dir), partial(_view, as_json, verbose), runs)
             )
     except (KeyboardInterrupt, SystemExit):
-        tell("stopped; `swarmd join` goes on from what is saved")
+        tell("stopped; `swarmd join` continues from the last checkpoint")
         raise
 
 
@@ -327,12 +327,12 @@ def _show_leaving(plan: Leaving, *, running: bool) -> None:
         f"in {plan.folder}",
         f"would be removed: {_names(plan.removed)}",
         f"would stay: {_names(plan.stays)}",
-        "downloaded models stay in the hub's cache (`hf cache ls`), GGUF files that were converted in"
-        " swarmd-gguf beside it, settings in `swarmd config path`",
+        "downloaded models stay in the hub's cache (`hf cache ls`), converted GGUF files in"
+        " swarmd-gguf next to it, settings in `swarmd config path`",
     ]
     if any(path.name == "identity.key" for path in plan.removed):
         lines.append(
-            "without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want"
+            "the node's identity is lost with its key: run `swarmd identity backup FILE` first, if you want"
             " it back"
         )
     tell("\n".join(lines))

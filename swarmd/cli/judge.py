@@ -41,7 +41,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="[ID | PATH]",
-            help="An evaluation to check, or an upload to see what became of it. With --upload: a safetensors"
+            help="An evaluation to check, or an upload to show. With --upload: a safetensors"
             " file, or a folder with one.",
             show_default="the newest checkpoint",
         ),
@@ -52,13 +52,11 @@ def verify(
     judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
     answers: Annotated[
         int,
-        typer.Option(
-            help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16
-        ),
+        typer.Option(help="Answers to each question: the first greedy, the rest for pass@k.", min=1, max=16),
     ] = 1,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
     curriculum: Annotated[
-        str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")
+        str | None, typer.Option(help="The judge's own tasks, if it asks such: a .py or .jsonl file.")
     ] = None,
     model: ModelName = None,
     state_dir: StateDir = None,
@@ -96,7 +94,9 @@ def verify(
         return
     node = joined(config, folder, {"judge": judge, "model": model})
     if not node.judge.url:
-        raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
+        raise ConfigError(
+            "this node has no judge. Name one with --judge, as in --judge https://judge.example."
+        )
     if not upload:
         raise ConfigError(
             "give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload."
@@ -130,7 +130,7 @@ def _uploaded(
 
     say = (lambda _: None) if quiet else tell
     id = reader.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
-    say(f"uploaded; `swarmd verify {id}` shows what becomes of it")
+    say(f"uploaded; `swarmd verify {id}` shows its state")
     found = reader.outcome(node.judge.url, id)
     while wait and not found.over:
         before = found.state, found.place
@@ -214,7 +214,7 @@ def _upload_words(found: "VerifiedOutcome") -> str:
 
 def leaderboard(
     judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
-    after: Annotated[int, typer.Option(help="Show the ranks behind this one.", min=0)] = 0,
+    after: Annotated[int, typer.Option(help="Show the ranks after this one.", min=0)] = 0,
     config: ConfigFile = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -244,7 +244,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     fields = said(evaluation)
     if fields is None:
         raise SwarmdError(
-            f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked:"
+            f"{url} gives a receipt that is not signed by the judge named in it. Nothing else was checked:"
             " tell its operator."
         )
     found = _curriculum(str(fields.get("curriculum", "")), curriculum)
@@ -323,7 +323,7 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
     found = find_curriculum(given) if given else known.get(digest)
     if found is None or (digest and found.digest != digest):
         raise ConfigError(
-            f"the judge asks tasks of the digest {digest[:16] or 'unknown'}, which are not these. Use the"
+            f"the judge asks other tasks (digest {digest[:16] or 'unknown'}). Use the"
             " judge's version of swarmd and reasoning-gym; for own tasks give --curriculum with the same"
             " file."
         )

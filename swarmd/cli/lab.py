@@ -46,7 +46,7 @@ def run(
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(help="Play this setting alone; repeatable. Others may follow with --resume."),
+        typer.Option(help="Play only this setting; repeatable. Further ones can follow with --resume."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The nodes' model, in place of the file's.", show_default="the file's")
@@ -65,7 +65,7 @@ def run(
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with a results folder: play the runs that are not whole."),
+        typer.Option("--resume", help="Continue a results folder: play the unfinished runs."),
     ] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report.
@@ -79,10 +79,10 @@ def run(
     from swarmd.policy.models import preflight
 
     if (engine, executor) == ("torch", "ray"):
-        raise typer.BadParameter("torch is without --executor ray", param_hint="--engine")
+        raise typer.BadParameter("torch does not work with --executor ray", param_hint="--engine")
     if jobs and executor == "ray":
         raise typer.BadParameter(
-            "not with --executor ray: there as many runs are played as the cluster has cores",
+            "not with --executor ray: the cluster plays a run on each core",
             param_hint="--jobs",
         )
     if executor == "ray" and find_spec("ray") is None:
@@ -118,7 +118,7 @@ def run(
         if isinstance(error, SwarmdError):
             raise
         again = f"swarmd lab run {quote(experiment)} --out {quote(str(folder))} --resume"
-        tell(f"\nstopped; whole runs stay. To go on: {again}, with the other options as they were")
+        tell(f"\nstopped; finished runs stay. To continue: {again}, with the same other options")
         raise typer.Exit(130) from None
     _report(Results.open(folder))
 
@@ -163,7 +163,7 @@ def export(
     from swarmd.lab import results
 
     rows = results.export(results.Results.open(folder), to)
-    tell(f"{to / results.TABLE}: {rows:,} rows; {to / results.CARD} says what they mean")
+    tell(f"{to / results.TABLE}: {rows:,} rows; {to / results.CARD} explains the columns")
 
 
 @app.command("list", epilog="Example: swarmd lab list")

@@ -184,7 +184,7 @@ def export(
     if note := exporting.loss_of(made.origin):
         tell(note)
     if made.figures.untrained:
-        tell(f"nothing was trained yet: the exported weights are those of {made.origin.base}, unchanged")
+        tell(f"nothing was trained yet: the exported weights are {made.origin.base}, unchanged")
     if ollama:
         tell("for ollama, in that folder:\n" + "\n".join(f"    {command}" for command in COMMANDS))
     if not as_json and not gguf:
@@ -262,7 +262,7 @@ def chat(
     if question is None:
         tell(
             f"{model.name}, {model.round} rounds trained. {learns}. Try ? for one of its questions.\n"
-            "An empty line begins anew, Ctrl-D ends."
+            "An empty line starts over, Ctrl-D ends."
         )
     elif sys.stderr.isatty():
         tell(f"{learns}: `swarmd chat` offers its questions.")
@@ -324,7 +324,7 @@ def serve(
 
     model = _trained_model(state_dir, config, device)
     if anybody:
-        tell("Everybody who reaches this address may ask: there is no password.")
+        tell("No password is set: every machine that reaches this address may ask.")
 
     async def run() -> None:
         listeners = await opening.listen(host, port)
@@ -334,7 +334,7 @@ def serve(
             model,
             anybody=anybody,
             renewed=lambda number: tell(f"answers with round {number} from now on"),
-            ignored=lambda names: tell(f"a client asks for what is ignored here: {names} (docs/trained.md)"),
+            ignored=lambda names: tell(f"ignored fields of a client's request: {names} (docs/trained.md)"),
         )
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
             async with trio.open_nursery() as nursery:

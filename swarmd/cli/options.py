@@ -97,7 +97,5 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def confirm(question: str) -> None:
     if not sys.stdin.isatty():
-        raise ConfigError(
-            "nothing was done: there is no terminal to ask at. Add --yes to go on without a question."
-        )
+        raise ConfigError("nothing was done: there is no terminal for the question. Add --yes to skip it.")
     typer.confirm(question, abort=True, err=True)

@@ -81,8 +81,8 @@ def _announce(status: Status, as_json: bool) -> None:
 
 
 HOW = """\
-Type an answer and press Enter. It is put between <answer> and </answer> unless you write the tags yourself.
-End a line with \\ to go on in the next. /skip: another question. /quit or Ctrl-D: leave."""
+Type an answer and press Enter. <answer> and </answer> are added unless you write these tags.
+End a line with \\ to continue on the next. /skip: another question. /quit or Ctrl-D: leave."""
 
 
 def answer_by_hand(
@@ -90,7 +90,7 @@ def answer_by_hand(
     curriculum: Annotated[
         str | None,
         typer.Option(
-            help="The swarm's questions: those of the nodes that you want to help.", show_default="tiny-9"
+            help="The swarm's questions, as on the nodes that you want to help.", show_default="tiny-9"
         ),
     ] = None,
     specialty: Annotated[
@@ -176,7 +176,7 @@ class Dialogue:
             sys.stdin.reconfigure(errors="replace")
         own = self._swarm.report()["peer_id"]
         tell(
-            f"You are {nickname(own)} {own}, {self._swarm.curriculum.name}. What you answer is signed"
+            f"You are {nickname(own)} {own}, {self._swarm.curriculum.name}. Your answers are signed"
             f" with this key.\n{HOW}",
             sys.stdout,
         )
@@ -209,7 +209,7 @@ class Dialogue:
         shared, found = self._swarm.share_judged(task, answers), self._swarm.report()
         result = "Shared." if found["present"] else "Kept until a peer is connected."
         if not shared:
-            result = "Not shared: nobody learns from wrong answers alone."
+            result = "Not shared: nodes do not learn from wrong answers alone."
         tell(
             f"{result} {self._given} answered, {self._right} right, {found['shared']} shared.",
             sys.stdout,
@@ -235,7 +235,7 @@ class Dialogue:
         tell(f"You left: {self._given} answered, {self._right} right, {found['shared']} shared.")
         if found["waiting"]:
             tell(
-                f"{found['waiting']} of them reached nobody: no peer was connected. Name one with"
+                f"{found['waiting']} of them were not delivered: no peer was connected. Name one with"
                 " --bootstrap; see `swarmd doctor network`."
             )
 

@@ -30,20 +30,17 @@ WARM_UP_ROUNDS: Final = 1
 RHO: Final = 0.1
 ALPHA: Final = 0.15
 ASSUMPTIONS: Final = (
+    ("mu holds for this machine, this model and these lengths, without the verifier; it changes with each"),
     (
-        "mu is of this machine, this model and these lengths, with the verifier not counted; it changes with"
-        " each"
-    ),
-    (
-        "every completion of the measured updates has a gradient: rollouts answered alike cost less to train"
-        " on, which raises a node's own mu"
+        "every completion of the measured updates has a gradient; rollouts with equal rewards train faster,"
+        " which raises the mu of a real node"
     ),
     (
         "the variance of a rollout's gradient grows with its age as age^(2 alpha), and two uses of one"
-        " correlate by rho: guesses, not measured"
+        " correlate by rho: assumed, not measured"
     ),
     (
-        "the theorem is about plain stochastic gradient descent on a loss it can bound; it says nothing of"
+        "the theorem is about plain stochastic gradient descent on a bounded loss; it does not cover"
         " pass@8, which reuse lowered on tiny"
     ),
 )
@@ -252,8 +249,8 @@ def lines(made: ReplayPlan) -> Sequence[str]:
                 f" {made.batch * made.updates} a round ({updates})."
             ),
             (
-                f"A round then costs {made.gamma:.2f} of one that generates all it trains on (gamma); "
-                f"the theorem expects {made.same_progress:.2f} of the cost to the same point."
+                f"A round then costs {made.gamma:.2f} of a round that generates all its rollouts (gamma); "
+                f"the theorem expects {made.same_progress:.2f} of the cost for the same progress."
             ),
             "To use it:",
             "",

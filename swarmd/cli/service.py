@@ -54,7 +54,7 @@ def uninstall(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Stop the service, after its round, and remove its file. The state folder stays."""
     service = _service(state_dir)
     aside = service.uninstall()
-    kept = f"; it was not as this version writes it, so it is kept as {aside}" if aside else ""
+    kept = f"; it differed from this version's file, so it is kept as {aside}" if aside else ""
     answer(
         {"schema": 1, "file": str(service.file), "kept": str(aside) if aside else None},
         f"{service.file}: stopped and removed{kept}",
@@ -77,7 +77,7 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     if not document["installed"]:
         text = f"not installed: there is no {service.file}. `swarmd service install` makes it."
     elif not document["current"]:
-        text += "; its file differs from what this version would write (`swarmd service install --print`)"
+        text += "; its file differs from this version's (`swarmd service install --print`)"
     answer(document, text, as_json)
 
 

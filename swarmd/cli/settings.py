@@ -167,7 +167,7 @@ def backup(
 
 @identity_app.command(epilog="Example: swarmd identity restore ~/swarmd-identity.key")
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `swarmd identity backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that `swarmd identity backup` wrote.")],
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:

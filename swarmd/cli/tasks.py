@@ -155,5 +155,5 @@ def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":
         hint = nearest(specialty, found.specialties) or f"; it has {', '.join(found.specialties)}"
         raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint}")
     if not 0 <= n < HELD_OUT_END:
-        raise ConfigError(f"{n} is no question's number; they go from 0 to {HELD_OUT_END - 1}")
+        raise ConfigError(f"{n} is not a question's number: give 0 to {HELD_OUT_END - 1:,}")
     return found

@@ -38,7 +38,7 @@ EXPECTED = (
 def reward_file(text: str) -> str:
     """Return a reward file's path, made absolute; "" stays empty. Raises ValueError for other file types."""
     if text and not text.endswith(".py"):
-        raise ValueError("it is no .py file")
+        raise ValueError("it is not a .py file")
     return text and absolute(text)
 
 
@@ -50,7 +50,7 @@ def absolute(text: str) -> str:
     try:
         return str(Path(text).expanduser().absolute())
     except RuntimeError:
-        raise ValueError(f"nobody here is called {text.partition('/')[0].removeprefix('~')!r}") from None
+        raise ValueError(f"there is no user {text.partition('/')[0].removeprefix('~')!r}") from None
 
 
 def curriculum_name(text: str) -> str:

@@ -85,5 +85,5 @@ def _days(text: str) -> frozenset[int]:
 def _minute(hour: str, minute: str) -> int:
     found = int(hour) * 60 + int(minute)
     if int(minute) > 59 or found > _DAY_MINUTES:
-        raise ValueError(f"{hour}:{minute} is no time of the day")
+        raise ValueError(f"{hour}:{minute} is not a time of day")
     return found

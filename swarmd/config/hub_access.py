@@ -48,7 +48,10 @@ def fault_of(
         token, remedy = (
             ("HF_TOKEN", "Set it to a token that may read this, or unset it")
             if environ.get("HF_TOKEN")
-            else ("the lack of a token, or that of `hf auth login`", "Log in with a token that may read this")
+            else (
+                "a missing token, or the token of `hf auth login`",
+                "Log in with a token that may read this",
+            )
         )
         return NoModel(f"the Hugging Face hub refuses {token} for {what} (status {status}). {remedy}.")
     number = getattr(error, "errno", None)

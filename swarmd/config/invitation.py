@@ -91,12 +91,12 @@ def read_invitation(text: str) -> Invitation:
             f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it"
         )
     if len(text) > MAX_CHARACTERS:
-        raise _wrong(f"it has {len(text)} characters, and {MAX_CHARACTERS} are the most")
+        raise _wrong(f"it has {len(text):,} characters (limit {MAX_CHARACTERS:,})")
     body, marker, check = text.rpartition(",check=")
     if not marker:
-        raise _wrong("its end is missing: it ends in ,check= and 8 letters. Copy it again, whole")
+        raise _wrong("its end is missing: it ends in ,check= and 8 letters. Copy the whole line again")
     if check != _check(body):
-        raise _wrong("it does not match its check: it was changed or cut on its way. Copy it again, whole")
+        raise _wrong("it does not match its check: it was changed or truncated. Copy the whole line again")
     name, *fields = body.removeprefix(SCHEME).split(",")
     said: dict[str, list[str]] = {key: [] for key in _FIELDS}
     for field in fields:
@@ -109,11 +109,11 @@ def read_invitation(text: str) -> Invitation:
         said[key].append(_decoded(key, value))
     for key, values in said.items():
         if len(values) > 1 and key != "at":
-            raise _wrong(f"it says {key} {len(values)} times, and once is the most")
+            raise _wrong(f"it says {key} {len(values)} times (limit 1)")
     one = {key: values[0] if values else "" for key, values in said.items()}
     at = tuple(address for value in said["at"] for address in _addresses(value))
     if len(at) > MAX_ADDRESSES:
-        raise _wrong(f"it names {len(at)} addresses, and {MAX_ADDRESSES} are the most")
+        raise _wrong(f"it names {len(at)} addresses (limit {MAX_ADDRESSES})")
     found = Invitation(name, one["curriculum"], one["digest"], one["model"], at, one["judge"])
     _require_form(found)
     return found
@@ -162,7 +162,7 @@ def _decoded(key: str, value: str) -> str:
     except UnicodeError:
         decoded = ""
     if not decoded or quote(decoded, safe=_PLAIN) != value:
-        raise _wrong(f"its {key} is {shown(value)}, which is not plain text in its one spelling")
+        raise _wrong(f"its {key} is {shown(value)}, which is not canonically percent-encoded ASCII")
     return decoded
 
 

@@ -61,6 +61,6 @@ def _its_mistakes(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ConfigError(
-            f"sharing.take: {name} is no strategy: {type(error).__name__}: {error}. It defines"
+            f"sharing.take: {name} is not a strategy: {type(error).__name__}: {error}. It defines"
             " `weights(candidates, lead)`; see docs/experiments.md."
         ) from error

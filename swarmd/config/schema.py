@@ -154,7 +154,7 @@ class Schema(Generic[Tree]):
                     )
             elif key in named and named[key].value != self._parsed(key, text):
                 mistakes.append(
-                    f"{variable}: {key}: {named[key].origin} sets it otherwise. Set one of the two."
+                    f"{variable}: {key}: {named[key].origin} sets another value. Set only one of the two."
                 )
             else:
                 named[key] = Given(key, self._parsed(key, text), variable)

@@ -95,20 +95,20 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
         else:
             key, others = ("swarm.engine", '"none"') if config.round.external else ("round.external", "0")
         yield (
-            f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there"
+            f"{origins['round.local']}: round.local: expected above 0 if {key} is {others}, found 0: there"
             " is nothing to do"
         )
     limits, generate = config.limits, config.generate
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
         if value and config.swarm.engine not in ("libp2p", "none"):
             yield (
-                f"{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is"
-                f' {config.swarm.engine!r}: libp2p alone limits its rate. Set swarm.engine to "libp2p",'
+                f"{origins[key]}: {key}: {value!r} cannot be enforced if swarm.engine is"
+                f' {config.swarm.engine!r}: only libp2p limits its rate. Set swarm.engine to "libp2p",'
                 " or leave it out"
             )
     if generate.engine != "own" and generate.engine_memory > percent(limits.gpu_memory):
         yield (
             f"{origins['limits.gpu_memory']}: limits.gpu_memory: {limits.gpu_memory!r} is less than"
-            f" generate.engine_memory, {generate.engine_memory:g}, which {generate.engine} takes alone. Lower"
-            " that, or raise this"
+            f" generate.engine_memory, {generate.engine_memory:g}, which {generate.engine} needs. Lower"
+            " generate.engine_memory, or raise limits.gpu_memory"
         )

@@ -159,10 +159,10 @@ class OfferChoice(Generic[C]):
         return chosen
 
 
-QUESTION_TOO_LONG = "the question fills our context"
-ANSWER_TOO_LONG = "a right answer is longer than ours may be"
-UNOPENED = "a right answer does not begin with our model.opening"
-UNKNOWN_CHARACTERS = "characters that our tokenizer has not"
+QUESTION_TOO_LONG = "the question fills this model's context"
+ANSWER_TOO_LONG = "a right answer exceeds this node's token limit"
+UNOPENED = "a right answer does not begin with this node's model.opening"
+UNKNOWN_CHARACTERS = "characters that this tokenizer lacks"
 
 
 @dataclass

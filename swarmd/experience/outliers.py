@@ -55,7 +55,7 @@ class Traits(NamedTuple):
 # them, also at the start of training and with another model (docs/gate.md).
 FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
 # The traits' names for operators.
-NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")
+NAMES = ("far longer than own answers", "an unlikely token", "an unlikely stretch", "unlikely on average")
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,8 @@ class Experiment(_Head):
         names = {node.model.name for s in self.settings for node in s.nodes}
         if len(names) > 1:
             raise BadExperiment(
-                f"{self.name}: its nodes have several models ({', '.join(sorted(names))}): name them in a"
-                " file of your own, and leave --model out"
+                f"{self.name}: its nodes have several models ({', '.join(sorted(names))}): set them in your"
+                " experiment file, and leave --model out"
             )
 
         def of(node: NodeConfig) -> NodeConfig:
@@ -217,7 +217,7 @@ def read_experiment(path: Path) -> Experiment:
     try:
         document = tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise BadExperiment(f"{path}: no TOML: {error}") from error
+        raise BadExperiment(f"{path}: not valid TOML: {error}") from error
     return parse_experiment(document, str(path))
 
 
@@ -294,11 +294,11 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
             if section not in SECTIONS:
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(
-                    f"{here}: {key_name(section)} is no section that a node of an experiment has{meant}"
+                    f"{here}: {key_name(section)} is not a section of an experiment's node{meant}"
                 )
             for key, value in values.items():
                 if (name := f"{section}.{key}") in _UNHEEDED_KEYS:
-                    raise BadExperiment(f"{here}: {name} means nothing in an experiment: leave it out")
+                    raise BadExperiment(f"{here}: {name} has no effect in an experiment: leave it out")
                 given.append(Given(name, value, here))
     given = [one for one in (*given, Given("profile", profile, here)) if NODE.accepts(one, mistakes)]
     if mistakes:
@@ -310,12 +310,12 @@ def _check_names(settings: Sequence[Setting], source: str) -> None:
     slugs = [setting.slug for setting in settings]
     if twice := sorted({s.name for s in settings if slugs.count(s.slug) > 1}):
         raise BadExperiment(
-            f"{source}: settings have the same name, or names that differ in signs alone: {', '.join(twice)}"
+            f"{source}: settings have the same name, or differ only in punctuation: {', '.join(twice)}"
         )
     names = [setting.name for setting in settings]
     if unknown := [s for s in settings if s.against and (s.against not in names or s.against == s.name)]:
         raise BadExperiment(
-            f"{source}: setting {unknown[0].name}: `against` names no other"
+            f"{source}: setting {unknown[0].name}: `against` does not name another"
             f" setting{nearest(unknown[0].against, names)}"
         )
     if sum(setting.baseline for setting in settings) > 1:

@@ -42,7 +42,7 @@ PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
 TABLE, CARD = "rounds.parquet", "README.md"
 # Columns of the table: type and meaning. The columns after `round` are figures of one node in one round.
 COLUMNS: Mapping[str, tuple[str, str]] = {
-    "setting": ("string", "what is compared; experiment.json has its settings in full"),
+    "setting": ("string", "name of the setting; experiment.json has it in full"),
     "seed": ("int32", "runs of all settings with one seed are paired"),
     "node": ("int32", "the node's place in its setting, from 0"),
     "round": ("int32", "from 1; 0: the evaluation before training"),
@@ -53,15 +53,15 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "updates": ("int32", "updates of the policy"),
     "useful": ("int32", "rollouts trained on in which a completion had an advantage"),
     "local": ("int32", "own rollouts trained on"),
-    "external": ("int32", "others' rollouts trained on"),
+    "external": ("int32", "external rollouts trained on"),
     "hostile": ("int32", "of these, rollouts of hostile peers; null: there are none"),
     "tokens": ("int64", "tokens of own completions"),
     "trained": ("int64", "tokens trained on"),
-    "gated": ("int32", "others' rollouts that the gate turned away"),
-    "unfit": ("int32", "others' rollouts that the model cannot be trained on"),
-    "dropped": ("int32", "others' rollouts that have no advantage"),
-    "off_policy": ("double", "age of what was trained on, in updates"),
-    "staleness": ("double", "age of what was trained on, in rounds"),
+    "gated": ("int32", "external rollouts that the gate rejected"),
+    "unfit": ("int32", "external rollouts that the model cannot be trained on"),
+    "dropped": ("int32", "external rollouts that have no advantage"),
+    "off_policy": ("double", "age of the rollouts trained on, in updates"),
+    "staleness": ("double", "age of the rollouts trained on, in rounds"),
     "entropy": ("double", "entropy of the policy, in nats a token; null: nothing was trained on"),
     "grad_norm": ("double", "norm of the gradient"),
     "skipped": ("int32", "updates left out, as a loss or gradient was not finite"),
@@ -95,7 +95,7 @@ class Results:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / FILE).exists():
                 raise BadResults(
-                    f"{folder} holds results. Go on with them (--resume), or give another folder with --out."
+                    f"{folder} holds results. Continue them (--resume), or give another folder with --out."
                 )
             if any(folder.iterdir()):
                 raise BadResults(
@@ -144,7 +144,7 @@ class Results:
         if self.experiment.model_copy(update={"seeds": experiment.seeds}) != experiment:
             raise BadResults(
                 f"{self.folder} is of {self.experiment.rounds} rounds of {self.experiment.name}, and not of"
-                " these rounds and settings. Give what it was begun with, or another folder with --out."
+                " these rounds and settings. Give the original experiment, or another folder with --out."
             )
         now = versions(experiment, engine)
         if changed := "; ".join(
@@ -234,7 +234,7 @@ class Results:
         except (OSError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise self.damaged(run, error) from error
         if not whole:
-            raise self.damaged(run, f"its last line is not that of round {self.experiment.rounds}")
+            raise self.damaged(run, f"its last line is not of round {self.experiment.rounds}")
         return lines
 
     def damaged(self, run: Run, why: object) -> BadResults:

@@ -74,7 +74,9 @@ class RunsProgress:
         """Raise RunsFailed if a run failed; it names each."""
         if self.failures:
             said = [f"{run.setting}, seed {run.seed}: {why}" for run, why in sorted(self.failures.items())]
-            raise RunsFailed("\n".join([f"{len(said)} of {self.total} runs failed; whole runs stay:", *said]))
+            raise RunsFailed(
+                "\n".join([f"{len(said)} of {self.total} runs failed; finished runs stay:", *said])
+            )
 
     @property
     def share(self) -> float:
@@ -172,4 +174,4 @@ def last_words(code: int, words: str) -> str:
             f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs),"
             " then use --resume."
         )
-    return words.splitlines()[-1] if words else f"exit code {code}, and no word"
+    return words.splitlines()[-1] if words else f"exit code {code}, without a message"

@@ -127,7 +127,7 @@ def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
         join(meeting, int(rank), len(nodes))
         play_rank(results, Run(setting, int(seed)), int(rank))
     except RankLost as error:
-        print(f"another node's process is lost: {error}", file=sys.stderr)
+        print(f"another node's process ended: {error}", file=sys.stderr)
         sys.exit(LOST_EXIT_CODE)
     finally:
         leave()

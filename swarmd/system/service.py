@@ -44,8 +44,8 @@ class UserService:
         new = not self.file.exists()
         if not new and not self.is_current:
             raise ConfigError(
-                f"{self.file}: there is a service with other contents. `swarmd service install --print` shows"
-                " what would be written; `swarmd service uninstall` stops the old one and keeps its file"
+                f"{self.file}: a service with other contents exists. `swarmd service install --print` shows"
+                " this version's file; `swarmd service uninstall` stops the old service and keeps its file"
                 " aside. Then install again."
             )
         if new:
@@ -57,9 +57,9 @@ class UserService:
                     self.file.unlink()
                 raise Unreachable(
                     f"the service does not start: `{' '.join(command)}` says: {fault}."
-                    f" {'Nothing is left of it' if new else 'Its file is where it was'}. Log in"
-                    " as this user itself (by su or sudo it has no services), or start `swarmd join` by what"
-                    " your system has."
+                    f" {'Its file was removed' if new else 'Its file was kept'}. Log in"
+                    " as this user directly (su and sudo have no user services), or run `swarmd join`"
+                    " under your own service manager."
                 )
         return new
 
@@ -74,7 +74,7 @@ class UserService:
         fault = self._call(self.stop)
         if fault and not self._call(self.active):
             raise Unreachable(
-                f"`{' '.join(self.stop)}` says: {fault}. The service runs, and its file is where it was."
+                f"`{' '.join(self.stop)}` says: {fault}. The service still runs, and its file was kept."
             )
         if self.is_current:
             self.file.unlink()
@@ -96,8 +96,7 @@ class UserService:
     def _require_manager(self) -> None:
         if shutil.which(self.manager) is None:
             raise ConfigError(
-                f"there is no {self.manager} here, so no service of a user. Start `swarmd join` by what your"
-                " system has; `swarmd service install --print` shows what it needs."
+                f"{self.manager} is not available. Run `swarmd join` under your own service manager."
             )
 
     def _call(self, command: Sequence[str]) -> str:
@@ -125,8 +124,8 @@ def user_service(
     if platform == "linux":
         return _systemd(command, config_home or home / ".config")
     raise ConfigError(
-        f"services are known for Linux (systemd) and macOS (launchd), not for {platform}. Start `swarmd join`"
-        " by what your system has."
+        f"services are supported on Linux and macOS only, not on {platform}. Run `swarmd join`"
+        " under your own service manager."
     )
 
 
@@ -147,7 +146,7 @@ def _systemd(command: Sequence[str], config_home: Path) -> UserService:
         start=((*user, "daemon-reload"), (*user, "enable", "--now", UNIT)),
         stop=(*user, "disable", "--now", UNIT),
         active=(*user, "is-active", UNIT),
-        note="`loginctl enable-linger` lets it go on when you are logged out",
+        note="`loginctl enable-linger` lets it run while you are logged out",
     )
 
 
@@ -157,7 +156,9 @@ def _quoted(word: str) -> str:
     Raises ConfigError for control characters.
     """
     if not word.isprintable():
-        raise ConfigError(f"{word!r} cannot stand in a unit file. Use a path without control characters.")
+        raise ConfigError(
+            f"{word!r} cannot be written to a unit file. Use a path without control characters."
+        )
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if escaped.isascii() and not set(escaped) & set(" \t'\";") else f'"{escaped}"'
 

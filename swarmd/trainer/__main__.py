@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # seventieth; the daemon could then take the sudden slowdown for a trainer that hangs.
 NICE: Final = 10
 # Appended to the usual duration of a start-up step.
-BUSY = "many times that where other programs use all cores"
+BUSY = "many times that if other programs use all cores"
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
                 gc.enable()
                 trainer.run(lower_cpu_priority if low else lambda: None)
     except SwarmdError as error:
-        log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        log.error("%s", error)  # noqa: TRY400  an operator's error: a message, no traceback
         daemon.tell(link.TrainerFailed(str(error), error.exit_code))
     finally:
         daemon.close()

@@ -148,8 +148,8 @@ class Checkpoints:
         if damaged:
             why = "; ".join(f"{path.name} is damaged ({error})" for path, error in damaged)
             raise SwarmdError(
-                f"no checkpoint in {self.folder} can be used: {why}. Go on with the version of swarmd that"
-                " wrote them, restore them from a backup, or start anew in another folder with --state-dir."
+                f"no checkpoint in {self.folder} can be used: {why}. Use the version of swarmd that"
+                " wrote them, restore them from a backup, or start over in another folder with --state-dir."
             )
         return None
 
@@ -282,7 +282,7 @@ def _verify(folder: Path, needs: Set[str]) -> None:
             raise ValueError(f"{name} is missing")
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != known.sha256:
-                raise ValueError(f"{name} is not what was written")
+                raise ValueError(f"{name} differs from its manifest")
 
 
 def _check(state: RunState, folder: Path) -> None:

@@ -182,7 +182,7 @@ def resume(
     if state.seed != seed:
         notes.append(
             f"seed {seed} has no effect: the random choices go on from the checkpoint, as seed {state.seed}"
-            " began them. Start anew in another folder with --state-dir to use it"
+            " began them. Start over in another folder with --state-dir to use it"
         )
     return state.round, [*notes, f"resumed after round {state.round}"]
 

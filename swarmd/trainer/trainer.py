@@ -132,8 +132,8 @@ class Trainer:
         self.progress.before = report.seconds
         if (guard := self.parts.schedule.state).rests > rested:
             log.warning(
-                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction"
-                " above %g or drift above %g): one update a round for %d rounds. If it comes again, lower"
+                "the policy has moved too far from the one that generated the replayed rollouts"
+                " (clip fraction above %g or drift above %g): one update a round for %d rounds. If this recurs, lower"
                 " replay.updates_per_round or train.learning_rate.",
                 self.parts.schedule.limit,
                 self.parts.schedule.drift_limit,
@@ -198,8 +198,8 @@ class Trainer:
             return True
         if not self.starved:
             self.starved = True
-            cause = "it waits for others' rollouts: round.local is 0, so there are none of its own"
-            remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
+            cause = "no rollouts of other nodes to train on, and round.local is 0"
+            remedy = "wait until peers share (`swarmd peers` lists them), or set round.local above 0"
             self.link.tell(link.TrainerState(NodeState.WAITING, cause, remedy))
         self.link.wait(self._until_save(MAX_WAIT_S), rollouts=True)
         self._between_rounds()
@@ -402,6 +402,6 @@ def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
     """Explain that checkpoints come less often than configured, why, and which setting to change."""
     return (
         f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.1f} min, not every"
-        f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what"
-        " came since. Raise checkpoint.gigabytes_a_day to save more often."
+        f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses work"
+        " since the last one. Raise checkpoint.gigabytes_a_day to save more often."
     )

@@ -170,8 +170,8 @@ def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
     said = [f"answers in the asked form: {'; '.join(told)}{slow}: training {chosen(found)}"]
     if not any(seen.works for seen in found.values()):
         said.append(
-            "in no way of asking has this model the asked form often enough to learn from: choose another"
-            " instruct model (`swarmd models`), or show it the form with model.examples of your own"
+            "this model writes the required form too rarely to learn, in every prompt style: choose another"
+            " instruct model (`swarmd models`), or set model.examples to turns that show the form"
         )
     return said
 

@@ -55,17 +55,17 @@ def check_workers(config: NodeConfig) -> None:
         )
     if config.round.resample:
         raise ConfigError(
-            "workers: generators ask beside the rounds, so no round asks anew. Set round.resample to 0, or"
+            "workers: generators ask between rounds, so a round cannot resample. Set round.resample to 0, or"
             " leave the section [workers] out."
         )
     if workers.trainers > 1 and device == "mps":
         raise ConfigError(
-            "workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or"
+            "workers.trainers: torch cannot sum gradients on MPS. Set workers.trainers to 1, or"
             " model.device to 'cpu'."
         )
     if device == "cuda" and workers.trainers > count_devices():
         raise ConfigError(
-            f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are"
+            f"workers.trainers is {workers.trainers}, and each needs a separate CUDA device: there are"
             f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
         )
     processes, available = workers.processes, max(1, int(cores(logical=True)))

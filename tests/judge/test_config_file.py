@@ -91,7 +91,7 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
         ('proxy = ["caddy"]', "proxy[0]: expected an address such as 127.0.0.1"),
         ("host = 3", "host: expected a text, not empty, found 3"),
         ('host = ""', "host: expected a text, not empty, found ''"),
-        ('key = ""', "key: expected a text, found '': it is empty; leave it out for the usual place"),
+        ('key = ""', "key: expected a text, found '': it is empty; leave it out for the default"),
         ('verified_folder = ""', "verified_folder: expected a text, found '': it is empty"),
         ('verified_model = [""]', "verified_model[0]: expected a list of tiny"),
         ('database = "a\\u0000"', r"database: expected no NUL character, found 'a\x00'"),

@@ -186,7 +186,7 @@ def test_a_request_under_way_that_takes_too_long_is_told_that_the_judge_stops(tm
         (said,) = process.stderr.read().splitlines()
         assert "timeout graceful shutdown exceeded" in said
         answer = slow.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 503 ") and b"Send it again when the judge is back." in answer
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"Send the request again when the judge is back." in answer
 
 
 def address(ready: dict[str, Any]) -> tuple[str, int]:

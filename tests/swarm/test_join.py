@@ -161,7 +161,7 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
     first = next(line for line in said if line.startswith("starting: loading PyTorch"))
     assert (
         first
-        == "starting: loading PyTorch; wait: usually 2 s, many times that where other programs use all cores"
+        == "starting: loading PyTorch; wait: usually 2 s, many times that if other programs use all cores"
     )
     told = (
         "stopping: you asked it to: it finishes its round and saves; wait; `swarmd stop --now` cuts the"

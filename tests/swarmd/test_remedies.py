@@ -394,7 +394,7 @@ PLAIN = {
     "WorkerFailed": "hands on a worker's own message",
     "BadExperiment": "a mistake in a file, at its place",
     "BadResults": "a file of results that cannot be written, with the system's reason",
-    "NoQuestion": "the judge stops",
+    "NoQuestion": "the judge is stopping",
 }
 
 

@@ -52,8 +52,8 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
                 # The checkpoint was removed meanwhile, is damaged, or is of another version.
                 notes.append(f"{folder.name}: {error}")
     raise SwarmdError(
-        f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore"
-        " the folder."
+        f"all checkpoints in {state_dir} are damaged ({'; '.join(notes)}). Let the node save again, or"
+        " restore the folder."
     )
 
 
@@ -61,5 +61,5 @@ def _read(folder: Path, name: str) -> bytes:
     """Read and verify a file. Raises OSError if it is gone, ValueError or KeyError if it is damaged."""
     known, data = manifest_of(folder)[name], (folder / name).read_bytes()
     if hashlib.sha256(data).hexdigest() != known.sha256:
-        raise ValueError(f"{name} is not what was written")
+        raise ValueError(f"{name} differs from its manifest")
     return data

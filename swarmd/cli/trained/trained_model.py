@@ -100,8 +100,8 @@ class TrainedModel:
         self._device = choose_device(model.device)
         with within_memory(
             NoModel(
-                f"not enough memory on {self._device} for the weights of {identity.source} beside what is"
-                " there, such as the node's. Use --device cpu, or stop the node."
+                f"not enough memory on {self._device} for the weights of {identity.source}: other programs,"
+                " such as the node, use it. Use --device cpu, or stop the node."
             )
         ):
             self._network, self._identity = network.to(self._device).eval(), identity

@@ -81,7 +81,7 @@ def run(nodes: int, rounds: int, out: Path | None, json_output: bool) -> None:
     talk = Console(stderr=True)
     talk.print(
         f"This takes about {duration(rounds)} on two free cores.\n"
-        f"{nodes} nodes that share beside one alone, {rounds} rounds each, and a judge"
+        f"{nodes} nodes that share, and one alone; {rounds} rounds each, and a judge"
     )
     talk.print(f"Everything is kept in {folder}", soft_wrap=True)
     talk.print("starting the judge …")

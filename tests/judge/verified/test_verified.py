@@ -407,7 +407,7 @@ async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path
     ) as judge:
         for _ in range(2):
             found = await judge.ended((await judge.upload(curriculum=digest)).json()["verification"])
-            assert (found["state"], found["error"]) == ("refused", "the judge failed; this is its own fault")
+            assert (found["state"], found["error"]) == ("refused", "internal error of the judge")
 
 
 async def test_uploads_after_a_restart(database: str, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_settings_that_cannot_be_read_are_not_passed_over(run: Run, monkeypatch:
     monkeypatch.setattr("swarmd.cli.settings.default_config_file", lambda: Path("x" * 300))
     said = run("config", "show")
     assert said.code == 2 and said.err.endswith(
-        "xxx: File name too long. Mend its permissions, or name another path.\n"
+        "xxx: File name too long. Correct its permissions, or name another path.\n"
     )
 
 
@@ -414,7 +414,7 @@ def test_a_signal_while_a_node_starts_ends_it_with_a_sentence(
     ):
         process.send_signal(by)
         _, said = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, said) == (code, "stopped; `swarmd join` goes on from what is saved\n")
+    assert (process.returncode, said) == (code, "stopped; `swarmd join` continues from the last checkpoint\n")
 
 
 def test_a_command_that_is_told_to_stop_clears_away_what_it_wrote(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_an_invitation_is_short_and_readable() -> None:
         ("swarm:main", "its end is missing"),
         (write_invitation(WHOLE)[:-1], "changed or cut on its way"),
         (write_invitation(WHOLE).replace("4001", "4002"), "changed or cut on its way"),
-        ("swarm:" + 3000 * "a", "3006 characters, and 2000 are the most"),
+        ("swarm:" + 3000 * "a", "3,006 characters (limit 2,000)"),
         (checked("swarm:,check="), "its name is ''; expected"),
         (checked("swarm:UPPER,check="), "its name is 'UPPER'"),
         (checked("swarm:main,modle=tiny,check="), "unknown field, 'modle'; did you mean model?"),
@@ -133,7 +133,7 @@ def test_an_invitation_is_short_and_readable() -> None:
         (checked("swarm:main,model=%74iny,check="), "not plain text in its one spelling"),
         (
             checked(f"swarm:main,at=1.2.3.4:1{8 * '+1.2.3.4:1'}/{ID},check="),
-            "it names 9 addresses, and 8 are",
+            "it names 9 addresses (limit 8)",
         ),
     ],
 )

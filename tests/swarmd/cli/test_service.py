@@ -84,7 +84,7 @@ def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path, u
     assert (
         said.code == 4
         and "Failed to connect to bus" in said.err
-        and "Nothing is left of it. Log in" in said.err
+        and "Its file was removed. Log in" in said.err
     )
     assert not unit.exists()
 

@@ -138,9 +138,7 @@ AWAY = {
 REFUSED = (
     "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
 )
-REMEDY = (
-    "Join with curriculum = 'tiny-9' and the same version of swarmd, or use a judge of your own curriculum."
-)
+REMEDY = "Join with curriculum = 'tiny-9' and the same version of swarmd, or use a judge for your curriculum."
 TROUBLE = {
     "cause": "you are the first here: no bootstrap address is set, and no member is on the local network",
     "remedy": "ask the swarm's people for an address, and start with --bootstrap",

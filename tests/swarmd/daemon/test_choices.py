@@ -180,6 +180,8 @@ def test_choices_are_remembered_once_the_model_is_loaded(tmp_path: Path) -> None
 def test_choices_that_cannot_be_written_name_both_remedies(tmp_path: Path) -> None:
     with (
         failing_at(2),
-        pytest.raises(CannotRecord, match=r"choices.json: .*\. Free some space or mend its permissions\.$"),
+        pytest.raises(
+            CannotRecord, match=r"choices.json: .*\. Free some space, or correct its permissions\.$"
+        ),
     ):
         remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)

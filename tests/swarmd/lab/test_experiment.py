@@ -117,7 +117,7 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ({"setting": [{"name": "4/4"}, {"name": "4 of 4"}]}, "same name"),
         ({"setting": [{"name": "a", "baseline": True}, {"name": "b", "baseline": True}]}, "more than one"),
         ({"setting": [{"name": "a", "group": [{"nodes": 1}, {}]}]}, "group 2: `nodes` is missing"),
-        ({"setting": [{"name": "b", "against": "9/0"}]}, "`against` names no other"),
+        ({"setting": [{"name": "b", "against": "9/0"}]}, "`against` does not name another"),
         ({"setting": [{"name": "b", "churn": {"present": 1}}]}, "churn.away"),
         (
             {"setting": [{"name": "b", "hostile": {"liar": 1}}]},
@@ -138,7 +138,7 @@ def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
             read_experiment(tmp_path / mistaken)
     for text in ("name = ", "nodes = " + "9" * 5000):
         (tmp_path / "bad.toml").write_text(text)
-        with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
+        with pytest.raises(BadExperiment, match=r"bad\.toml: not valid TOML"):
             read_experiment(tmp_path / "bad.toml")
 
 
@@ -162,7 +162,7 @@ def test_a_name_means_the_shipped_experiment_even_beside_its_results(
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        ('sharing = { take = "none.py" }', "none.py is no strategy"),
+        ('sharing = { take = "none.py" }', "none.py is not a strategy"),
         ('model = { name = "tny" }', "called 'tny'"),
     ],
 )

@@ -416,7 +416,7 @@ def test_a_signal_ends_what_waits_for_a_hub(command: str, by: signal.Signals, tm
             silent.accept()[0].close()
             process.send_signal(by)
             _, said = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, said) == (130, "stopped; what is downloaded stays\n")
+    assert (process.returncode, said) == (130, "stopped; downloads are kept\n")
 
 
 @pytest.mark.slow
