@@ -188,10 +188,10 @@ class ShownRollout:
 
 # The stages of a round, by which its seconds are counted.
 STAGES = {
-    "generate": "answering our own questions; with `[workers]` waiting for generators",
+    "generate": "answering own questions; with `[workers]`, waiting for generators",
     "score": "rewards from the verifier, and drawing batches",
-    "share": "handing our rollouts to the daemon",
-    "collect": "taking the rollouts of other nodes that are here",
+    "share": "passing own rollouts to the daemon",
+    "collect": "taking the external rollouts received",
     "train": "updates of the policy",
 }
 
@@ -206,14 +206,14 @@ class UpdateFigures(msgspec.Struct, frozen=True):
     drift: Annotated[
         float,
         Figure(
-            "KL of the policy from the one that drew the tokens, where log-probabilities were kept",
+            "KL of the policy from the one that sampled the tokens, if their log-probabilities are known",
             "nats a token",
         ),
     ] = 0.0
     kl: Annotated[
         float | None,
         Figure(
-            "KL of the policy from the one training began with, on its own answers; `null`: not measured",
+            "KL of the policy from the initial one, on its own answers; `null`: not measured",
             "nats a token",
         ),
     ] = None
@@ -221,7 +221,7 @@ class UpdateFigures(msgspec.Struct, frozen=True):
     useful: Annotated[
         int, Figure("rollouts trained on in which a completion had an advantage, as `[sharing]` weighs them")
     ] = 0
-    skipped: Annotated[int, Figure("updates that were left out: a loss or gradient was not finite")] = 0
+    skipped: Annotated[int, Figure("updates skipped because a loss or gradient was not finite")] = 0
 
 
 class UpdateReport(UpdateFigures, frozen=True):
@@ -229,13 +229,14 @@ class UpdateReport(UpdateFigures, frozen=True):
 
 
 class AnswerFigures(msgspec.Struct, frozen=True):
-    """Describes the form of our own completions. `null`: there were none."""
+    """Describes the form of this node's completions. `null`: there were none."""
 
     made: Annotated[int, Figure("completions")]
     cut: Annotated[
         float | None,
         Figure(
-            "share that no end token ended: cut at `generate.max_new_tokens` or the model's context", "0 to 1"
+            "share without an end token: truncated at `generate.max_new_tokens` or the model's context",
+            "0 to 1",
         ),
     ] = None
     in_form: Annotated[
@@ -245,14 +246,14 @@ class AnswerFigures(msgspec.Struct, frozen=True):
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    generated: Annotated[int, Figure("tokens of our own completions")] = 0
+    generated: Annotated[int, Figure("tokens of own completions")] = 0
     trained: Annotated[int, Figure("completion tokens that had a gradient")] = 0
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
     size: Annotated[int, Figure("rollouts in the pool")] = 0
-    fresh: Annotated[int, Figure("others' rollouts that entered the pool in this round")] = 0
-    external_share: Annotated[float, Figure("share of the pool that is others'", "0 to 1")] = 0.0
+    fresh: Annotated[int, Figure("external rollouts that entered the pool in this round")] = 0
+    external_share: Annotated[float, Figure("share of external rollouts in the pool", "0 to 1")] = 0.0
 
 
 class Ages(msgspec.Struct, frozen=True):
@@ -274,7 +275,7 @@ class WorkerCounts(msgspec.Struct, frozen=True):
 
 
 class WorkerFigures(msgspec.Struct, frozen=True):
-    """The state of the processes beside the trainer."""
+    """The state of the further processes that generate or train."""
 
     generators: Annotated[
         WorkerCounts,
@@ -299,7 +300,7 @@ class WorkerFigures(msgspec.Struct, frozen=True):
         ),
     ]
     version: Annotated[
-        int | None, Figure("updates that led to the newest weights; `null`: none were handed out yet")
+        int | None, Figure("updates in the newest published weights; `null`: none were published yet")
     ]
     lag: Annotated[
         Ages,
@@ -307,22 +308,22 @@ class WorkerFigures(msgspec.Struct, frozen=True):
             "",
             "updates",
             {
-                "mean": "age of the weights that drew our own tokens trained on; mean",
+                "mean": "age of the weights that sampled the own tokens trained on; mean",
                 "max": "the same, largest",
             },
         ),
     ]
-    tokens_per_second: Annotated[float | None, Figure("tokens that all generators make", "1/s")]
+    tokens_per_second: Annotated[float | None, Figure("tokens generated, of all generators", "1/s")]
     questions: Annotated[
         Mapping[str, int],
-        Figure("", keys={"in_flight": "questions that generators have in hand"}),
+        Figure("", keys={"in_flight": "questions that generators are answering"}),
     ]
     waiting: Annotated[int, Figure("finished rollouts that wait for a round")]
     overtaken: Annotated[int, Figure("finished rollouts dropped for fresher ones")]
 
 
 class RoundLine(UpdateFigures, frozen=True, kw_only=True):
-    """One line of metrics.jsonl: what one round did (docs/metrics.md).
+    """One line of metrics.jsonl: the figures of one round (docs/metrics.md).
 
     Rollouts trained on are counted per update: one that was used twice counts twice. The pool contains
     external rollouts only; with replay, local ones too.
@@ -335,26 +336,26 @@ class RoundLine(UpdateFigures, frozen=True, kw_only=True):
         Figure(
             "time by stage",
             "seconds",
-            {**STAGES, "checkpoint": "what saves took out of the loop since the line before"},
+            {**STAGES, "checkpoint": "time that saves blocked the loop since the previous line"},
         ),
     ] = {}
     tokens: TokenCounts = TokenCounts()
-    local: Annotated[int, Figure("our own rollouts trained on")] = 0
-    external: Annotated[int, Figure("others' rollouts trained on")] = 0
+    local: Annotated[int, Figure("own rollouts trained on")] = 0
+    external: Annotated[int, Figure("external rollouts trained on")] = 0
     pool: PoolFigures = PoolFigures()
-    zero_advantage_dropped: Annotated[int, Figure("others' rollouts that have no advantage")] = 0
-    rejected: Annotated[Mapping[str, int], Figure("what was refused: reason and count")] = {}
+    zero_advantage_dropped: Annotated[int, Figure("external rollouts without an advantage")] = 0
+    rejected: Annotated[Mapping[str, int], Figure("rejected messages and rollouts: reason and count")] = {}
     reward_mean: Annotated[
-        float | None, Figure("mean reward of our own completions; `null`: there were none", "0 to 1")
+        float | None, Figure("mean reward of own completions; `null`: there were none", "0 to 1")
     ] = None
-    reward_sum: Annotated[float, Figure("the same rewards, added up")] = 0.0
+    reward_sum: Annotated[float, Figure("sum of the same rewards")] = 0.0
     staleness: Annotated[
         Ages,
         Figure(
             "",
             "own rounds",
             {
-                "mean": "age of the pool's rollouts trained on, since they were heard of or made; mean",
+                "mean": "age of the pool's rollouts trained on, since they were received or generated; mean",
                 "max": "the same, largest",
             },
         ),
@@ -369,14 +370,12 @@ class RoundLine(UpdateFigures, frozen=True, kw_only=True):
         Figure("time since they were last trained on, mean; `null`: none of them had been", "updates"),
     ] = None
     replay_resting: Annotated[
-        int, Figure("for how long the guard has ended reuse, this round included", "rounds")
+        int, Figure("remaining rounds for which the guard pauses reuse, including this one", "rounds")
     ] = 0
-    generated: Annotated[int, Figure("new rollouts of our own")] = 0
+    generated: Annotated[int, Figure("new own rollouts")] = 0
     informative: Annotated[int, Figure("of these, rollouts whose completions earned different rewards")] = 0
-    levels: Annotated[
-        Mapping[str, int], Figure("of ladder-9, the level that is asked next: subject and level")
-    ] = {}
-    answers: Annotated[AnswerFigures | None, Figure("our own completions")] = None
+    levels: Annotated[Mapping[str, int], Figure("next level of ladder-9: subject and level")] = {}
+    answers: Annotated[AnswerFigures | None, Figure("own completions")] = None
     off_policy: Annotated[
         Ages,
         Figure(
@@ -389,36 +388,34 @@ class RoundLine(UpdateFigures, frozen=True, kw_only=True):
         ),
     ] = Ages()
     external_by_specialty: Annotated[
-        Mapping[str, int], Figure("others' rollouts trained on: specialty and count")
+        Mapping[str, int], Figure("external rollouts trained on: specialty and count")
     ] = {}
     unfit: Annotated[
         Mapping[str, int],
-        Figure("others' rollouts that our model cannot be trained on: reason and count ([p2p.md](p2p.md))"),
+        Figure("external rollouts that the model cannot be trained on: reason and count ([p2p.md](p2p.md))"),
     ] = {}
     gated: Annotated[
         Mapping[str, int],
-        Figure("others' rollouts that were too odd to train on: reason and count ([gate.md](gate.md))"),
+        Figure("external rollouts that the gate rejected as outliers: reason and count ([gate.md](gate.md))"),
     ] = {}
     gate_reported: Annotated[
         Mapping[str, int],
-        Figure(
-            "likewise odd, and trained on, as the gate only reports, in one round of ten: reason and count"
-        ),
+        Figure("outliers trained on, because the gate only reports (one round in ten): reason and count"),
     ] = {}
-    peers: Annotated[int, Figure("members heard lately")] = 0
+    peers: Annotated[int, Figure("members heard recently")] = 0
     judge: Annotated[
-        Score | None, Figure("as the judge last gave it (docs/judge-protocol.md); `null`: not judged")
+        Score | None, Figure("the judge's last score (docs/judge-protocol.md); `null`: not judged")
     ] = None
     workers: Annotated[
-        WorkerFigures | None, Figure("processes beside the trainer; `null` without `[workers]`")
+        WorkerFigures | None, Figure("processes that generate or train; `null` without `[workers]`")
     ] = None
 
 
 class RoundReport(RoundLine, frozen=True, kw_only=True):
-    """What one round did, with what its line leaves out."""
+    """The figures of one round, with data that its line omits."""
 
-    external_authors: tuple[PeerId, ...] = ()  # authors of others' rollouts in the batch
-    # Author and specialty of each of others' rollouts that was trained on for the first time.
+    external_authors: tuple[PeerId, ...] = ()  # authors of external rollouts in the batch
+    # Author and specialty of each external rollout that was trained on for the first time.
     first_used: tuple[tuple[PeerId, str], ...] = ()
     shown: ShownRollout | None = None
 

@@ -133,8 +133,8 @@ class Trainer:
         if (guard := self.parts.schedule.state).rests > rested:
             log.warning(
                 "the policy has moved too far from the one that generated the replayed rollouts"
-                " (clip fraction above %g or drift above %g): one update a round for %d rounds. If this recurs, lower"
-                " replay.updates_per_round or train.learning_rate.",
+                " (clip fraction above %g or drift above %g): one update a round for %d rounds. If this"
+                " recurs, lower replay.updates_per_round or train.learning_rate.",
                 self.parts.schedule.limit,
                 self.parts.schedule.drift_limit,
                 guard.resting,

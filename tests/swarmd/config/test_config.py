@@ -138,7 +138,7 @@ def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:
         load(None, {"SWARMD_ROUND_LOCL": "3"}, {})
     with pytest.raises(ConfigError, match=r"^SWARMD_\\x1b\[2J: no such variable"):
         load(None, {"SWARMD_\x1b[2J": "3"}, {})
-    with pytest.raises(ConfigError, match=r"SWARMD_MODEL_NAME: model\.name: SWARMD_MODEL sets it otherwise"):
+    with pytest.raises(ConfigError, match=r"SWARMD_MODEL_NAME: model\.name: SWARMD_MODEL sets another value"):
         load(None, {"SWARMD_MODEL_NAME": "a", "SWARMD_MODEL": "b"}, {})
 
 
