@@ -55,7 +55,7 @@ class Requester:
     """The requesting peer's address and record, on which its limits depend."""
 
     host: str  # its address
-    record: bool  # whether it has answered before
+    record: bool  # whether it has answered enough questions to be listed
 
     @property
     def room(self) -> tuple[str, bool]:

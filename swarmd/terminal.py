@@ -12,7 +12,7 @@ from typing import IO, NoReturn, TextIO
 
 from p2p.errors import OperatorError
 
-# Errors of a path that the operator gave, wherever it is first used.
+# Errors that mean that a path given by the operator cannot be used.
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 

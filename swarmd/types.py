@@ -136,10 +136,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The peers' lead: their mean reward minus this node's, by this node's verifier; and their pass rates.
+    """The peers' lead over this node in mean reward, by this node's verifier; and their gate pass rates.
 
-    It is negative if this node is ahead. The trainer computes it and sends it to the daemon, which chooses
-    offers by it, because the rewards of an offer are unknown before it is fetched.
+    The lead is negative if this node is ahead. The trainer computes it and sends it to the daemon, which
+    chooses offers by it, because the rewards of an offer are unknown before it is fetched.
     """
 
     by: Mapping[str, float] = field(default_factory=dict)  # specialty -> -1 to 1

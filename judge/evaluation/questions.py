@@ -22,7 +22,7 @@ from swarmd.types import Task, TaskRef
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A question, its window and its place in the peer's order, which prove that it was not picked."""
+    """A question. Window and place prove that the judge followed the peer's order, without picking."""
 
     task: Task
     window: QuestionWindow

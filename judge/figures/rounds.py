@@ -6,7 +6,7 @@ its model since the node began.
 
 Rounds are grouped into bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is
 the mean of its evaluations times its rounds, so a peer that is evaluated more often does not earn more. A bin
-without an evaluation takes the mean of the bin before; before the first evaluation, that of the first.
+without an evaluation takes the mean of the bin before it; bins before the first evaluation take its mean.
 Cumulative reward is the sum over bins.
 
 Rules, for one peer and one model:

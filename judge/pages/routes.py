@@ -127,7 +127,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "json_link": _link("/v1/leaderboard", asked),
         "segments": views.segments,
         "fresh": new_texts(service.curriculum.questions).values(),
-        # Only on the front page without search, filter or page number.
+        # Shown only on the front page, without a search, a filter or a page number.
         "health": await service.healths.get(None) if view == BoardView(curves=CURVE_POINTS) else None,
         "swarm": invited,
     }

@@ -1,6 +1,6 @@
 """Moderation: hides a peer's self-chosen texts, or bans its key.
 
-Each act is kept with its time and reason; the newest one of a peer is in force.
+Each act is stored with its time and reason; a peer's newest act applies.
 """
 
 import sqlite3

@@ -213,7 +213,7 @@ class Reader:
     def evaluation(self, id: str) -> tuple[Mapping[str, Any], GradedEvaluation | None] | None:
         """Return an evaluation that counts, as in `history` with its peer, and the data of its receipt.
 
-        The data is None if the question lapsed. The result is None if there is no such evaluation.
+        The receipt's data is None if the question lapsed. The result is None if there is no such evaluation.
         """
         with self.database.begin() as db:
             row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()

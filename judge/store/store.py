@@ -328,7 +328,7 @@ class Store:
     def _count(
         self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any], closing: Update = _CLOSED
     ) -> tuple[Counts, ScoreTally] | None:
-        """Close the question as the peer's next one that counts.
+        """Close the question and give it the peer's next number.
 
         Returns the peer's counts before, and the tally of its newest questions including this one; None if
         the question was not open.

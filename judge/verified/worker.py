@@ -76,7 +76,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     # Standard output is /dev/null by now; standard error goes there too.
     os.dup2(1, 2)
     if not contain(request.memory, request.cpu):
-        return WorkerRefusal("this machine cannot contain the evaluation")
+        return WorkerRefusal("this machine cannot sandbox the evaluation")
     data = b"".join(iter(lambda: os.read(weights, PIECE_BYTES), b""))
     if sha256(data).hexdigest() != request.digest:
         return WorkerRefusal("the weights on the judge's disk are damaged")

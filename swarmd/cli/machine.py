@@ -233,7 +233,7 @@ def _trained_model(state_dir: Path | None, config: Path | None, device: str | No
 
 def chat(
     question: Annotated[
-        str | None, typer.Argument(help="Answer this alone, and end.", show_default="a conversation")
+        str | None, typer.Argument(help="Answer only this question, and exit.", show_default="a conversation")
     ] = None,
     temperature: Annotated[
         float | None,

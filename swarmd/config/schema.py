@@ -1,7 +1,7 @@
 """The settings of one program, read from its file, environment and flags.
 
-`swarmd.config.sources` has a node's, `judge.config` a judge's. Every mistake in every source is reported at
-once, including mistakes in values that a stronger source overrides.
+`swarmd.config.sources` defines the schema of a node, `judge.config` the schema of a judge. Every mistake in
+every source is reported at once, including mistakes in values that a stronger source overrides.
 """
 
 import re
@@ -38,7 +38,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Schema(Generic[Tree]):
-    """A tree of settings with one level of sections, and its names of variables and flags."""
+    """A tree of settings with one level of sections, and the variables and flags that set them."""
 
     tree: type[Tree]  # a pydantic class
     prefix: str  # the prefix of environment variables

@@ -1,9 +1,10 @@
 """Advantages: from a rollout's rewards, by the loss, then weighed for external rollouts. Pure.
 
-`advantages` is the only place that joins the two. A loss (`swarmd.policy.training.losses.LOSSES`) gives every
-completion an advantage; a row of WEIGHS changes the advantages of external rollouts (those of other nodes),
-whatever the loss; local rollouts keep theirs unchanged. Nothing stores an advantage. An advantage is taken
-over a group: `among_ours` gives one to a single right answer.
+`advantages` applies the two steps, and nothing else does. First a loss
+(`swarmd.policy.training.losses.LOSSES`) gives every completion an advantage. Then a row of WEIGHS changes the
+advantages of external rollouts, which other nodes generated; local rollouts keep their advantages. Advantages
+are never stored. A loss compares the rewards of a group, so a single answer has no advantage; `among_ours`
+puts it into a group with this node's own answers.
 """
 
 import math

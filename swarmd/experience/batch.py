@@ -135,9 +135,9 @@ class OfferChoice(Generic[C]):
 
     The choice of a round is made in several calls, and the caps apply to all of them together.
 
-    varied: whether the curriculum has several specialties. Then each author may fill only a share of each.
-        With a single specialty, that cap would leave places empty whenever an author does not serve its
-        offers.
+    varied: whether the curriculum has several specialties. If so, a cap limits each author's share of each
+        specialty. With a single specialty the cap is off, because it would leave places empty whenever an
+        author does not serve its offers.
     """
 
     def __init__(

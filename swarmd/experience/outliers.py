@@ -187,7 +187,7 @@ class Gated:
         admitted = self._admitted(self.remember(theirs) if self.remember is not None else theirs)
         for scored, kept in zip(theirs, admitted, strict=True):
             if scored.tokens is None:
-                # A replayed rollout has tokens from its first check, and each rollout counts once.
+                # Each rollout counts once: a replayed rollout already has the tokens of its first check.
                 self.gate.saw(scored.author, passed=kept is not None)
         return admitted
 

@@ -2,10 +2,10 @@
 
 The forms used here are numerically stable everywhere.
 
-Here mu always has the meaning of the paper's section 2: the cost of generating a rollout over the cost of
-training on it (6.84 measured there for Qwen3-0.6B). The theorem itself counts c = R + mu·B, in which the same
-letter multiplies *training*, so it is 1/mu in this module's terms; the caption of Figure 4 has it the wrong
-way round for the formulas as printed. The inversion happens only in `_training_cost`.
+Here mu always has the meaning of the paper's section 2: the cost of generating a rollout divided by the cost
+of training on it (6.84 measured there for Qwen3-0.6B). In the theorem's cost c = R + mu·B the same letter
+multiplies *training*, so the theorem's mu is this module's 1/mu. (The caption of Figure 4 contradicts the
+printed formulas.) Only `_training_cost` converts between the two.
 
 Assumptions of the theorem: stochastic gradient descent without Adam, whose rate is set by cost times gradient
 variance; the variance of a rollout that is s steps old grows as (s/tau)^(2·alpha), 0 < alpha < 1/2, without a

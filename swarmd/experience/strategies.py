@@ -1,8 +1,8 @@
 """Sharing strategies: which local rollouts to share, and which external ones to sample. Pure.
 
-`advantages` has the weighting. Each has a table, and a new strategy is one more row. The first row is the
-paper's (SAPO, arXiv 2509.08721, section 5), and the default except for the weights. docs/experiments.md
-describes all rows with their measurements.
+There is a table for sharing, one for sampling, and one for weighting (in `advantages`). A new strategy is a
+new row. The first row of each is the paper's (SAPO, arXiv 2509.08721, section 5); it is the default, except
+for weighting. docs/experiments.md describes all rows with their measurements.
 """
 
 import math

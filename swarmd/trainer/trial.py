@@ -67,8 +67,8 @@ class WayFigures:
     def works(self) -> bool:
         """Whether the required form appears often enough to learn from.
 
-        A group without such an answer cannot be mixed, so it teaches nothing: there has to be one per group
-        on average.
+        A group without such an answer teaches nothing, because all its rewards are 0. So a style works if it
+        has at least one such answer per group on average.
         """
         return self.in_form >= self.groups > 0
 

@@ -317,7 +317,7 @@ async def test_unknown_addresses_and_ids_give_404(court: Court) -> None:
     refused(await court.answer(court.peer(), "%2e%2e", "x"), 404)
     # PostgreSQL has no NUL
     for path in ("/v1/peers", "/nodes", "/v1/evaluations", "/evaluations", "/v1/verified"):
-        refused(await court.http.get(f"{path}/%00"), 422, "another form")
+        refused(await court.http.get(f"{path}/%00"), 422, "malformed")
     court.monotonic.now += 3.0  # longer than /healthz says the same
     health = (await court.http.get("/healthz")).json()
     assert (health["status"], health["curriculum"]) == ("ok", TINY_9.digest)
@@ -356,7 +356,7 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(
     try:
         refused(await court.answer(peer, evaluation, "x" * 16_000), 500)
         refused(await court.http.get("/healthz"), 503, "cannot write")
-        refused(await court.answer(peer, evaluation, right), 410, "counts as nothing")
+        refused(await court.answer(peer, evaluation, right), 410, "does not count")
     finally:
         court.rows("PRAGMA max_page_count=1000000")
     court.monotonic.now += 61.0
@@ -471,7 +471,7 @@ async def test_a_verifier_that_cannot_run_counts_against_nobody(
     with monkeypatch.context() as patch:
         patch.setattr(court.service, "_mark", fails)
         refused(await court.answer(peer, evaluation, "x"), 500, "its own fault")
-    refused(await court.answer(peer, evaluation, "x"), 410, "counts as nothing")
+    refused(await court.answer(peer, evaluation, "x"), 410, "does not count")
     assert (await court.answer(peer, await asked(court, peer), "x")).status_code == 200
     row = await standing(court, peer)
     assert (row["n"], row["unanswered"]) == (1, 0)
@@ -555,7 +555,7 @@ async def test_too_busy_to_score_leaves_the_question_open(
     with monkeypatch.context() as patch:
         patch.setattr(court.service, "_scoring", config.SCORING_BACKLOG)
         response = await court.answer(peer, evaluation, "x")
-        refused(response, 503, "too much")
+        refused(response, 503, "overloaded")
         assert response.headers["retry-after"] == "30"
     assert (await court.answer(peer, evaluation, "x")).status_code == 200
 

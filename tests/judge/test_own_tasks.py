@@ -96,7 +96,7 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(
         async with asyncio.timeout(TIMEOUT_S):
             while court.service._question_thread.waiting < 2:
                 await asyncio.sleep(0.001)
-        refused(await court.ask(court.peer()), 503, "too much to do")
+        refused(await court.ask(court.peer()), 503, "overloaded")
         tasks.let_go.set()
         first, second = [await one for one in asking]
         assert first.status_code == second.status_code == 201, second.text

@@ -385,7 +385,7 @@ def test_a_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
         ("localhost", "Only this machine"),
         ("0.0.0.0", "every address of this machine"),
         ("::", "every address of this machine"),
-        ("192.0.2.7", "at 192.0.2.7: whoever reaches that"),
+        ("192.0.2.7", "at 192.0.2.7: every machine that reaches it"),
     ],
 )
 def test_the_first_line_says_who_reaches_the_judge(host: str, words: str) -> None:

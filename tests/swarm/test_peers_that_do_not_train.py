@@ -170,7 +170,7 @@ def converse(terminal: Terminal, learner: Learner) -> None:
         else:
             terminal.type("wrong\n\n")
         terminal.wait_for(f"{'A right answer' if len(truths) == 3 else 'Right'}: {truths[-1]}\n")
-    assert "nobody learns from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for(
+    assert "nodes do not learn from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for(
         "2 shared."
     )
     # Those that waited for a peer come together

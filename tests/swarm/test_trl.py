@@ -30,7 +30,7 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     name: str, tmp_path: Path
 ) -> None:
     found = json.loads(run(name, tmp_path).splitlines()[-1])
-    why = ("beta=0.0", "a multiple of num_generations, 4", "tools: what is shared", "no column n: others")
+    why = ("beta=0.0", "a multiple of num_generations, 4", "tools: not supported", "no column n: other nodes")
     assert all(reason in said for reason, said in zip(why, found["refused"], strict=True))
     for batch in (found["once"], found["twice"], found["short"]):
         assert batch["replaced"] >= 1 and batch["items"] and batch["learned"] and batch["loss"]

@@ -107,7 +107,7 @@ async def test_each_answer_has_its_question_and_why(site: httpx2.AsyncClient) ->
         assert task.question in text and entry["reason"] in text
     assert str(task.entry["answer"]) in text
     unknown = await site.get("/evaluations/" + "0" * 32)
-    assert unknown.status_code == 404 and "No answer to a question of this id is kept" in unknown.text
+    assert unknown.status_code == 404 and "No answer with this id is stored" in unknown.text
 
 
 async def test_older_answers_are_on_further_pages(site: httpx2.AsyncClient) -> None:

@@ -72,7 +72,7 @@ def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: 
     said = run("service", "install")
     assert said.code == 2 and "with other contents" in said.err and "--print" in said.err
     assert (calls(manager), unit.read_text()) == ([], mine)
-    assert "differs from what this version would write" in run("service", "status").out
+    assert "differs from this version's" in run("service", "status").out
     kept = Path(json.loads(run("service", "uninstall", "--json").out)["kept"])
     assert kept.read_text() == mine and not unit.exists()
     assert run("service", "install").code == 0
@@ -95,7 +95,7 @@ def test_without_a_manager_the_command_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
     said = run("service", "install")
-    assert said.code == 2 and "there is no systemctl here" in said.err
+    assert said.code == 2 and "systemctl is not available" in said.err
     assert run("service", "install", "--print").code == 0
     monkeypatch.setattr(sys, "platform", "win32")
     assert "not for win32" in run("service", "install").err

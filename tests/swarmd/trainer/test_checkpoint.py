@@ -352,7 +352,7 @@ def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) 
     (newest / "policy.bin").write_bytes(b"weightz")
     assert read_snapshot(tmp_path, ["policy.bin"]).round == 1 and newest.is_dir()
     edited(schema=2)(older)
-    said = r"is whole.*02: policy\.bin differs from its manifest; .*01: its manifest is of another version"
+    said = r"are damaged.*02: policy\.bin differs from its manifest; .*01: its manifest is of another version"
     with pytest.raises(SwarmdError, match=said):
         read_snapshot(tmp_path, ["policy.bin"])
 

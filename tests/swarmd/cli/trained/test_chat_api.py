@@ -95,7 +95,7 @@ USER = {"role": "user", "content": "x"}
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
-            "reads nothing else",
+            "reads text only",
         ),
         (
             {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, USER]},
@@ -117,17 +117,17 @@ USER = {"role": "user", "content": "x"}
         ({"model": 5}, "model", "text"),
         ({"n": 2}, "n", "ask again"),
         ({"n": "1"}, "n", "ask again"),
-        ({"logprobs": True}, "logprobs", "not told"),
-        ({"top_logprobs": 3}, "top_logprobs", "not told"),
+        ({"logprobs": True}, "logprobs", "not supported"),
+        ({"top_logprobs": 3}, "top_logprobs", "not supported"),
         ({"logit_bias": {"5": 100}}, "logit_bias", "every token"),
         ({"response_format": {"type": "json_object"}}, "response_format", "in a message"),
         ({"response_format": "json"}, "response_format", "in a message"),
         ({"tools": [{"type": "function"}]}, "tools", "calls no tools"),
         ({"tool_choice": "required"}, "tool_choice", "calls no tools"),
         ({"functions": [{}]}, "functions", "calls no tools"),
-        ({"modalities": ["text", "audio"]}, "modalities", "writes nothing else"),
-        ({"audio": {"voice": "x"}}, "audio", "text alone"),
-        ({"web_search_options": {}}, "web_search_options", "searches nothing"),
+        ({"modalities": ["text", "audio"]}, "modalities", "writes text only"),
+        ({"audio": {"voice": "x"}}, "audio", "text only"),
+        ({"web_search_options": {}}, "web_search_options", "cannot search"),
     ],
 )
 async def test_what_cannot_be_obeyed_is_refused_by_its_field(

@@ -38,7 +38,7 @@ WRONG = {
     'when.hours = ["8-9"]': r"when.hours\[0\]: .*days, hours or both",
     'when.hours = ["fun 8:00-9:00"]': r"when.hours\[0\]: .*unknown day 'fun'",
     'when.hours = ["sat", "08:00-08:00"]': r"when.hours\[1\]: .*begins when it ends",
-    'when.hours = ["24:30-03:00"]': "no time of the day",
+    'when.hours = ["24:30-03:00"]': "not a time of day",
     'when.load = "50 GB"': "when.load: .*unknown unit 'GB'",
     'when.battery = "maybe"': "when.battery: expected one of",
     'limits.up = "1 MB/s"\nswarm.engine = "hivemind"': "limits.up: .*swarm.engine",
