@@ -44,7 +44,7 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
         # because all its rewards are the same.
         parts.swarm.share([s.rollout for s in parts.sharing.to_share(local)], t)
     with watch("collect"):
-        received, rejected = parts.swarm.collect()  # C^m(q), m != n: the rollouts received so far; never waits
+        received, rejected = parts.swarm.collect()  # C^m(q), m != n: the rollouts received so far
     with watch("score"):
         # Rewards are computed here, never taken from the author.
         heard = score_others(t, parts, received) if parts.external and parts.trains else []
