@@ -141,7 +141,7 @@ def answer_by_hand(
         set_up_logging(state.path / LOG_FILE, stderr=False)
         node_config = resolved.config
         if specialty:
-            # Opening the tasks checks the names.
+            # The names are checked when the tasks are opened.
             tasks = node_config.tasks.model_copy(update={"specialties": tuple(specialty)})
             node_config = node_config.model_copy(update={"tasks": tasks})
         member = JoinedSwarm(node_config, state, "a person", share=share, talk=tell, stopped=_end)

@@ -98,7 +98,7 @@ def test_without_a_manager_the_command_says_so(
     assert said.code == 2 and "systemctl is not available" in said.err
     assert run("service", "install", "--print").code == 0
     monkeypatch.setattr(sys, "platform", "win32")
-    assert "not for win32" in run("service", "install").err
+    assert "not on win32" in run("service", "install").err
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
