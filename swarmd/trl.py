@@ -10,7 +10,7 @@ weighed by `[sharing] weigh`. The trainer's own informative groups are shared. E
 
 Two private methods of TRL are used, only in `SwarmGRPOTrainer`: `_generate_and_score_completions` is
 extended, and `_get_per_token_logps_and_entropies` computes the old log-probabilities of external text if TRL
-needs them: those of this policy, as in SAPO.
+needs them. As in SAPO, they are this policy's log-probabilities.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`swarmd join`, `swarmd invite` and `swarmd leave`: join a swarm, invite others to it, and leave it.
+"""`swarmd join`, `swarmd invite` and `swarmd leave`: join a swarm, invite people to it, and leave it.
 
 The joined swarm is written to the state folder, so the next `swarmd join` needs no arguments.
 """
@@ -212,7 +212,7 @@ def invite(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
+    """Print one line for other people's `swarmd join`: swarm, curriculum, model, addresses and judge."""
     from swarmd.daemon.inviting import invite as compose
     from swarmd.exchange.swarm_id import curriculum_of
 
@@ -234,7 +234,7 @@ def invite(
 
 
 def accept(text: str) -> "Invitation":
-    """Read an invitation, and check what only this machine can tell. Raises ConfigError."""
+    """Read an invitation; check that its model is not a local folder. Raises ConfigError."""
     from swarmd.config.invitation import read_invitation
     from swarmd.policy.models.hub import is_folder
 

@@ -63,7 +63,7 @@ def doctor_model(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what training the model needs on this machine, and what `swarmd join` will use.
+    """Show the needs of training the model on this machine, and the choices of `swarmd join`.
 
     Downloads no weights.
     """

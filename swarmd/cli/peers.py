@@ -41,7 +41,7 @@ def bootstrap(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"
+            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="a separate one"
         ),
     ] = None,
     config: ConfigFile = None,
@@ -114,7 +114,7 @@ def answer_by_hand(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"
+            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="a separate one"
         ),
     ] = None,
     config: ConfigFile = None,

@@ -68,7 +68,7 @@ class ReplayPlan:
     pays: bool
     theorem: Reuse
     own: int  # I: rollouts generated a round
-    new: int  # R = I + J: with those of other nodes, which this node does not generate
+    new: int  # R = I + J: with J rollouts of other nodes, which this node does not generate
     mu: float  # cost ratio of a new rollout: measured.mu · I / R
     size: int  # N
     batch: int  # rollouts of one update

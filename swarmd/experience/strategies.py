@@ -136,7 +136,7 @@ class Candidate(Protocol):
 
 
 Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
-"""(candidates, by how much others are ahead of us) -> the weight of each in the draw; 0: it is not taken."""
+"""(candidates, the peers' lead over this node) -> the weight of each candidate in the draw; 0: never."""
 
 
 class Take(NamedTuple):
@@ -194,7 +194,7 @@ class Sharing:
 
     settings: SharingSettings = field(default_factory=SharingSettings)
     success: Success = field(default_factory=Success)  # this node's, over all its answers
-    # Success by `beside_a_pair` and this node's verifier, so `own` and `others` are comparable.
+    # Success of this node and of its peers, by `beside_a_pair` and this node's verifier: comparable.
     own: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))

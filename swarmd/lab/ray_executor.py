@@ -18,7 +18,7 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
     """Play the missing runs, as many at a time as the cluster has cores. Raises RunsFailed.
 
     cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
-    on this machine. The other arguments are those of `runs.play_all`.
+    on this machine. The other arguments are as in `runs.play_all`.
     """
     ray = importlib.import_module("ray")
     progress = RunsProgress.of(results)
