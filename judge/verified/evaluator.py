@@ -55,7 +55,7 @@ class Evaluator:
         except (TimeoutError, EvaluationFailed, msgspec.MsgspecError) as error:
             raise JudgeError(
                 "the process that evaluates weights ended, or was still downloading its models after"
-                f" {START_S:g} s ({type(error).__name__}). Start the judge again, which goes on with a"
+                f" {START_S:g} s ({type(error).__name__}). Start the judge again, which resumes the"
                 " download, or leave out --verified-bytes."
             ) from None
         if isinstance(reply, WorkerRefusal):

@@ -179,6 +179,6 @@ def restore(
     line = f"restored {nickname(found.peer_id)} {found.peer_id}"
     answer(
         {"schema": 1, "peer_id": found.peer_id, "kept": str(kept) if kept else None},
-        f"{line}\nthe old key is {kept}" if kept else line,
+        f"{line}\nthe old key was kept as {kept}" if kept else line,
         as_json,
     )

@@ -95,7 +95,7 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
             durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
         except (OSError, ValueError, httpx2.HTTPError) as error:
             raise LabFailed(
-                f"{results.folder / JUDGE} has not been written: {error}. All runs are whole: use --resume."
+                f"{results.folder / JUDGE} has not been written: {error}. All runs are saved: use --resume."
             ) from error
 
 

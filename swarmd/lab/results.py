@@ -156,8 +156,8 @@ class Results:
             if now.get(name) != old
         ):
             raise BadResults(
-                f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder"
-                " with --out."
+                f"{self.folder} was begun with {changed}: its runs would not be comparable. Give another"
+                " folder with --out."
             )
         if experiment.seeds > self.experiment.seeds:
             self.experiment = experiment
@@ -218,7 +218,7 @@ class Results:
                 part.replace(final)
         except OSError as error:
             raise BadResults(
-                f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some"
+                f"{final}: cannot be written: {error.strerror or error}. Finished runs stay: free some"
                 " space, then use --resume."
             ) from error
 

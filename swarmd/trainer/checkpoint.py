@@ -290,7 +290,7 @@ def _check(state: RunState, folder: Path) -> None:
     if folder_name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
     if any(len(kept.scored.rewards) != len(kept.scored.rollout.completions) for kept in state.pool):
-        raise ValueError("its pool does not fit together")
+        raise ValueError("its pool is inconsistent")
 
 
 def _explained(error: OSError, folder: Path) -> CannotRecord:

@@ -181,7 +181,7 @@ def resume(
     state, _, notes = found
     if state.seed != seed:
         notes.append(
-            f"seed {seed} has no effect: the random choices go on from the checkpoint, as seed {state.seed}"
+            f"seed {seed} has no effect: random choices continue from the checkpoint, as seed {state.seed}"
             " began them. Start over in another folder with --state-dir to use it"
         )
     return state.round, [*notes, f"resumed after round {state.round}"]

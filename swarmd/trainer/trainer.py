@@ -317,7 +317,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     daemon.tell(loading)
 
     def report(download: Download) -> None:
-        remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
+        remedy = "wait; Ctrl-C exits at once, and the same command resumes the download"
         fetching = link.TrainerState(NodeState.STARTING, download.words, remedy)
         daemon.tell(loading if download.seconds_left == 0 else fetching)
 
@@ -383,7 +383,7 @@ def _asking_well(
         daemon.tell(
             link.TrainerState(
                 NodeState.STARTING,
-                "asking the model some questions, to see which way of asking works",
+                "asking the model some questions, to choose a prompt style",
                 f"wait: {SECONDS:.0f} s at most",
             )
         )

@@ -73,7 +73,7 @@ def check_workers(config: NodeConfig) -> None:
         raise ConfigError(
             f"workers: {workers.generators} generators and {workers.trainers} trainers are"
             f" {processes} processes on {available} cores. Set the two to {available} together, or to"
-            f" {PROCESSES_PER_CORE * available} at the very most."
+            f" {PROCESSES_PER_CORE * available} at most."
         )
 
 

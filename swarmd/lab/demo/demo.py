@@ -202,7 +202,7 @@ def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
         talk.print(f"{victim.name} was killed with SIGKILL after its round {behind}, and started again")
     elif victim.lost_at is not None and not victim.rejoined and behind > victim.lost_at:
         victim.rejoined = True
-        talk.print(f"{victim.name} is back: the same peer, resumed after its last whole checkpoint")
+        talk.print(f"{victim.name} is back: the same peer, resumed from its last checkpoint")
 
 
 def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, before: int, now: int) -> None:

@@ -441,7 +441,7 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: type[Hub], tmp_path: Path) -> No
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     ) as process:
         said = next(line for line in process.stderr if "downloading" in line)
-        assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)
+        assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C exits at once", said)
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130 and "Traceback" not in rest

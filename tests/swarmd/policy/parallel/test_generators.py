@@ -142,7 +142,7 @@ def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
     for changes, said in (
         ({"round": {"local": 0}}, "Set round.local"),
         ({"round": {"resample": 1}}, "Set round.resample"),
-        ({"workers": {"generators": 64, "trainers": 64}}, "at the very most"),
+        ({"workers": {"generators": 64, "trainers": 64}}, "at most"),
     ):
         with pytest.raises(ConfigError, match=said):
             check_workers(config(**changes))
