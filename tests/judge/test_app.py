@@ -470,7 +470,7 @@ async def test_a_verifier_that_cannot_run_counts_against_nobody(
     evaluation = await asked(court, peer)
     with monkeypatch.context() as patch:
         patch.setattr(court.service, "_mark", fails)
-        refused(await court.answer(peer, evaluation, "x"), 500, "its own fault")
+        refused(await court.answer(peer, evaluation, "x"), 500, "internal error")
     refused(await court.answer(peer, evaluation, "x"), 410, "does not count")
     assert (await court.answer(peer, await asked(court, peer), "x")).status_code == 200
     row = await standing(court, peer)
