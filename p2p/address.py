@@ -111,7 +111,7 @@ def unpacked(raw: bytes) -> str:
 def _bootstrap(text: str) -> tuple[PeerId, Endpoint]:
     parts = text.split("/")
     if len(parts) != 7 or parts[5] != "p2p":
-        raise ValueError("it has to end in /p2p/ and the peer id")
+        raise ValueError("it must end in /p2p/<peer id>")
     public_key_of(parts[6])
     endpoint = _endpoint(parts[:5])
     if endpoint.port == 0:
@@ -122,22 +122,22 @@ def _bootstrap(text: str) -> tuple[PeerId, Endpoint]:
 def _listen(text: str) -> Endpoint:
     endpoint = _endpoint(text.split("/"))
     if not endpoint.kind.startswith("ip"):
-        raise ValueError("it has to be an IP address, not a name")
+        raise ValueError("it must be an IP address, not a name")
     return endpoint
 
 
 def _endpoint(parts: list[str]) -> Endpoint:
     if len(parts) != 5 or parts[0] != "" or parts[3] != "tcp":
-        raise ValueError("only TCP addresses are known")
+        raise ValueError("only TCP addresses are supported")
     kind, host, port = parts[1], parts[2], parts[4]
     if kind == "ip4":
         host = str(ipaddress.IPv4Address(host))
     elif kind == "ip6":
         host = str(ipaddress.IPv6Address(host))
     elif kind not in ("dns", "dns4", "dns6"):
-        raise ValueError(f"/{kind} is not known; use /ip4, /ip6 or /dns")
+        raise ValueError(f"/{kind} is not supported; use /ip4, /ip6 or /dns")
     elif len(host) > 253 or not _DNS_NAME.fullmatch(host):
-        raise ValueError(f"{host!r} is no host name")
+        raise ValueError(f"{host!r} is not a host name")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{port!r} is no port")
+        raise ValueError(f"{port!r} is not a port")
     return Endpoint(kind, host, int(port))

@@ -63,7 +63,7 @@ def load(path: Path, read: Callable[[bytes], T], without: str, most: int = -1) -
     except (OSError, ValueError, RecursionError) as error:
         # msgspec's errors are ValueErrors. If the folder is not writable, the next save reports that.
         with contextlib.suppress(OSError):
-            log.warning("%s was damaged (%s) and is now %s; %s", path, error, set_aside(path), without)
+            log.warning("%s was damaged (%s) and is renamed to %s: %s", path, error, set_aside(path), without)
         return None
 
 

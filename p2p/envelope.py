@@ -73,7 +73,7 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
     )
     draft = _encoder.encode(fields)
     if len(draft) > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame has at most {MAX_FRAME_BYTES} bytes, this one would have {len(draft)}")
+        raise ValueError(f"frame too large: {len(draft):,} bytes (limit {MAX_FRAME_BYTES:,})")
     if isinstance(parsed := parse(draft, swarm_id), Reason):
         unfit = f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}"
         raise ValueError(f"{unfit}: {parsed.value}")  # noqa: TRY004

@@ -75,7 +75,7 @@ class Identity:
                 content = file.read(2 * (len(_PRIVATE_HEADER) + KEY_BYTES))
         except FileNotFoundError:
             raise NoKeyFile(
-                f"there is no key file at {path}; `swarmd join` makes one, or copy your backup there"
+                f"no key file at {path}: run `swarmd join` to make one, or copy your backup there"
             ) from None
         except OSError as error:
             raise KeyFileUnusable(
@@ -85,10 +85,10 @@ class Identity:
             remedy = (
                 f"run `chmod 600 {quote(str(path))}`"
                 if durable.keeps_modes(path.parent)
-                else "its file system keeps no permissions, so move its folder to another"
+                else "its file system has no permissions, so move its folder to another file system"
             )
             raise KeyFileUnusable(
-                f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o});"
+                f"other users of this machine can read the key file {path} (mode {status.st_mode & 0o777:o});"
                 f" {remedy}, and if someone may have read it, move it away and start"
                 " with a new key"
             )
@@ -137,7 +137,9 @@ class Identity:
             with source.open("rb") as file:
                 content = file.read(2 * (len(_PRIVATE_HEADER) + KEY_BYTES))
             if (identity := cls._parsed(content)) is None:
-                raise KeyFileUnusable(f"{source}: it holds no whole key; name another. Nothing was changed.")
+                raise KeyFileUnusable(
+                    f"{source} does not hold a complete key; name another file. Nothing was changed."
+                )
             old = path.read_bytes() if path.exists() else None
             kept = durable.free_aside(path) if old is not None and old != content else None
             if kept is not None and old is not None:
@@ -145,8 +147,8 @@ class Identity:
             durable.replace(path, content)
         except OSError as error:
             raise KeyFileUnusable(
-                f"{error.filename or source}: {error.strerror}. Name a file that can be read, and see that"
-                " the disk has room. The old key is not lost."
+                f"{error.filename or source}: {error.strerror}. Name a readable file, and check that"
+                " the disk has space. The old key is not lost."
             ) from None
         return identity, kept
 

@@ -328,7 +328,9 @@ class Member:
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.offence(peer, reason, now)
         if seconds is not None:
-            log.warning("banned %s for %.0f s: %s, and not for the first time", peer, seconds, reason.value)
+            log.warning(
+                "banned %s for %.0f s for repeated offences, the last: %s", peer, seconds, reason.value
+            )
             self.engine.shut_out(peer, seconds)
 
     def _note_peers(self, now: float) -> None:

@@ -14,7 +14,7 @@ from p2p.latest import Latest
 
 FIRST_BAN_S, LONGEST_BAN_S = 60.0, 16 * 60.0
 _MAX_PEERS = 1024
-# Most tokens of one claim on a shared rate.
+# Largest claim on a shared rate, in tokens.
 MAX_PIECE = 16 * 1024
 
 K = TypeVar("K", bound=Hashable)

@@ -12,7 +12,7 @@ class NumberFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.value = durable.load(path, _number, "the clock takes its place", 32) or 0
+        self.value = durable.load(path, _number, "numbers continue from the clock", 32) or 0
 
     def write(self, value: int, *, synced: bool = True) -> None:
         """Replace the number. If `synced`, it is on disk when this returns. Raises StateUnwritable."""

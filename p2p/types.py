@@ -36,21 +36,21 @@ class Reason(Enum):
     OTHER_SWARM = "of another swarm"
     BAD_SIGNATURE = "bad signature"
     STALE = "outside the time window"
-    OLD = "from before this node's start, or a late copy"
+    OLD = "sent before this node's start, or a late copy"
     DUPLICATE = "already seen"
     OVER_QUOTA = "author over quota"
     OWN_ECHO = "our own frame"
-    FLOODING = "a peer sends more than it may"
-    SHUNNED = "of a peer that has misbehaved"
-    UNKNOWN_KIND = "of a kind that this version does not know"
-    NOT_ASKED_FOR = "a blob that is not the one asked for"
+    FLOODING = "peer over its rate limit"
+    SHUNNED = "from a misbehaving peer"
+    UNKNOWN_KIND = "of a kind unknown to this version"
+    NOT_ASKED_FOR = "not the requested blob"
     # Admission cannot find these; the node reports them later through `Member.report`.
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
     MISLABELLED = "another task than its author offered"
     NOT_ITS_OWN = "another author's rollout, offered as its own"
     TOO_LONG = "a completion is over the length limit"
-    USELESS = "nothing to learn from in what an author sends"
+    USELESS = "nothing to learn from this author"
     UNSERVED = "offers that their author does not serve"
 
     @property
@@ -72,12 +72,12 @@ _BLAMELESS = frozenset(
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
-    Reason.STALE: "a peer's clock is wrong, or yours, or this machine slept: let NTP set yours",
+    Reason.STALE: "a peer's clock or yours is wrong, or this machine slept: set your clock by NTP",
     Reason.OVER_QUOTA: "a peer sends more than a node needs; the rest is dropped",
     Reason.FLOODING: "such peers are banned for a while, each time for longer",
-    Reason.SHUNNED: "its frames count again when it has behaved for a while",
-    Reason.UNKNOWN_KIND: "if most peers run a later version of swarmd: update yours",
-    Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
+    Reason.SHUNNED: "its frames are accepted again after a while without offences",
+    Reason.UNKNOWN_KIND: "update swarmd if most peers run a later version",
+    Reason.OWN_ECHO: "if there are many, another node may use a copy of your key: give each node its own key",
 }
 
 

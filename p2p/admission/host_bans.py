@@ -31,7 +31,9 @@ class HostBans:
     def count(self, peer: PeerId, host: str, now: float) -> None:
         """Count a banned peer of this host, and ban the host if there were too many, with a warning.
 
-        Each peer counts once. host: an IP address as text; if it is "" (unknown), nothing is counted.
+        Each peer counts once.
+
+        host: an IP address as text. If it is "" (unknown), nothing is counted.
         """
         if not host or self.knows(peer):
             return
@@ -39,7 +41,7 @@ class HostBans:
         self._known[peer] = None
         if not self._rate_limit.pay(machine, now, _BANNED):
             log.warning(
-                "several peers from %s were banned: no new connection from there is accepted for a while",
+                "several peers from %s were banned: new connections from there are refused for a while",
                 machine,
             )
 

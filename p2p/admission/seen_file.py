@@ -54,4 +54,4 @@ class SeenFile:
                 # clock is past every admitted frame's time of sending.
                 self._seen.write(until, synced=False)
         except StateUnwritable as error:
-            log.warning("%s. After a crash a frame of the last seconds may be admitted twice", error)
+            log.warning("%s. After a crash, frames of the last seconds may be admitted twice", error)

@@ -33,14 +33,14 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:
         raise EngineMissing(
-            f'no p2p engine is called {name!r}; there are {", ".join(points)}. Set swarm.engine to "libp2p",'
-            ' or install the package that brings it (for "hivemind": swarmd-engine-hivemind)'
+            f'unknown p2p engine {name!r}; known are {", ".join(points)}. Set swarm.engine to "libp2p",'
+            ' or install its package (for "hivemind": swarmd-engine-hivemind)'
         )
     try:
         loaded: Callable[..., P2pEngine] = points[name].load()
     except (ImportError, AttributeError) as error:
         raise EngineMissing(
-            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). Install the package"
-            " that brings it again" + ', or set swarm.engine to "libp2p"' * (name not in BUILT_IN)
+            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). Reinstall its"
+            " package" + ', or set swarm.engine to "libp2p"' * (name not in BUILT_IN)
         ) from error
     return loaded

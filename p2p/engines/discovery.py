@@ -210,7 +210,7 @@ class Discovery:
         }
         self._were_members = (self._were_members & self.connected) | members
         for peer in [peer for peer, since in self._missing.items() if now - since > MISSING_S]:
-            log.info("%s is connected and not in the topic; connecting anew", peer)
+            log.info("%s is connected but not in the topic: reconnecting", peer)
             await self.hang_up(peer)
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:

@@ -77,12 +77,12 @@ class MemoryEngine:
         """Do the same as `request`, without an event loop."""
         other = self.swarm._members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
-            raise Unanswered(f"{peer} is not there")
+            raise Unanswered(f"{peer} is not connected")
         if len(question) > MAX_QUESTION_BYTES or self.me in other._shut_out or peer in self._shut_out:
             raise Unanswered(f"{peer} hung up")
         answer = other.handlers.answer(self.me, question)
         if len(answer) > limit:
-            raise Unanswered(f"{peer} answers {len(answer)} bytes, over {limit}")
+            raise Unanswered(f"{peer}: answer too large: {len(answer):,} bytes (limit {limit:,})")
         return answer
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002

@@ -46,8 +46,8 @@ class NetworkEngine:
         topic: our swarm's topic.
         handlers: called for frames and questions.
         rate_limit: limits and bans of peers.
-        listen: multiaddresses. Port 0 is replaced by the port that the first start gets, so a restart keeps
-        it. bootstrap: multiaddresses ending in /p2p/<peer id>. Our own address is ignored.
+        listen: multiaddresses. Port 0 is replaced by the port of the first start, so that a restart keeps it.
+        bootstrap: multiaddresses ending in /p2p/<peer id>. Our own address is ignored.
         addressbook: the file of known peers; None to keep no file.
         clock: returns seconds since the epoch.
         rng: draws peers.
@@ -116,12 +116,11 @@ class NetworkEngine:
                 await self._live(up)
             except (Exception, BaseExceptionGroup) as error:
                 ours = _ours(error)
-                # After the first start, an error of the operator's kind only means that our port is not free
-                # again yet.
+                # After the first start, an OperatorError only means that our port is not free again yet.
                 if ours is not None and not (started and isinstance(ours, OperatorError)):
                     raise ours from None
                 # A library of 100,000 lines can fail in any way.
-                log.exception("the p2p engine broke and starts again in %.0f s", wait)
+                log.exception("the p2p engine failed and restarts in %.0f s", wait)
             self.restarts += 1
             if self._clock() - since > CALM_S:
                 wait = RESTART_FIRST_S
@@ -141,7 +140,7 @@ class NetworkEngine:
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         if self._ask is None or self._discovery is None:
-            raise Unanswered(f"{peer}: the engine is not up")
+            raise Unanswered(f"{peer}: the engine is not running")
         with self._discovery.asking(peer):
             return await self._ask(peer, question, limit)
 

@@ -75,15 +75,15 @@ async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
         if wanted == _LENGTH.size <= len(data):
             wanted += _LENGTH.unpack_from(data)[0]
             if wanted > _LENGTH.size + limit:
-                raise Broken(f"says {wanted - _LENGTH.size} bytes, over {limit}")
+                raise Broken(f"message too large: {wanted - _LENGTH.size:,} bytes (limit {limit:,})")
         if len(data) >= wanted:
             break
         chunk = await stream.read()
         if not chunk:
-            raise Broken("hung up" if not data else "hung up half way")
+            raise Broken("hung up" if not data else "hung up in the middle of a message")
         data += chunk
     if len(data) > wanted:
-        raise Broken("says more than it announced")
+        raise Broken("more bytes than announced")
     return bytes(data[_LENGTH.size :])
 
 
@@ -186,12 +186,12 @@ class KeptStreams(Generic[S]):
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Ask a peer. Raises Unanswered."""
         if len(question) > MAX_QUESTION_BYTES:
-            raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION_BYTES}")
+            raise Unanswered(f"question too large: {len(question):,} bytes (limit {MAX_QUESTION_BYTES:,})")
         turn = self._turns.setdefault(peer, trio.Semaphore(AT_ONCE))
         try:
             async with turn:
                 if not await self._reach(peer):
-                    raise Unanswered(f"{peer}: not connected, and not to be reached")
+                    raise Unanswered(f"{peer}: cannot be reached")
                 await self._let_go()
                 if (kept := next((kept for kept in self._kept if kept[0] == peer), None)) is not None:
                     self._kept.remove(kept)

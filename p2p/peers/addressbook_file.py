@@ -32,7 +32,7 @@ class AddressBookFile:
                 # The later of two times, because the clock may not be set yet, and a copied file may have any
                 # date.
                 lambda content: book.restore(content, max(path.stat().st_mtime, clock())),
-                "peers are found anew",
+                "peers must be found again",
                 MAX_FILE_BYTES + 1,
             )
 

@@ -128,7 +128,7 @@ def _bound(endpoint: Endpoint, first: Sequence[int], *, needed: bool) -> socket.
         if error.errno == errno.EADDRINUSE:
             raise CannotListen(
                 f"another program is using port {endpoint.port} ({endpoint}); stop it, or change"
-                " swarm.listen, where port 0 takes any free one"
+                " swarm.listen: port 0 takes any free port"
             ) from None
         kind = AddressMissing if error.errno == errno.EADDRNOTAVAIL else CannotListen
         raise kind(

@@ -203,7 +203,7 @@ class Mdns:
             info = zeroconf.get_service_info(service_type, name, ANSWER_TIMEOUT_MS)
         except Exception as error:
             # A bad packet would otherwise end the library's thread.
-            log.debug("an announcement was not understood: %r", error)
+            log.debug("malformed announcement: %r", error)
             return
         if info is not None and info.text:
             # The node may be stopping.

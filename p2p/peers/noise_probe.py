@@ -69,7 +69,7 @@ class Handshake:
             return _proved(bytes(payload), self._noise.noise_protocol.handshake_state.rs.public_bytes)
         except (InvalidTag, InvalidSignature, ValueError) as error:
             # ValueError: a point of low order, or a malformed payload.
-            raise NoPeer(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
+            raise NoPeer(f"its handshake proves no peer id ({str(error) or type(error).__name__})") from None
 
 
 async def knock(

@@ -111,7 +111,7 @@ class TwinSession:
     def shown_nothing(self) -> None:
         """Note that every peer that answered had no card of a twin.
 
-        If our session had to leave, it returned only for this check, so the twin has ended.
+        If our session is the one that had to leave, this means that the twin has ended.
         """
         if self._other is not None and (self._started, self._session) > self._other:
             self._other = None

@@ -261,7 +261,7 @@ async def test_messages_arrive_whole_however_they_are_cut(step: int) -> None:
 async def test_a_message_with_too_large_a_length_is_refused(data: bytes) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     await theirs.send_all(data)
-    with pytest.raises(P2pdGone, match="no message"):
+    with pytest.raises(P2pdGone, match="malformed message"):
         await Wire(ours).receive(None)
 
 

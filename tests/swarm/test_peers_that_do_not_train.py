@@ -228,7 +228,7 @@ def test_an_unknown_kind_is_counted_in_the_status_and_the_metrics(learner: Learn
             nursery.cancel_scope.cancel()
 
     trio.run(share_images)
-    assert "update yours" in learner.says("status")["advice"][why]
+    assert "update swarmd" in learner.says("status")["advice"][why]
 
 
 def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,7 +342,7 @@ def test_an_engine_that_cannot_be_loaded_is_replaced_by_another(
     monkeypatch.setattr(engines, "offered", lambda: broken)
     if name in engines.BUILT_IN:
         monkeypatch.setattr(engines, "BUILT_IN", broken)
-    with pytest.raises(EngineMissing, match="Install the package") as found:
+    with pytest.raises(EngineMissing, match="Reinstall its package") as found:
         engines.engine(name)
     assert ("set swarm.engine" in str(found.value)) == (name != "libp2p")
 

@@ -190,7 +190,7 @@ class HivemindConnections:
         try:
             await self._p2pd.ask(DHT_TIMEOUT_S, type=self._p2pd.pb.Request.DHT, dht=dht)
         except P2pdRefused as error:
-            raise Unanswered(f"nobody took the record: {error}") from None
+            raise Unanswered(f"no peer stored the record: {error}") from None
 
     async def providers(self, topic: Topic) -> list[AddressRecord]:
         """Look up providers. The teller is this node, because p2pd does not say which peer reported them."""
@@ -212,7 +212,7 @@ class HivemindConnections:
                             relayed = bool(addresses) and not direct(addresses)
                             found.append(AddressRecord(peer, direct(addresses), self._me, relayed=relayed))
         except P2pdRefused as error:
-            raise Unanswered(f"nobody knows: {error}") from None
+            raise Unanswered(f"no peer has a record: {error}") from None
         return found
 
 

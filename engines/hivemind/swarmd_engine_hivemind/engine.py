@@ -172,7 +172,7 @@ class HivemindEngine(NetworkEngine):
         """Return p2pd's addresses, without relays. Raises P2pdGone if it runs with another key."""
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
         if peer_of(identified.id) != self.me:
-            raise P2pdGone("p2pd runs under another key than ours")
+            raise P2pdGone("p2pd runs with another key")
         found = texts(identified.addrs)
         self.relayed = [text for text in found if "/p2p-circuit" in text]
         return [str(endpoint) for text in direct(found) if (endpoint := parse_endpoint(text)) is not None]
@@ -238,5 +238,5 @@ class HivemindEngine(NetworkEngine):
                     nursery.start_soon(discovery.hang_up, author)
 
     def _cut_off_for_junk(self, peer: PeerId) -> None:
-        log.warning("cut off %s: it sends much that p2pd has no use for", peer)
+        log.warning("cut off %s: too many bytes that p2pd drops", peer)
         self.shut_out(peer, self._rate_limit.ban_again(peer, self._clock()))

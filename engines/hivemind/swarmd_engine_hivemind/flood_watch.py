@@ -122,7 +122,7 @@ class FloodWatch:
 
 def _cannot_see(error: Exception) -> None:
     log.info(
-        "what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found",
+        "the bytes of p2pd's connections cannot be seen (%s): peers that flood it will not be found",
         error,
     )
 

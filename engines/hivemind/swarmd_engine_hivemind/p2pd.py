@@ -70,7 +70,7 @@ def missing() -> str | None:
     if program is None:
         return f"hivemind is not installed; install it with `{INSTALL}`"
     if not os.access(program, os.X_OK):
-        return f"{program} is not there or cannot be executed; install hivemind anew with `{INSTALL}`"
+        return f"{program} is missing or not executable; reinstall hivemind with `{INSTALL}`"
     return None
 
 
@@ -243,7 +243,7 @@ async def _connect_for_life(
     # Wait for the last lines of its log.
     await trio.sleep(0.1)
     raise P2pdGone(
-        f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'it said nothing'}"
+        f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'no output'}"
     )
 
 
@@ -274,7 +274,7 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
         )
     except OSError as error:
         raise EngineMissing(
-            f"cannot start {program}: {error.strerror}; install hivemind anew with `{INSTALL}`"
+            f"cannot start {program}: {error.strerror}; reinstall hivemind with `{INSTALL}`"
         ) from None
     finally:
         os.close(key)
@@ -328,7 +328,7 @@ def messages() -> Any:
         spec.loader.exec_module(module)
     except (ImportError, OSError) as error:  # another version of hivemind, or an incomplete one
         raise EngineMissing(
-            f"hivemind's messages cannot be loaded ({error}); install it anew with `{INSTALL}`"
+            f"hivemind's messages cannot be loaded ({error}); reinstall it with `{INSTALL}`"
         ) from None
     return module
 
@@ -357,4 +357,4 @@ def _bounds(buffer: bytearray) -> tuple[int, int] | None:
     else:
         if len(buffer) < 5:
             return None
-    raise P2pdGone("p2pd sent something that is no message")
+    raise P2pdGone("p2pd sent a malformed message")

@@ -44,7 +44,7 @@ class Client:
         bases = [m["id"] for m in models if not m.get("parent")]
         if not bases:
             raise EngineFailed(
-                f"vLLM at {self._where} serves no model. Start it with the model that model.name names."
+                f"vLLM at {self._where} serves no model. Start it with the model of model.name."
             )
         return str(bases[0])
 
@@ -87,7 +87,7 @@ class Client:
             ]
         except (KeyError, TypeError) as error:
             raise EngineFailed(
-                f"the server at {self._where} sends no token ids or no log-probabilities. It must be vLLM"
+                f"the server at {self._where} sends no token ids or log-probabilities. It must be vLLM"
                 " 0.33 or newer."
             ) from error
         return answers
@@ -118,8 +118,8 @@ class Client:
         )
         if not self._call("POST", "/reset_prefix_cache", absent=dev).get("success"):
             raise EngineFailed(
-                f"vLLM at {self._where} keeps what it computed with older weights: others use it too. Give"
-                " swarmd one of its own."
+                f"vLLM at {self._where} did not empty its prefix cache, because other clients use it. Give"
+                " swarmd a separate server."
             )
 
     def sleep(self) -> None:
@@ -152,13 +152,13 @@ class Client:
             ) from error
         if response.status_code == httpx2.codes.NOT_FOUND and absent:
             raise EngineFailed(
-                f"the server at {self._where} has no {path}, or does not find what was asked for:"
+                f"the server at {self._where} has no {path}, or does not find the weights:"
                 f" {_error_text(response)}. {absent}"
             )
         if response.is_error:
             raise EngineFailed(
                 f"vLLM at {self._where} refused {path} ({response.status_code}: {_error_text(response)}). "
-                'Mend what it says, or set generate.engine to "own".'
+                'Fix that, or set generate.engine to "own".'
             )
         found = _json(response)
         return found if isinstance(found, dict) else {}

@@ -142,8 +142,8 @@ class VllmEngine:
         )
         if not logprobs or logprobs[0] < SURE_LOGPROB:
             raise EngineFailed(
-                "the server tells log-probabilities of another distribution than it draws from, which at"
-                f" generate.temperature {sampling.temperature:g} would train the model wrongly. Start it with"
+                "the server's log-probabilities leave out the temperature, so training with"
+                f" generate.temperature {sampling.temperature:g} would be wrong. Start it with"
                 " --logprobs-mode processed_logprobs."
             )
         self._unchecked = False

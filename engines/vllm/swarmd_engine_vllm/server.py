@@ -59,7 +59,7 @@ def command(asked: EngineOptions, socket: Path) -> list[str]:
         ranks = [rank for rank in RANKS if rank >= asked.lora_rank]
         if not ranks:
             raise NoEngine(
-                f"vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set"
+                f"vLLM supports adapters up to rank {RANKS[-1]}. Lower model.lora_rank, or set"
                 ' generate.engine to "own".'
             )
         line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(ranks[0])]
@@ -80,7 +80,7 @@ def _program(python: str) -> list[str]:
     found = shutil.which("vllm")
     if found is None:
         raise NoEngine(
-            "vLLM is not found. It needs an environment of its own: `python3 -m venv ~/vllm && ~/vllm/bin/pip"
+            "vLLM is not found. Install it in its environment: `python3 -m venv ~/vllm && ~/vllm/bin/pip"
             ' install vllm==0.33.0`, then set generate.engine_python to "~/vllm/bin/python"; or set'
             " generate.engine_url to a server that runs already."
         )
@@ -113,7 +113,7 @@ class ServerProcess:
         while not ready():
             if self._process.poll() is not None:
                 raise EngineFailed(
-                    f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\nMend what they say"
+                    f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\nFix the error"
                     ' (generate.engine_memory, generate.engine_args), or set generate.engine to "own".'
                 )
             if time.monotonic() > until:

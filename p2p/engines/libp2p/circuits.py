@@ -249,7 +249,8 @@ class Circuits:
             await self._reserve_where_due(wanted=self._dialable is False)
             if self.addresses() != before:
                 log.info(
-                    "others reach this node through %s", ", ".join(self.addresses()) or "no relay any more"
+                    "relays through which peers can reach this node: %s",
+                    ", ".join(self.addresses()) or "none",
                 )
                 await self._host.announce_through(self.addresses())
 

@@ -250,7 +250,7 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
         while not any(connection.is_closed or heard_at(connection) >= asked for connection in connections):
             await trio.sleep(PING_TIMEOUT_S / 100)
         return
-    log.info("%s does not answer and is disconnected", peer)
+    log.info("%s does not answer pings: disconnected", peer)
     for connection in connections:
         await close_socket(connection)
 

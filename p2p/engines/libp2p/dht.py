@@ -127,7 +127,7 @@ class BoundedId(ID):  # type: ignore[misc]  # the library is not typed for us
 
     def __init__(self, peer_id_bytes: bytes) -> None:
         if len(peer_id_bytes) > MAX_ID_BYTES:
-            raise ValueError(f"a peer id of {len(peer_id_bytes)} bytes")
+            raise ValueError(f"peer id too long: {len(peer_id_bytes):,} bytes (limit {MAX_ID_BYTES})")
         super().__init__(peer_id_bytes)
 
 

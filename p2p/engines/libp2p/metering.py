@@ -48,7 +48,7 @@ async def read_line(reader: Any) -> bytes:
     """
     line = await read_varint_prefixed_bytes_limited(reader, MAX_LINE_BYTES)
     if not line.endswith(b"\n"):
-        raise ParseError("a line without an end")
+        raise ParseError("the line has no newline")
     return bytes(line[:-1])
 
 

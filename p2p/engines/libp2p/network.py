@@ -77,7 +77,7 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
 
     The library sends a window update after every read, so three frames for each small message. Here an update
     is sent after WITHHELD_BYTES. The window stays at 256 KiB, which is enough. The library doubles it with
-    the first reads, up to 16 MiB, and a peer could make us hold as much.
+    the first reads, up to 16 MiB, so that a peer could make us buffer 16 MiB.
     """
 
     # Set for a stream that carries a circuit, because its bytes have already waited for the rate limit.
@@ -195,7 +195,7 @@ class Muxer(Yamux):  # type: ignore[misc]
             await self._write(bytes(owed + data))
             return
         if len(self._owed) > MAX_OWED_BYTES:
-            await self._give_up("the peer takes nothing")
+            await self._give_up("the peer reads nothing")
         self._owed += data
         if not self._paying and self._nursery is not None:
             self._paying = True
@@ -223,7 +223,7 @@ class Muxer(Yamux):  # type: ignore[misc]
                 with trio.move_on_after(self._patience):
                     await super()._write_frame(frames)
                     return
-        await self._give_up("the peer takes nothing")
+        await self._give_up("the peer reads nothing")
 
     @property
     def unread(self) -> int:
@@ -237,7 +237,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         """
         unread = length + self.unread
         if unread > MAX_BUFFERED_BYTES:
-            await self._give_up("the peer keeps to no window")
+            await self._give_up("the peer exceeds its windows")
         now = trio.current_time()
         if unread > WINDOW_BYTES and now - self.traffic.added_up_at > UNREAD_EVERY_S:
             self.traffic.added_up_at = now
@@ -257,7 +257,7 @@ class Muxer(Yamux):  # type: ignore[misc]
             largest = max(self.traffic.muxers, key=lambda one: [left[one.line[:level]] for level in range(4)])
             self.traffic.muxers.discard(largest)
             with contextlib.suppress(MuxedConnUnavailable):
-                await largest._give_up("too much is unread")
+                await largest._give_up("too many unread bytes")
 
     async def accept_stream(self) -> Any:
         """Accept a stream. Raises MuxedConnUnavailable, also if the peer never ends its streams.
@@ -265,7 +265,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         The library keeps streams that only we have ended.
         """
         if len(self.streams) > MAX_HALF_CLOSED_STREAMS:
-            await self._give_up("the peer ends none of its streams")
+            await self._give_up("the peer never ends its streams")
         return await super().accept_stream()
 
     def _finalize_stream_locked(self, stream: Any, *, fully_closed: bool) -> None:
@@ -369,7 +369,7 @@ class LimitedNetwork(CarefulDialler):
                     await muxed.event_closed.wait()
         except Exception as error:
             # The peer did not prove its id, or lost its slot meanwhile.
-            log.debug("a connection that came in failed: %r", error)
+            log.debug("an inbound connection failed: %r", error)
         finally:
             self.slots.held.pop(read_write_closer, None)
             if muxed is not None and self._shut_out(str(muxed.peer_id)):

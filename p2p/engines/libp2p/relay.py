@@ -91,10 +91,10 @@ async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple
         if answer.status == StatusCode.OK:
             agreed, stream = stream, None
             return agreed, answer
-        log.debug("%s does not agree to %s: %s", peer, protocol, answer.status)
+        log.debug("%s refuses %s: %s", peer, protocol, answer.status)
     except Exception as error:
         # The peer is gone, does not know the protocol, or sent an invalid answer.
-        log.debug("%s does not answer to %s: %r", peer, protocol, error)
+        log.debug("%s does not answer %s: %r", peer, protocol, error)
     finally:
         if stream is not None:
             await end(stream)
@@ -342,7 +342,7 @@ class HolePunching:
                     await self._begin(peer)
                 except Exception as error:
                     # The peer refuses, does not know the protocol, or sent an invalid answer.
-                    log.debug("no hole punching with %s: %r", peer, error)
+                    log.debug("hole punching with %s failed: %r", peer, error)
             if direct(self._network.get_connections(peer)):
                 return
             await trio.sleep(TRY_AGAIN_S)
@@ -398,7 +398,7 @@ class HolePunching:
                 nursery.cancel_scope.cancel()
             except Exception as error:
                 # The dial failed, or another peer answered.
-                log.debug("no hole to %s at %s: %r", peer, address, error)
+                log.debug("no connection to %s at %s: %r", peer, address, error)
 
         punch = self._network.dial_addr_as_responder if begun else self._network.dial_addr
         with trio.move_on_after(TRY_TIMEOUT_S):

@@ -7,8 +7,8 @@ checked at a limited rate, each ingress in turn. While messages of a connection 
 more is read from it. So a flood stays in the flooder's send buffer.
 
 Outbound: a neighbour gets our own frames, control messages, and frames that we forward. Forwarding is fair by
-ingress: network groups are served in turn, within a group its connections, and within a connection its
-authors, of which a peer can make any number. If the queue is full, the largest author of the largest
+ingress: network groups take turns, in each group its connections take turns, and in each connection its
+authors. (A peer can make any number of authors.) If the queue is full, the largest author of the largest
 connection of the largest group loses its oldest frame. So a flood pushes out only itself. The next node
 charges us for all frames that we forward, so our pace stays below its limit for a connection.
 """
@@ -83,7 +83,7 @@ class RpcStream(MeteredStream):
             self._cut_off(self.peer, str(error))
             raise
         if size is None:
-            self._cut_off(self.peer, f"an RPC was not finished within {FINISH_S:g} s")
+            self._cut_off(self.peer, f"RPC not finished within {FINISH_S:g} s")
             raise StreamReset
         whole = bytes(self._rest[:size])
         del self._rest[:size]
@@ -103,10 +103,10 @@ def _size(data: bytearray) -> int | None:
             break
     else:
         if len(data) >= _MAX_LENGTH_BYTES:
-            raise NoRpc("an RPC is too large")
+            raise NoRpc("RPC too large")
         return None
     if length > MAX_RPC_BYTES:
-        raise NoRpc(f"an RPC of {length} bytes, and at most {MAX_RPC_BYTES} are taken")
+        raise NoRpc(f"RPC too large: {length:,} bytes (limit {MAX_RPC_BYTES:,})")
     size = place + 1 + length
     return size if len(data) >= size else None
 

@@ -350,5 +350,5 @@ async def keep_running(dht: Any) -> None:
                 await dht.manager.wait_finished()
         except Exception as error:
             # The library's DHT can fail in any way.
-            log.warning("the DHT broke and starts again in a minute: %r", error)
+            log.warning("the DHT failed and restarts in a minute: %r", error)
         await trio.sleep(60)

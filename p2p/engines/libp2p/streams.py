@@ -123,7 +123,9 @@ class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
         endpoint = parse_endpoint(str(addr).partition("/p2p/")[0])
         vouched = self.vouches(PeerId(str(peer_id)), str(endpoint))
         if not vouched and not self._dials.begin(endpoint, trio.current_time()):
-            raise swarm.SwarmException(f"{addr} is not dialled: others named it, and its block too often")
+            raise swarm.SwarmException(
+                f"{addr} is not dialled: too many unanswered dials in its network block"
+            )
         connection = await super()._dial_addr_single_attempt(addr, peer_id, *source)
         if not vouched and endpoint is not None:
             self._dials.proved(endpoint, trio.current_time())
@@ -272,7 +274,7 @@ class OutgoingStream(IncomingStream):
         while data and self._expected:
             length = min(len(data), len(self._expected))
             if data[:length] != self._expected[:length]:
-                raise Broken("knows no questions")
+                raise Broken("does not know the protocol")
             self._expected, data = self._expected[length:], data[length:]
             if not data:
                 data = await super().read()

@@ -664,7 +664,7 @@ async def test_engines_are_loaded_by_name() -> None:
         (
             "no_such_p2p_module:engine",
             "",
-            r"'pigeon' cannot be loaded \(ModuleNotFoundError: .*Install the package",
+            r"'pigeon' cannot be loaded \(ModuleNotFoundError: .*Reinstall its package",
         ),
         ("empty_p2p_engine:engine", "empty_p2p_engine", r"'pigeon' cannot be loaded \(AttributeError: "),
     ],

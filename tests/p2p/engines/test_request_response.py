@@ -116,7 +116,7 @@ async def test_a_malformed_answer_is_an_error(answer: bytes) -> None:
 async def test_no_more_than_the_limit_is_ever_waited_for() -> None:
     theirs, ours = pair()
     await theirs.send_all(struct.pack(">I", 2**30))
-    with trio.fail_after(1), pytest.raises(Broken, match="over 5"):
+    with trio.fail_after(1), pytest.raises(Broken, match="limit 5"):
         await ask(ours, b"?", 5)
 
 
@@ -398,13 +398,13 @@ async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
     assert await ask(PEERS[0], b"ab", 2) == b"ba"
     assert world.ends() == [False, None]
     for peer in (PEERS[0], PEERS[1]):
-        with pytest.raises(Unanswered, match=f"{peer}: says 2 bytes, over 1"):
+        with pytest.raises(Unanswered, match=f"{peer}: message too large: 2 bytes \\(limit 1\\)"):
             await ask(peer, b"ab", 1)
     assert world.ends() == [False, False, False, False]  # and nothing is kept that anything went wrong on
     world.away.add(PEERS[2])
-    with pytest.raises(Unanswered, match=f"{PEERS[2]}: not connected"):
+    with pytest.raises(Unanswered, match=f"{PEERS[2]}: cannot be reached"):
         await ask(PEERS[2], b"?", 1)
-    with pytest.raises(Unanswered, match="4097"):
+    with pytest.raises(Unanswered, match="4,097"):
         await ask(PEERS[0], b"?" * (MAX_QUESTION_BYTES + 1), 1)
     assert len(world.opened) == 4
 

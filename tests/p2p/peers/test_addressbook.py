@@ -609,7 +609,7 @@ def test_a_damaged_file_is_set_aside(
     path.write_bytes(content)
     AddressBookFile(book, path, lambda: NOW)
     assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_bytes() == content
-    assert "was damaged" in caplog.text and "peers are found anew" in caplog.text
+    assert "was damaged" in caplog.text and "peers must be found again" in caplog.text
 
 
 def test_the_largest_book_can_be_read_again() -> None:

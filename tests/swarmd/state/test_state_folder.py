@@ -216,5 +216,5 @@ def test_a_file_system_without_permissions_has_another_remedy(
     with pytest.raises(KeyFileUnusable, match="run `chmod 600"):
         Identity.load(key)
     monkeypatch.setattr("p2p.durable.keeps_modes", lambda _: False)
-    with pytest.raises(KeyFileUnusable, match="keeps no permissions"):
+    with pytest.raises(KeyFileUnusable, match="has no permissions"):
         Identity.load(key)

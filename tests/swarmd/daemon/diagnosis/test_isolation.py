@@ -77,8 +77,8 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ),
         (
             {"connected": 2, "companions": 1, "refused": {Reason.UNKNOWN_KIND: 1}},
-            "a kind that this version does not know",
-            "update yours",
+            "a kind unknown to this version",
+            "update swarmd",
         ),
         ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind all 2 peers", "NTP"),
         ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of the only peer", "NTP"),

@@ -219,9 +219,7 @@ def test_others_share_only_what_this_node_cannot_use() -> None:
         other = member(swarm, 2, SAPO)
         watch.member.ignore(Reason.UNKNOWN_KIND)
         await trio.sleep(SETTLED_S + 5)
-        assert (
-            watch.trouble is not None and "1 of a kind that this version does not know" in watch.trouble.cause
-        )
+        assert watch.trouble is not None and "1 of a kind unknown to this version" in watch.trouble.cause
         roster.heard(other.identity.peer_id, clock())
         await trio.sleep(5)
         assert watch.trouble is None and roster.present(clock()) == [other.identity.peer_id]
