@@ -1,5 +1,6 @@
 """Options shared by several commands, and JSON output."""
 
+import json
 import sys
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
@@ -89,7 +90,7 @@ def answer(
 
 def print_json(document: object) -> None:
     """Print one document on one line of standard output, and flush it."""
-    print(msgspec.json.encode(document).decode(), flush=True)
+    print(json.dumps(msgspec.to_builtins(document)), flush=True)
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

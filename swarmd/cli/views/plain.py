@@ -5,6 +5,7 @@ it stops writing, and while a pipe is full, lines are dropped.
 """
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -15,8 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO, Final
 
-import msgspec
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from swarmd.daemon.local_api.status_words import (
     many,
@@ -188,8 +188,7 @@ class JsonView(PlainView):
             self.talk(f"standard output is read again; rounds left out: {self._left_out}")
             self._left_out = 0
         try:
-            document = {"schema": 1, **structs.asdict(line)}
-            print(msgspec.json.encode(document).decode(), file=self._out, flush=True)
+            print(json.dumps({"schema": 1, **to_builtins(line)}), file=self._out, flush=True)
         except (OSError, ValueError):
             self._out = None
             self.talk(

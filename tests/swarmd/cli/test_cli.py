@@ -22,6 +22,7 @@ import pytest
 import trio
 import trio.testing
 import typer
+from msgspec import to_builtins
 
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -29,31 +30,20 @@ from swarmd.cli.app import app
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.state.logs import installed_version
+from swarmd.state.status import KnownPeer, PeerList
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.terminal import explained, run_program
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.processes import killed_after, wait_until
-from tests.swarmd.cli.test_view import document
+from tests.swarmd.cli.test_view import status_of
 from tests.swarmd.conftest import Run, Said
 
-PEERS = {
-    "schema": 1,
-    "peers": [
-        {
-            "id": "12D3KooW",
-            "name": "brave-otter",
-            "direction": "inbound",
-            "address": None,
-            "frames": 3,
-            "rejected": 0,
-        }
-    ],
-}
+PEERS = to_builtins(PeerList([KnownPeer("12D3KooW", "brave-otter", None, "inbound", None, frames=3)]))
 
 
 ANSWERS = {
-    "status": document(),
+    "status": to_builtins(status_of()),
     "peers": PEERS,
     "pause": {"schema": 1, "paused": True, "warning": "pause.json cannot be written"},
     "resume": {"schema": 1, "paused": False, "ended": ["user"], "warning": ""},
@@ -116,7 +106,7 @@ def test_a_running_node_is_asked_told_and_stopped(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with node(tmp_path) as told:
-        assert json.loads(run("status", "--json", "--state-dir", tmp_path).out) == document()
+        assert json.loads(run("status", "--json", "--state-dir", tmp_path).out) == ANSWERS["status"]
         monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
         assert "state    training\nround    120 of 300\n" in run("status").out
         assert "brave-otter" in run("peers").out
