@@ -134,8 +134,8 @@ def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules
     return out.reshape(batch, heads, length, value.shape[-1])
 
 
-# The most scores that `_Products` may hold, three times over in float32. For more, torch's kernel uses less
-# memory.
+# `_Products` is used for at most this many scores, which it holds three times in float32. For more scores,
+# torch's kernel needs less memory.
 MAX_SCORES: Final = 2**24
 
 

@@ -26,7 +26,7 @@ MOST_TERMS = MappingProxyType({"mps": 2**14})
 
 def take_over_head(network: nn.Module) -> None:
     """Make a network's head compute as this module describes. A head on a CPU stays unchanged."""
-    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # all causal language models have it
     weight = head.weight
     if type(head) is nn.Linear and (
         weight.device.type in MOST_TERMS

@@ -17,7 +17,8 @@ from swarmd.policy.models.device import to_device
 
 # About the square root of a vocabulary's size, for small and large vocabularies.
 STRIDE_TOKENS: Final = 64
-# Packing the weights pays from about this many steps on: 6 with 32 rows, 22 with one (SmolLM2-135M).
+# Weights are packed for at least this many steps. Packing pays from 6 steps on with 32 rows, and from 22 on
+# with one row (SmolLM2-135M).
 PACKED_FROM_STEPS: Final = 16
 # Called with the number of finished answers, the number of all answers, and the finished share of the work.
 Done = Callable[[int, int, float], object]

@@ -246,8 +246,8 @@ def shape_of(network: nn.Module, source: str = "this model") -> Shape:
 
 
 def _counted(network: nn.Module) -> Shape:
-    text: Any = network.config.get_text_config()  # type: ignore[operator,union-attr]  # of every transformers model
-    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+    text: Any = network.config.get_text_config()  # type: ignore[operator,union-attr]  # all transformers models have it
+    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # all causal language models have it
     layers = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
     norms = [
         m

@@ -187,7 +187,7 @@ def pack_bases(network: nn.Module, device: torch.device) -> None:
 @torch.no_grad()
 def round_to_four_bits(network: nn.Module) -> None:
     """Round the weights that training stores in 4 bits, but keep their dtype."""
-    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # all causal language models have it
     for layer in network.modules():
         if isinstance(layer, nn.Linear) and layer is not head:
             layer.weight.copy_(_unpacked(*_packed(layer.weight)))

@@ -77,7 +77,7 @@ class Shape:
     adapted_inputs: int  # inputs of the layers that LoRA adapts, summed over the layers
     adapted_outputs: int
     recurrent: int = 0  # layers with a recurrent state
-    # Weights of the adapted layers; 0 if not counted, and then the plan for 4 bits assumes no savings.
+    # Weights of the adapted layers. 0: not counted, and a plan in 4 bits then assumes no savings.
     adapted_weights: int = 0
 
 

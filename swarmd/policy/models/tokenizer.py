@@ -69,7 +69,7 @@ def _checked(folder: Path, source: str, network: nn.Module) -> Any:
             f"the tokenizer of {source} has no chat template, so it cannot be asked questions. "
             "Choose an instruct model, or add a chat_template.jinja to a local copy."
         )
-    rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
+    rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # all causal language models have it
     _drop_beyond(tokenizer, rows, source)
     for text in PROBES:
         _check_round_trip(tokenizer, text, source)

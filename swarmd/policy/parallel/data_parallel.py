@@ -33,7 +33,7 @@ from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, by_prompt, packed_tokens
 from swarmd.types import UpdateReport
 
-# The ranks compare all their weights after each such number of updates, if their devices are of one kind.
+# Updates between two comparisons of the ranks' weights, which are made only on devices of one kind.
 CHECK_EVERY_UPDATES: Final = 100
 # Timeout for all ranks to join, after each has loaded its weights.
 JOIN_TIMEOUT: Final = timedelta(minutes=2)

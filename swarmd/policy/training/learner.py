@@ -169,7 +169,7 @@ class Learner:
         self.updates = 0
         self.skipped = 0  # consecutive updates that were skipped
         self._network, self._learning, self._device, self.rest = network, learning, device, rest
-        self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+        self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # all causal language models have it
         # None: the network needs padded batches.
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
