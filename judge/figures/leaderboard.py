@@ -188,7 +188,7 @@ class LeaderboardPage:
 
 @dataclass(frozen=True, slots=True)
 class SwarmProgress:
-    """Share of right answers of the same nodes, early and recently.
+    """Two shares of right answers of the same nodes: early, and recent.
 
     It covers the listed nodes that were asked more than WINDOW_QUESTIONS. Each node has the same weight in
     both figures; otherwise a node that was asked more would dominate the early figure.

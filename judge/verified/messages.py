@@ -45,7 +45,7 @@ class ModelTensors(msgspec.Struct, frozen=True):
 
 
 class ModelDescriptions(msgspec.Struct, tag="described", frozen=True):
-    contained: bool  # whether the kernel contains the process
+    contained: bool  # whether the kernel sandboxes the process
     models: dict[str, ModelTensors]
 
 

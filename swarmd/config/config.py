@@ -168,7 +168,7 @@ class ReplayConfig(_Section):
     # Own rounds for which a rollout is kept.
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
-    # Also above this KL divergence, in nats per token, of the policy from the one that generated.
+    # Limit of the KL divergence from the generating policy, in nats per token; above it, the same happens.
     max_kl: Annotated[float, Field(gt=0, le=100)] = 1.0
 
 

@@ -38,11 +38,12 @@ def beside_a_pair(scored: Scored) -> tuple[float, float]:
     """Estimate success without the bias of sharing only informative groups; return (rewards, count).
 
     Nodes share informative groups only, and the mean reward of these does not estimate the success p: at p =
-    0.05 it is 0.15. But of three completions that are not all equal, two are right with probability p, and
-    every group with such three is shared, whatever its size and by each row of SHARES. So this takes all
-    pairs with different rewards, and averages over the completions beside each pair: the ratio is p for local
-    and for external groups. (If questions differ in p, it is p weighed by p (1 - p).) A group counts by the
-    variance of its rewards: 0 if they are equal, at most its size minus two.
+    0.05 it is 0.15. But consider three completions of a group that are not all equal: two of them are right
+    with probability p. Every group with three such completions is shared, by each row of SHARES and for any
+    size of the group. So this function takes all pairs with different rewards, and averages the rewards of
+    the remaining completions: the ratio is p for local and for external groups. (If questions differ in p, it
+    is p weighed by p (1 - p).) A group counts by the variance of its rewards: 0 if they are equal, at most
+    its size minus two.
     """
     n = len(scored.group)
     if not scored.informative:

@@ -31,7 +31,7 @@ class ReceivingParts:
     batch_rng: random.Random
     external: int = 4  # J
     completions: int = 8  # L
-    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how external rollouts weigh
+    sharing: Sharing = field(default_factory=Sharing)  # strategies of sharing, sampling and weighting
     useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
 
 

@@ -160,7 +160,7 @@ def take_in(
     Returns them in the groups that give their advantages, and how many were new.
     """
     theirs = [parts.sharing.judged(s) for s in heard]
-    # The peers' success is estimated from `heard`: groups in `theirs` may contain this node's answers.
+    # The peers' success is estimated from `heard`, because `judged` may add this node's answers to a group.
     parts.sharing.saw(local, heard, t)
     parts.pool.forget(t)
     # Peers' copies of local text arrive without the text after the answer, so it is removed here too.
