@@ -12,7 +12,7 @@ and showing that is what the model is for."""
 _PURPOSE = {
     "tiny": """\
 A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
-`swarmd demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it
+`scripts/demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it
 has room to rise.""",
     "tiny-latent": _LATENT,
     "llama-latent": _LATENT,

@@ -4,7 +4,7 @@
     python -m benchmarks.lab.pictures page docs/page.png          the page of a real node; 3 minutes
     python -m benchmarks.lab.pictures long docs/long.png          lines of docs/data/long.csv
     python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
-    swarmd demo --out demo && cp demo/rewards.png docs/demo.png
+    scripts/demo --out demo && cp demo/rewards.png docs/demo.png
 
 The first two are screenshots: they need Chromium. `long --export FOLDER` writes docs/data/long.csv anew
 first, from what `swarmd lab run long --seeds 3; swarmd lab export long FOLDER` gave.
@@ -22,13 +22,14 @@ from matplotlib.figure import Figure
 
 from benchmarks.judge.fill import fill
 from swarmd.daemon.local_api import control
-from swarmd.lab.demo import figures
-from swarmd.lab.demo.figures import COLOURS
-from swarmd.lab.demo.processes import local_judge, local_swarm
+from swarmd.lab import figures
+from swarmd.lab.figures import COLOURS
+from swarmd.lab.local_judge import local_judge
 from swarmd.lab.results import TABLE
 from testbed import ROOT
 from testbed.chromium import Tab, chromium
 from testbed.judge_process import serving
+from testbed.local_swarm import local_swarm
 
 DATA = ROOT / "docs" / "data"
 # Verdict and p are of docs/experiments.md.

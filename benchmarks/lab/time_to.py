@@ -166,7 +166,7 @@ def draw(curves: dict[str, list[Curve]], to: Path) -> None:
     """Draw every run as a line, and for each arm the median of its times."""
     from matplotlib.figure import Figure
 
-    from swarmd.lab.demo.figures import COLOURS
+    from swarmd.lab.figures import COLOURS
 
     figure = Figure(figsize=(8, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -28,9 +28,10 @@ from msgspec.structs import astuple
 
 from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
-from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
+from swarmd.lab.parent_watch import LabFailed
 from swarmd.state.status import PeerList, Status
 from swarmd.trainer.checkpoint import saved_in
+from testbed.local_swarm import LocalNode, checkpoints, local_swarm
 
 # Seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
 CHECKPOINT = 5.0

@@ -27,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmd.lab.demo.processes import LabFailed, LocalNode, local_swarm
+from swarmd.lab.parent_watch import LabFailed
 from swarmd.types import RoundLine
+from testbed.local_swarm import LocalNode, local_swarm
 
 SETTLING = 5  # rounds
 LOOK = 0.5  # seconds between two looks at the lines

@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from swarmd.daemon.local_api.control import call
-from swarmd.lab.demo.processes import LocalNode, local_swarm
+from testbed.local_swarm import LocalNode, local_swarm
 
 SETTLING = 20  # rounds
 PATIENCE = 300.0  # seconds

@@ -11,14 +11,13 @@ running, 130 interrupted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.main import get_command
 
 from swarmd.cli import join, judge, lab, machine, peers, service, settings, status, tasks
-from swarmd.cli.options import HELP, AsJson, without_flag_types
+from swarmd.cli.options import HELP, without_flag_types
 from swarmd.terminal import explained
 
 app = typer.Typer(
@@ -57,25 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return explained("swarmd", lambda: command(arguments, prog_name="swarmd"))
 
 
-def demo(
-    nodes: Annotated[
-        int, typer.Option(help="Number of nodes that share; one more is alone.", min=2, max=16)
-    ] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds each node trains.", min=2)] = 120,
-    as_json: AsJson = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")
-    ] = None,
-) -> None:
-    """Compare a swarm on this machine with one node alone; a judge scores them.
-
-    One node is killed halfway and restarted. Ends with a table and a plot.
-    """
-    from swarmd.lab.demo.demo import run
-
-    run(nodes, rounds, out, as_json)
-
-
 # By panel, in the order of `swarmd --help`: first the commands that a volunteer needs first, groups of
 # commands last.
 COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str]]] = {
@@ -99,7 +79,6 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
         "stop": (status.stop, "swarmd stop"),
         "leave": (join.leave, "swarmd leave --yes"),
         "logs": (status.logs, "swarmd logs -f"),
-        "demo": (demo, "swarmd demo --nodes 4 --rounds 120"),
         "service": service.app,
     },
     "Your model": {

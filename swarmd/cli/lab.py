@@ -206,7 +206,7 @@ def _file(given: str) -> Path:
 
 
 def _report(results: "Results") -> None:
-    from swarmd.lab.demo.figures import NoMatplotlib
+    from swarmd.lab.figures import NoMatplotlib
     from swarmd.lab.report import facts, markdown, pictures_of, write_report
 
     # A terminal is too narrow for the table's columns; a file is not.

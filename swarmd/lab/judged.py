@@ -27,9 +27,9 @@ from p2p.identity import Identity
 from swarmd.daemon.judging.client import JudgeClient
 from swarmd.daemon.judging.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
-from swarmd.lab.parent_watch import run_program, tell_round
+from swarmd.lab.local_judge import local_judge
+from swarmd.lab.parent_watch import LabFailed, run_program, tell_round
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward

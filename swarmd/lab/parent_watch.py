@@ -6,15 +6,40 @@
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from threading import Thread
 
 from p2p.errors import OperatorError
+from swarmd.errors import SwarmdError
 
 PARENT_CHECK_S = 1.0
+# Seconds that a process has to end after SIGTERM.
+TERM_TIMEOUT_S = 60.0
+
+
+class LabFailed(SwarmdError):
+    """A process that the lab started failed."""
+
+    exit_code = 1
+
+
+def watched() -> Sequence[str]:
+    """Return the command prefix that runs a module which ends together with this process."""
+    return (sys.executable, "-P", "-m", "swarmd.lab.parent_watch", str(os.getpid()))
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """End a process by SIGTERM, or by SIGKILL after a timeout; return its exit status."""
+    process.terminate()
+    try:
+        return process.wait(TERM_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    return process.wait()
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -13,8 +13,8 @@ from textwrap import fill
 from typing import Any
 
 from swarmd.config.config import NodeConfig
-from swarmd.lab.demo.figures import COLOURS, canvas, comparison_figure
 from swarmd.lab.experiment import Hostile
+from swarmd.lab.figures import COLOURS, canvas, comparison_figure
 from swarmd.lab.results import BadResults, Results, judged
 from swarmd.lab.statistics import Column, SeedInterval, columns, interval, mean_there, over_baseline
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarmd.cli.app import main
-from swarmd.lab.demo.demo import duration
-from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
+from testbed.demo import duration, main
+from testbed.demo_figure import Curve, moving_mean, reward_figure
+from tests import ROOT
 from tests.doubles import TIMEOUT_S
 from tests.processes import ended, killed_after, wait_until
 
@@ -22,9 +22,13 @@ ROUNDS = 8
 @pytest.mark.slow
 @pytest.mark.net
 def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["demo", "--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
+    command = ["--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * TIMEOUT_S
+        [sys.executable, "-m", "testbed.demo", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3 * TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
@@ -58,7 +62,8 @@ def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixtur
 STARTS = """
 import sys
 from pathlib import Path
-from swarmd.lab.demo.processes import local_judge, local_swarm
+from swarmd.lab.local_judge import local_judge
+from testbed.local_swarm import local_swarm
 with local_judge(Path(sys.argv[1])), local_swarm(Path(sys.argv[1]), 1, ["--model", "tiny"]) as (node,):
     node.start()
     print("started", flush=True)

@@ -19,9 +19,9 @@ import pytest
 from msgspec import to_builtins
 
 from swarmd.daemon.local_api import control
-from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
 from swarmd.trainer.checkpoint import Checkpoints
+from testbed.local_swarm import checkpoints
 from tests.doubles import TIMEOUT_S
 from tests.engines.p2pd import p2pd_missing
 from tests.processes import killed_after

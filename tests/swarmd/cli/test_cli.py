@@ -151,7 +151,7 @@ def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
 WRONG = """join --local -1|join --local many|join --device gpu|join --bootstrap localhost:4001
     |join --judge judge.example|join --config absent.toml|join --nonsense|dance|task show bf|task show bff 1
     |task show bf -1|task show bf 2147483648|task list --curriculum x
-    |identity show|demo --nodes 0|plan replay --alpha 0.5"""
+    |identity show|plan replay --alpha 0.5"""
 
 
 @pytest.mark.parametrize("arguments", [line.split() for line in WRONG.split("|")], ids=" ".join)

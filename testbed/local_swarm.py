@@ -1,12 +1,10 @@
-"""Start a swarm of real `swarmd join` processes and a judge on loopback, for demo, tests and benchmarks."""
+"""Start a swarm of real `swarmd join` processes on loopback, for the demo, tests and benchmarks."""
 
 import contextlib
-import json
 import os
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from p2p.identity import Identity, nickname
 from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
+from swarmd.lab.parent_watch import LabFailed, end, watched
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics
 from swarmd.state.status import Status
@@ -21,8 +20,6 @@ from swarmd.types import RoundLine
 
 # Ports below the range from which Linux and macOS assign ephemeral ports.
 UNASKED_PORTS = range(10_000, 32_000)
-# Seconds that a process has to end after SIGTERM.
-TERM_TIMEOUT_S = 60.0
 
 
 def checkpoints(every: float) -> dict[str, str]:
@@ -31,12 +28,6 @@ def checkpoints(every: float) -> dict[str, str]:
     For short runs: the daily limit of bytes written is lifted.
     """
     return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
-
-
-class LabFailed(SwarmdError):
-    """A process of the local swarm failed."""
-
-    exit_code = 1
 
 
 @dataclass
@@ -116,7 +107,7 @@ def local_swarm(
         zip(folders, identities, addresses, strict=True), start=1
     ):
         command = [
-            *(*_leashed(), "swarmd", "join", "--swarm", name, "--listen", address),
+            *(*watched(), "swarmd", "join", "--swarm", name, "--listen", address),
             *("--seed", str(number), "--state-dir", str(path), *options),
             *(word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)),
         ]
@@ -132,28 +123,6 @@ def local_swarm(
             end(process)
 
 
-@contextlib.contextmanager
-def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
-    """Run a judge on loopback until the block ends; yield its URL."""
-    command = [
-        *(*_leashed(), "judge.cli", "serve", "--json"),
-        *("--host", "127.0.0.1", "--port", "0"),
-        *("--curriculum", curriculum, "--database", str(folder / "judge.sqlite")),
-    ]
-    with (folder / "judge.log").open("ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        with process.stdout:
-            try:
-                url = str(json.loads(process.stdout.readline())["url"])
-            except (ValueError, KeyError, TypeError):
-                raise LabFailed(f"the judge did not start; see {folder / 'judge.log'}") from None
-            yield url
-    finally:
-        end(process)
-
-
 def free_ports(count: int) -> list[int]:
     """Find loopback ports that the system does not assign by itself, so they stay free for the nodes."""
     with contextlib.ExitStack() as stack:
@@ -165,18 +134,3 @@ def free_ports(count: int) -> list[int]:
                 one.bind(("127.0.0.1", port))
                 ports.append(port)
         return ports
-
-
-def end(process: subprocess.Popen[bytes]) -> int:
-    """End a process by SIGTERM, or by SIGKILL after a timeout; return its exit status."""
-    process.terminate()
-    try:
-        return process.wait(TERM_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    return process.wait()
-
-
-def _leashed() -> Sequence[str]:
-    """Return the command prefix that runs a module which ends together with this process."""
-    return (sys.executable, "-P", "-m", "swarmd.lab.parent_watch", str(os.getpid()))

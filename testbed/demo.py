@@ -1,10 +1,11 @@
-"""`swarmd demo`: compare a swarm on this machine with one node alone.
+"""The demo (`scripts/demo`): compare a swarm on this machine with one node alone.
 
 It runs real processes, real libp2p on loopback and a real judge, and kills one node halfway.
 """
 
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,17 +13,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import httpx2
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from typer.main import get_command
 
+from swarmd.cli.options import AsJson
 from swarmd.daemon.local_api.status_words import many
 from swarmd.errors import SwarmdError
-from swarmd.lab.demo.figures import Curve, NoMatplotlib, reward_figure
-from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
+from swarmd.lab.figures import NoMatplotlib
+from swarmd.lab.local_judge import local_judge
+from swarmd.lab.parent_watch import LabFailed
+from swarmd.terminal import explained
+from testbed.demo_figure import Curve, reward_figure
+from testbed.local_swarm import LocalNode, checkpoints, local_swarm
+
+app = typer.Typer()
 
 MODEL = "tiny-latent"  # learns for longer than tiny, so sharing has time to help
 # Least seconds of a round, so that all nodes stay at about the same round and a killed node catches up.
@@ -72,8 +82,21 @@ class Story(Curve):
         }
 
 
-def run(nodes: int, rounds: int, out: Path | None, json_output: bool) -> None:
-    """Run the demo, and print the table; with `json_output`, one JSON object on the last line of stdout."""
+@app.command()
+def demo(
+    nodes: Annotated[
+        int, typer.Option(help="Number of nodes that share; one more is alone.", min=2, max=16)
+    ] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds each node trains.", min=2)] = 120,
+    as_json: AsJson = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")
+    ] = None,
+) -> None:
+    """Compare a swarm on this machine with one node alone; a judge scores them.
+
+    One node is killed halfway and restarted. Ends with a table and a plot.
+    """
     folder = (out or Path(f"demo-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("node-*")):
@@ -115,7 +138,7 @@ def run(nodes: int, rounds: int, out: Path | None, json_output: bool) -> None:
         figures.append(str(figure))
     except (NoMatplotlib, OSError) as error:
         talk.print(f"No picture was drawn. {error}")
-    if json_output:
+    if as_json:
         document = {
             "schema": 1,
             "nodes": [story.summary() for story in stories],
@@ -248,3 +271,12 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
             "" if story.lost_at is None else f"{story.lost_at}" if story.rejoined else f"{story.lost_at} …",
         )
     return table
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the demo with these arguments; return its exit status."""
+    return explained("demo", lambda: get_command(app)(list(arguments), prog_name="scripts/demo"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
