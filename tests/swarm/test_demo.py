@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from swarmd.state.metrics import read_metrics
+from swarmd.types import RoundLine
 from testbed.demo import duration, main
 from testbed.demo_figure import Curve, moving_mean, reward_figure
 from tests import ROOT
@@ -93,7 +94,7 @@ def test_the_moving_mean_of_short_runs() -> None:
 
 @pytest.mark.parametrize("nodes", [3, 16])
 def test_the_figure_keeps_clear_of_legend_and_edges(nodes: int) -> None:
-    lines = [{"round": number, "reward_mean": 0.5, "time": 0.8 * number} for number in range(1, 31)]
+    lines = [RoundLine(round=number, reward_mean=0.5, time=0.8 * number) for number in range(1, 31)]
     curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [
         Curve("proud-pelican", lines, 15),
         Curve("glad-robin", lines, alone=True),
