@@ -59,7 +59,7 @@ class Reason(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the operator can do about many of these; empty if there is nothing to do."""
+        """The operator's remedy if this happens often; empty if there is none."""
         return _REMEDIES.get(self, "")
 
 

@@ -89,7 +89,10 @@ class FairQueue(Generic[W]):
         self._waiting, self._number = Turns(), 0
 
     def put(self, item: W, author: PeerId, group: str, size: int) -> None:
-        """Add an author's item of so many bytes. group: its network group; "" if that is not known."""
+        """Add an item of `size` bytes.
+
+        group: the author's network group; "" if unknown.
+        """
         self._number += 1
         self._waiting.put(
             (group or author, author),

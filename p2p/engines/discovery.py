@@ -98,7 +98,7 @@ class Discovery:
 
     Args:
         connections: interface to the network library.
-        topics: our swarm's topic comes first. Members of all topics count alike.
+        topics: our swarm's topic comes first. Members of all topics count the same.
         book: known peers.
         banned: whether a peer is banned now.
         clock: returns seconds since the epoch.

@@ -42,7 +42,7 @@ class HivemindConnections:
     p2pd accepts every connection. So at each refresh, banned peers and new peers from banned hosts
     (`host_bans`) are disconnected.
 
-    topics: our swarm's topic comes first. Members of all topics count alike.
+    topics: our swarm's topic comes first. Members of all topics count the same.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Libp2pConnections:
 
     Args:
         stack: the library's objects.
-        topics: our swarm's topic comes first. Members of all topics count alike.
+        topics: our swarm's topic comes first. Members of all topics count the same.
         clock: returns seconds since the epoch.
         note: called with a peer and its reported addresses.
     """

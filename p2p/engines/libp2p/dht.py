@@ -41,8 +41,7 @@ MAX_RECORD_BYTES = 2048
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
     """A peer store with limits. The library keeps all addresses, and compares a new one with each."""
 
-    # Whether a peer's entry must stay in a full store: the peer is connected, or the entry is ours with our
-    # key.
+    # Whether a peer's entry must stay in a full store, because the peer is connected or is this node.
     keeps: Callable[[Any], Any] = staticmethod(lambda _: False)
 
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:

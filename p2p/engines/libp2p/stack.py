@@ -83,8 +83,9 @@ logging.getLogger("libp2p.network.swarm").addFilter(
     lambda record: not any(words in str(record.msg) for words in ("to upgrade", "[ADDCONN_FAIL]"))
 )
 
-# Patches identify, which would tell a peer behind a relay that we see it at `/p2p/<relay>/p2p-circuit`. With
-# such an address js-libp2p gives up identify, and so hole punching. We send no address, because we see none.
+# Patches identify, which would tell a peer behind a relay that we see it at `/p2p/<relay>/p2p-circuit`. After
+# such an address js-libp2p aborts identify, and then never tries hole punching. We send no address instead,
+# because we do not see the peer's address.
 identify._prefer_circuit_addr = lambda _host, _peer, seen: seen
 
 # Removes other kinds of keys from the library. No member has one, and for an RSA key whose exponent is as

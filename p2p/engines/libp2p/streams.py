@@ -240,7 +240,7 @@ class IncomingStream:
         except StreamEOF:
             return b""
         except Exception as error:
-            # The stream was reset or its connection closed. Each layer of the library raises another
+            # The stream was reset or its connection closed. Each layer of the library raises a different
             # exception.
             raise Broken(repr(error)) from None
 
@@ -335,5 +335,5 @@ class Libp2pRequests:
         try:
             return OutgoingStream(await self._network.new_stream(ID.from_string(peer)))
         except Exception as error:
-            # The connection has ended. Each layer of the library raises another exception.
+            # The connection has ended. Each layer of the library raises a different exception.
             raise Broken(repr(error)) from None
