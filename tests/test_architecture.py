@@ -460,6 +460,20 @@ def test_documents_and_comments_name_files_that_are_there() -> None:
     )
 
 
+def test_commands_in_documents_name_modules_that_are_there() -> None:
+    folders = ("benchmarks", "testbed", "tiny_models", "tests")
+    told = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in files(*folders))]
+    none(
+        f"{document.relative_to(ROOT)} runs {module}"
+        for document in told
+        if document.name != "CHANGELOG.md"
+        for module in re.findall(r"python -m ([\w.{]*\w)", document.read_text())
+        if module.startswith(folders) and "{" not in module
+        for place in [ROOT / module.replace(".", "/")]
+        if not place.with_suffix(".py").exists() and not (place / "__main__.py").exists()
+    )
+
+
 def test_links_lead_to_a_file_and_to_a_heading_that_is_there() -> None:
     others = {".venv", "build", "node_modules"}
     documents = [path for path in ROOT.rglob("*.md") if not others & {*path.relative_to(ROOT).parts}]
