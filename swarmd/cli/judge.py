@@ -67,8 +67,7 @@ def verify(
 
     ID: makes the question again from the seed that the judge published, and scores the answers again.
 
-    Exit code 0: signature, answers, commitment, question and score are right. 1: one is wrong. 4: not all
-    known.
+    Exit code 0: signature, answers, commitment, question and score are right. 1: one is wrong. 4: unknown.
 
     --upload: on questions that the judge draws after the upload. The node may keep running.
 

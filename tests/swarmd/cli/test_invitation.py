@@ -415,7 +415,7 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
         wait_until(lambda: (tmp_path / "first" / "run.json").exists())
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
         with ThreadPoolExecutor() as threads:  # it listens later than it answers
-            surveyed = threads.submit(control.call, tmp_path / "first", "network", timeout=TIMEOUT_S)
+            surveyed = threads.submit(control.call, tmp_path / "first", "network", dict, timeout=TIMEOUT_S)
             at_once = control.call(tmp_path / "first", "invitation", dict, timeout=TIMEOUT_S)["invitation"]
         assert len(surveyed.result()["ports"]) == 1
         invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

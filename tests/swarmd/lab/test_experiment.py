@@ -31,7 +31,7 @@ def test_the_shipped_experiments_can_be_read(path: Path) -> None:
 
 
 def test_the_families_experiment_puts_both_in_one_swarm() -> None:
-    read = read_experiment(ROOT / "benchmarks" / "families.toml")
+    read = read_experiment(ROOT / "benchmarks" / "lab" / "families.toml")
     assert {curriculum_of(node).name for setting in read.settings for node in setting.nodes} == {"tiny-9"}
     assert {node.generate.max_new_tokens for setting in read.settings for node in setting.nodes} == {16}
 

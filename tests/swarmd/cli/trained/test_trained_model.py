@@ -60,7 +60,7 @@ def test_a_device_that_is_full_is_told_with_a_remedy(tmp_path: Path, monkeypatch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr("transformers.PreTrainedModel.to", full)
-    with pytest.raises(NoModel, match=r"memory on cpu for the weights of tiny .* Use --device cpu, or stop"):
+    with pytest.raises(NoModel, match=r"memory on cpu for the weights of tiny: .* Use --device cpu, or stop"):
         TrainedModel(tmp_path, config("tiny"))
 
 
