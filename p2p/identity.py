@@ -92,7 +92,8 @@ class Identity:
                 f" {remedy}, and if someone may have read it, move it away and start"
                 " with a new key"
             )
-        if (identity := cls._parsed(content)) is not None:
+        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + KEY_BYTES]
+        if len(seed) == KEY_BYTES and content == (identity := cls(seed)).private_file:
             return identity
         raise KeyFileUnusable(
             f"the key file {path} is damaged and was left as it is; restore it from a backup, "
@@ -105,7 +106,7 @@ class Identity:
         try:
             return cls.load(path)
         except NoKeyFile:
-            cls(os.urandom(KEY_BYTES)).write(path, exist_ok=True)
+            cls(os.urandom(KEY_BYTES)).write(path)
         # Another process may have made the file first. Its key then counts.
         return cls.load(path)
 
@@ -116,54 +117,12 @@ class Identity:
         """
         return self._key.sign(_separated(domain, message))
 
-    @classmethod
-    def _parsed(cls, content: bytes) -> "Identity | None":
-        """Return the key in the content of a key file; None if it is damaged."""
-        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + KEY_BYTES]
-        whole = len(seed) == KEY_BYTES and content == (identity := cls(seed)).private_file
-        return identity if whole else None
-
-    @classmethod
-    def restore(cls, source: Path, path: Path) -> tuple["Identity", Path | None]:
-        """Replace the key file at `path` by a backup.
-
-        Returns:
-            The key, and the path at which the old key file was kept (None if there was none or the same).
-
-        Raises:
-            KeyFileUnusable: the backup is unusable or cannot be written. The old key is not lost.
-        """
-        try:
-            with source.open("rb") as file:
-                content = file.read(2 * (len(_PRIVATE_HEADER) + KEY_BYTES))
-            if (identity := cls._parsed(content)) is None:
-                raise KeyFileUnusable(
-                    f"{source} does not hold a complete key; name another file. Nothing was changed."
-                )
-            old = path.read_bytes() if path.exists() else None
-            kept = durable.free_aside(path) if old is not None and old != content else None
-            if kept is not None and old is not None:
-                durable.create(kept, old)
-            durable.replace(path, content)
-        except OSError as error:
-            raise KeyFileUnusable(
-                f"{error.filename or source}: {error.strerror}. Name a readable file, and check that"
-                " the disk has space. The old key is not lost."
-            ) from None
-        return identity, kept
-
-    def write(self, path: Path, *, exist_ok: bool = False) -> None:
-        """Write the key to a new file, mode 0600; never overwrite a file. Raises KeyFileUnusable.
-
-        exist_ok: do not raise if the file exists.
-        """
+    def write(self, path: Path) -> None:
+        """Write the key to a new file, mode 0600; never overwrite a file. Raises KeyFileUnusable."""
         try:
             durable.create(path, self.private_file)
         except FileExistsError:
-            if not exist_ok:
-                raise KeyFileUnusable(
-                    f"{path} exists already and was left as it is; name another file"
-                ) from None
+            return
         except OSError as error:
             raise KeyFileUnusable(
                 f"cannot write the key file {path}: {error.strerror}; check its folder and the free space"

@@ -90,7 +90,6 @@ COMMANDS: Mapping[str, Mapping[str, typer.Typer | tuple[Callable[..., None], str
         "models": (machine.models, "swarmd models"),
         "bug-report": (status.bug_report, "swarmd bug-report --hide-addresses"),
         "config": settings.config_app,
-        "identity": settings.identity_app,
         "doctor": machine.doctor_app,
         "plan": machine.plan_app,
     },

@@ -331,10 +331,7 @@ def _show_leaving(plan: Leaving, *, running: bool) -> None:
         " swarmd-gguf next to it, settings in `swarmd config path`",
     ]
     if any(path.name == "identity.key" for path in plan.removed):
-        lines.append(
-            "the node's identity is lost with its key: run `swarmd identity backup FILE` first, if you want"
-            " it back"
-        )
+        lines.append("the node's identity is lost with its key: copy identity.key first, if you want it back")
     tell("\n".join(lines))
 
 

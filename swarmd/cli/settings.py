@@ -1,4 +1,4 @@
-"""`swarmd config` and `swarmd identity`: the configuration and the key of a node."""
+"""`swarmd config`: the configuration of a node."""
 
 import json
 import os
@@ -11,14 +11,12 @@ import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, answer, as_state_dir, print_json
 from swarmd.errors import ConfigError
-from swarmd.state.folder import IDENTITY_FILE, StateFolder
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
     from swarmd.config.sources import Resolved
 
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
-identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=True)
 
 
 def default_config_file() -> Path:
@@ -127,58 +125,3 @@ def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: Sta
         "state_dir": str(as_state_dir(state_dir)),
     }
     answer(document, str(file), as_json)
-
-
-@identity_app.command("show", epilog="Example: swarmd identity show --json")
-def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Show the node's peer id, its nickname and its key file."""
-    from p2p.identity import Identity, nickname
-
-    file = as_state_dir(state_dir) / IDENTITY_FILE
-    peer_id = Identity.load(file).peer_id
-    name = nickname(peer_id)
-    answer(
-        {"schema": 1, "peer_id": peer_id, "name": name, "file": str(file)},
-        f"{peer_id}  {name}  {file}",
-        as_json,
-    )
-
-
-@identity_app.command(epilog="Example: swarmd identity backup ~/swarmd-identity.key")
-def backup(
-    to: Annotated[Path, typer.Argument(help="A new file, or a folder to put it in.")],
-    state_dir: StateDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy the key to a file only you can read.
-
-    Anybody who has the key can act as this node: keep it safe, and never run two nodes with it.
-
-    To keep the training too, stop the node and copy its state folder.
-    """
-    from p2p.identity import Identity
-
-    identity = Identity.load(as_state_dir(state_dir) / IDENTITY_FILE)
-    to = to.expanduser().absolute()
-    file = to / f"swarmd-{identity.peer_id}.key" if to.is_dir() else to
-    identity.write(file)
-    answer({"schema": 1, "peer_id": identity.peer_id, "file": str(file)}, str(file), as_json)
-
-
-@identity_app.command(epilog="Example: swarmd identity restore ~/swarmd-identity.key")
-def restore(
-    file: Annotated[Path, typer.Argument(help="A file that `swarmd identity backup` wrote.")],
-    state_dir: StateDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Put a backup's key into the state folder. A copy of the old key is kept."""
-    from p2p.identity import Identity, nickname
-
-    with StateFolder.open(as_state_dir(state_dir)) as state:
-        found, kept = Identity.restore(file.expanduser().absolute(), state.path / IDENTITY_FILE)
-    line = f"restored {nickname(found.peer_id)} {found.peer_id}"
-    answer(
-        {"schema": 1, "peer_id": found.peer_id, "kept": str(kept) if kept else None},
-        f"{line}\nthe old key was kept as {kept}" if kept else line,
-        as_json,
-    )

@@ -140,7 +140,7 @@ class Daemon:
             self.child.tell,
             view.talk,
             on_gpu=self.board.on_gpu,
-            helped=lambda: self.sharing.given.used,
+            helped=lambda: self.sharing.given.figures().used,
         )
         self.judging = judging_of(
             self.member,

@@ -28,7 +28,7 @@ from swarmd.exchange.events import Deliver
 from swarmd.exchange.exchange import KINDS, Exchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE
-from swarmd.state.status import GivenRollouts, PeerList, SwarmLabel, SwarmPart
+from swarmd.state.status import PeerList, SwarmLabel, SwarmPart
 
 
 class Participant:
@@ -133,7 +133,7 @@ class Participant:
             advice={reason.value: reason.remedy for reason in rejected if reason.remedy},
             exchange=exchange,
             offers={"every": self.exchange.pacing.every},
-            given=GivenRollouts(**self.given.document()),
+            given=self.given.figures(),
             trouble=self.isolation.trouble,
         )
 

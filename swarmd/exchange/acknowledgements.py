@@ -18,6 +18,7 @@ import trio
 from p2p.latest import Latest
 from p2p.peers.introduction import ask_each
 from p2p.types import Ask, PeerId, PeerRequest
+from swarmd.state.status import GivenRollouts
 
 VERSION: Final = 1
 # How often authors are told.
@@ -110,15 +111,7 @@ class AcknowledgementCounter:
             self._by[peer] = (said.number, total)
         return HEARD
 
-    @property
-    def used(self) -> int:
-        """How often a rollout was used."""
-        return sum(total for _, total in self._by.values())
-
-    def document(self) -> dict[str, int]:
-        """Return the status: rollouts shared, how often one was used, and by how many peers."""
-        return {
-            "rollouts": self._shared(),
-            "used": self.used,
-            "by": len(self._by),
-        }
+    def figures(self) -> GivenRollouts:
+        """Return the figures for the status."""
+        used = sum(total for _, total in self._by.values())
+        return GivenRollouts(self._shared(), used, len(self._by))

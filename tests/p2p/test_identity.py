@@ -1,5 +1,3 @@
-import contextlib
-import itertools
 import os
 import stat
 import threading
@@ -9,7 +7,6 @@ import pytest
 
 from p2p.errors import KeyFileUnusable, NoKeyFile
 from p2p.identity import Identity, nickname, peer_id_of, public_key_of, verify, verify_key
-from tests.disk import failing_at
 
 # The Ed25519 example of github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 SPEC_PRIVATE_KEY = bytes.fromhex(
@@ -110,53 +107,8 @@ def test_a_file_system_without_links_still_never_overwrites(
     path = tmp_path / "key"
     me = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and Identity.load(path).peer_id == me.peer_id
-    with pytest.raises(KeyFileUnusable):
-        Identity(SEED).write(path)
-
-
-def test_a_backup_is_a_key_file_and_overwrites_nothing(tmp_path: Path) -> None:
-    me, copy = Identity(SEED), tmp_path / "usb" / "key"
-    me.write(copy)
-    assert Identity.load(copy).peer_id == me.peer_id
-    with pytest.raises(KeyFileUnusable, match="exists"):
-        Identity(bytes(32)).write(copy)
-    assert Identity.load(copy).peer_id == me.peer_id
-
-
-def test_a_restored_key_takes_the_place_of_the_old_one_which_is_kept(tmp_path: Path) -> None:
-    me, other = Identity(SEED), Identity.load_or_create(tmp_path / "node" / "key")
-    me.write(tmp_path / "copy")
-    (tmp_path / "copy").chmod(0o644)  # as on a stick
-    found, kept = Identity.restore(tmp_path / "copy", tmp_path / "node" / "key")
-    assert found.peer_id == me.peer_id == Identity.load(tmp_path / "node" / "key").peer_id
-    assert kept is not None and Identity.load(kept).peer_id == other.peer_id
-    assert Identity.restore(tmp_path / "copy", tmp_path / "node" / "key")[1] is None, "it is the same key"
-    assert Identity.restore(tmp_path / "copy", tmp_path / "new" / "key")[1] is None
-
-
-@pytest.mark.parametrize("content", [b"", b"key", bytes(200), Identity(SEED).private_file[:-1], None])
-def test_a_backup_that_is_no_key_changes_nothing(tmp_path: Path, content: bytes | None) -> None:
-    me = Identity.load_or_create(tmp_path / "key")
-    if content is not None:
-        (tmp_path / "copy").write_bytes(content)
-    with pytest.raises(KeyFileUnusable, match=r"complete key|not lost"):
-        Identity.restore(tmp_path / "copy", tmp_path / "key")
-    assert Identity.load(tmp_path / "key").peer_id == me.peer_id
-    assert [path.name for path in tmp_path.iterdir() if path.name != "copy"] == ["key"]
-
-
-def test_a_restore_that_the_disk_cuts_off_loses_no_key(tmp_path: Path) -> None:
-    Identity(SEED).write(tmp_path / "copy")
-    for step in itertools.count(1):
-        path = tmp_path / str(step) / "key"
-        old = Identity.load_or_create(path)
-        with failing_at(step) as begun, contextlib.suppress(KeyFileUnusable):
-            Identity.restore(tmp_path / "copy", path)
-        if len(begun) < step:
-            break
-        there = {Identity.load(file).peer_id for file in path.parent.iterdir()}
-        assert old.peer_id in there and Identity.load(path).peer_id in there
-    assert step > 3
+    Identity(SEED).write(path)
+    assert Identity.load(path).peer_id == me.peer_id, "a key is never written over"
 
 
 def test_a_signature_holds_for_its_key_domain_and_message_only() -> None:

@@ -25,10 +25,9 @@ import typer
 from msgspec import to_builtins
 
 from p2p.errors import OperatorError
-from p2p.identity import Identity
 from swarmd.cli.app import app
 from swarmd.daemon.local_api.control import call, serve
-from swarmd.state.folder import IDENTITY_FILE, StateFolder
+from swarmd.state.folder import StateFolder
 from swarmd.state.logs import installed_version
 from swarmd.state.status import KnownPeer, PeerList
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
@@ -151,7 +150,7 @@ def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
 WRONG = """join --local -1|join --local many|join --device gpu|join --bootstrap localhost:4001
     |join --judge judge.example|join --config absent.toml|join --nonsense|dance|task show bf|task show bff 1
     |task show bf -1|task show bf 2147483648|task list --curriculum x
-    |identity show|plan replay --alpha 0.5"""
+    |plan replay --alpha 0.5"""
 
 
 @pytest.mark.parametrize("arguments", [line.split() for line in WRONG.split("|")], ids=" ".join)
@@ -249,22 +248,6 @@ def test_config_commands_check_show_and_print_the_path(
     mistakes = [f"{wrong}:1: x: unknown key"]
     assert (told.code, json.loads(told.out)) == (2, {"schema": 1, "file": str(wrong), "mistakes": mistakes})
     assert run("config", "check", usual).code == 0  # the argument wins over the variable
-
-
-def test_the_identity_is_shown_and_backed_up_once(run: Run, tmp_path: Path) -> None:
-    identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
-    shown = json.loads(run("identity", "show", "--json", "--state-dir", tmp_path).out)
-    assert (shown["schema"], shown["peer_id"]) == (1, identity.peer_id)
-    assert identity.peer_id in run("identity", "show", "--state-dir", tmp_path).out
-    copy = tmp_path / "copy.key"
-    assert run("identity", "backup", copy, "--state-dir", tmp_path).out == f"{copy}\n"
-    assert Identity.load(copy).peer_id == identity.peer_id  # of a private file alone
-    again = run("identity", "backup", copy, "--state-dir", tmp_path)
-    assert again.code == 2 and "exists already" in again.err
-    assert (
-        run("identity", "backup", tmp_path, "--state-dir", tmp_path).out
-        == f"{tmp_path}/swarmd-{identity.peer_id}.key\n"
-    )
 
 
 def test_a_question_of_somebodys_file_controls_no_terminal(run: Run, tmp_path: Path) -> None:

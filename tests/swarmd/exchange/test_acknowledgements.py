@@ -17,6 +17,7 @@ from swarmd.exchange.acknowledgements import (
     Acknowledger,
     encode,
 )
+from swarmd.state.status import GivenRollouts
 from tests.doubles import Clock, identity, memory_member
 
 ANNE, BEN = identity(1).peer_id, identity(2).peer_id
@@ -37,10 +38,10 @@ async def test_an_author_hears_how_many_of_its_rollouts_were_used_and_by_how_man
         acknowledger.used([anne.identity.peer_id] * uses)
         await acknowledger.tell()
         await acknowledger.tell()  # nothing new
-    assert gave.document() == {"rollouts": 10, "used": 4, "by": 2}
+    assert gave.figures() == GivenRollouts(10, 4, 2)
     told[2].used([anne.identity.peer_id])
     await told[2].tell()
-    assert gave.document() == {"rollouts": 10, "used": 5, "by": 3}
+    assert gave.figures() == GivenRollouts(10, 5, 3)
 
 
 async def test_untold_counts_wait_and_nobody_is_dialled() -> None:
@@ -68,7 +69,7 @@ async def test_each_use_is_told_once_also_one_during_the_telling_and_after_a_res
     clock, gave = Clock(), AcknowledgementCounter(lambda: 10)
 
     async def ask(peer: PeerId, question: bytes, _limit: int) -> bytes:
-        if not gave.used:
+        if not gave.figures().used:
             acknowledger.used([ANNE])
         return gave(peer, question)
 
@@ -76,12 +77,12 @@ async def test_each_use_is_told_once_also_one_during_the_telling_and_after_a_res
     acknowledger.used([ANNE, ANNE])
     for used in (2, 3, 3):
         await acknowledger.tell()
-        assert gave.used == used
+        assert gave.figures().used == used
     clock.now += 1
     again = Acknowledger(ask, lambda: [ANNE], clock)
     again.used([ANNE])
     await again.tell()
-    assert gave.used == 4
+    assert gave.figures().used == 4
 
 
 async def test_an_author_may_be_forgotten_while_it_is_told() -> None:
@@ -113,17 +114,17 @@ async def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_bla
 def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() -> None:
     shared = [0]
     gave = AcknowledgementCounter(lambda: shared[0])
-    assert gave(ANNE, encode(1, 5)) == HEARD and gave.document()["by"] == 0  # nothing was shared
+    assert gave(ANNE, encode(1, 5)) == HEARD and gave.figures().by == 0  # nothing was shared
     shared[0] = 7
     for _ in range(2):
         gave(ANNE, encode(2, 5))
-    assert gave.document()["used"] == 5
+    assert gave.figures().used == 5
     gave(ANNE, encode(3, 10**15))
     assert gave(BEN, encode(3, 0)) == HEARD
-    assert gave.document() == {"rollouts": 7, "used": 7, "by": 1}
+    assert gave.figures() == GivenRollouts(7, 7, 1)
     for number in range(MAX_PEERS + 50):  # as a crowd of made-up names would
         gave(PeerId(str(number)), encode(1, 1))
-    assert gave.document() == {"rollouts": 7, "used": MAX_PEERS, "by": MAX_PEERS}
+    assert gave.figures() == GivenRollouts(7, MAX_PEERS, MAX_PEERS)
 
 
 @given(
@@ -133,11 +134,11 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
 def test_any_other_message_is_answered_with_nothing(message: bytes) -> None:
     gave = AcknowledgementCounter(lambda: 5)
     assert gave(ANNE, PeerRequest.USED.message(message)) in (b"", HEARD)
-    assert gave.document()["used"] <= 5
+    assert gave.figures().used <= 5
 
 
 def test_a_later_version_is_answered_with_nothing() -> None:
     gave = AcknowledgementCounter(lambda: 5)
-    assert gave(ANNE, bytes([7, 0x93, 1, 4, 2])) == HEARD and gave.document()["used"] == 2
+    assert gave(ANNE, bytes([7, 0x93, 1, 4, 2])) == HEARD and gave.figures().used == 2
     for other in (bytes([7, 0x93, 2, 5, 2]), bytes([7, 0x93, 1, 5, 0xFF])):  # or less than none
-        assert gave(ANNE, other) == b"" and gave.document()["used"] == 2
+        assert gave(ANNE, other) == b"" and gave.figures().used == 2
