@@ -1,9 +1,9 @@
 """LoRA (arXiv 2106.09685): adapted layers, their forward pass, and merging adapters.
 
 All users of the policy compute the same: the update, the sampler, the judge. With a 16-bit base, two common
-methods lose a young adapter, whose effect is still small (docs/performance.md, "A young adapter in
-bfloat16"). One rounds W + s B A to the base's dtype. The other, peft's forward, adds the adapter's output to
-an already rounded product, and so loses every part below half of the product's last digit.
+methods lose a young adapter, whose effect is still small (docs/performance.md, "Further checks"). One rounds
+W + s B A to the base's dtype. The other, peft's forward, adds the adapter's output to an already rounded
+product, and so loses every part below half of the product's last digit.
 
 The base may be stored in 4 bits (QLoRA, arXiv 2305.14314): NF4 by bitsandbytes, in blocks of 64 weights with
 8-bit scales. A layer's weights are unpacked to bfloat16 when it is used. So the error of the quantization is
