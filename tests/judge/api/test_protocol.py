@@ -41,7 +41,7 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
         and question["answers"] == 3
     )
     right = await court.right_answer(peer, question["evaluation"])
-    refused(await court.answer(peer, question["evaluation"], right), 422, "wants 3 answers")
+    refused(await court.answer(peer, question["evaluation"], right), 422, "needs 3 answers")
     graded = (await court.answer(peer, question["evaluation"], "x", right, "y")).json()
     assert (graded["reward"], graded["rewards"], graded["n"], graded["number"]) == (
         0.0,
@@ -118,7 +118,7 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
     file.write_text("\n".join([good[0][:40], good[1], "[" * 10**5]))
     done = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert done.exit_code == 1 and "not signed" not in done.output
-    assert re.findall(r"line (\d): cut off", done.output) == ["1", "3"] and "1 receipts" in done.output
+    assert re.findall(r"line (\d): truncated", done.output) == ["1", "3"] and "1 receipts" in done.output
 
 
 @on_each_database

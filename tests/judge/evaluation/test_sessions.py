@@ -134,7 +134,7 @@ def test_an_answer_counts_until_its_deadline_and_with_as_many_texts_as_were_aske
     first, second, third = (judge.ask(ALICE, NEWCOMER, float(i), answers=2, most=3) for i in range(3))
     assert isinstance(first, tuple) and isinstance(second, tuple) and isinstance(third, tuple)
     short = judge.close(first[0].id, ALICE, 5.0, answers=1)
-    assert isinstance(short, Refusal) and "wants 2 answers, not 1" in short.error
+    assert isinstance(short, Refusal) and "needs 2 answers, not 1" in short.error
     assert judge.close(first[0].id, ALICE, 5.0, answers=2) == first[0]
     assert judge.of(ALICE) == [second[0], third[0]]
     # Nothing has expired it yet

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from swarmd.lab.experiment import parse_experiment
 from swarmd.lab.play import NOTHING, line_of
 from swarmd.lab.report import groups, write_report
 from swarmd.lab.results import Results
 from swarmd.lab.statistics import Column, RunFigures, figures, gain, interval, roughness
+from swarmd.types import TokenCounts
 
 # Two nodes, of which the second is away in the last round.
 LINES = [
@@ -143,5 +145,5 @@ def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
 
 
 def test_a_node_that_trained_on_nothing_has_no_entropy() -> None:
-    trained = replace(NOTHING, update=replace(NOTHING.update, entropy=0.5, tokens=8))
+    trained = structs.replace(NOTHING, tokens=TokenCounts(0, 8), entropy=0.5)
     assert line_of(1, [NOTHING, trained], set())["entropy"] == [None, 0.5]

@@ -203,7 +203,7 @@ def test_weights_of_another_architecture_are_refused(folders: dict[str, Path], t
     saved = save(policy, tmp_path / "saved")
     elsewhere = save(open_policy(folders["llama"]), tmp_path / "other")
     (saved / "weights.safetensors").write_bytes((elsewhere / "weights.safetensors").read_bytes())
-    with pytest.raises(CheckpointUnfit, match="other names or shapes"):
+    with pytest.raises(CheckpointUnfit, match="other tensor names or shapes"):
         policy.restore(saved)
 
 

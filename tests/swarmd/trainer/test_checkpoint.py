@@ -172,7 +172,7 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
     content = (saved / "run.msgpack").read_bytes()
     assert files["run.msgpack"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     run = msgpack.unpackb(content, strict_map_key=False)
-    rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0}
+    rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0, "group": ""}
     rollout["completions"] = [{"text": "é", "ended": True}, {"text": "", "ended": False}]
     assert (run["schema"], run["round"], run["seed"], run["before"], run["used"]) == (
         1,

@@ -80,7 +80,7 @@ async def test_pauses_lose_no_round(tmp_path: Path) -> None:
             await paused.until("paused")
             paused.child.stop()  # while it is paused: the round is finished, and saved
         rounds = len(paused.lines())
-        assert [line.round for line in paused.lines()] == list(
+        assert [line["round"] for line in paused.lines()] == list(
             range(1, rounds + 1)
         ) and paused.child.restarts == 0
         whole = config.model_copy(update={"round": config.round.model_copy(update={"rounds": rounds})})

@@ -54,7 +54,6 @@ def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
 
 def test_reports_of_unknown_authors_are_forgotten() -> None:
     roster = Roster()
-    roster.says(A, 3, "tiny")
     roster.bad(A)
     roster.useful(A, "gcd")
     assert len(roster) == 0 and roster.get(A) is None

@@ -65,7 +65,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         assert policy.version == rounds
         figures = crew.report(time.monotonic())
         assert (
-            figures.version == policy.version and 0 <= figures.lag_mean <= figures.lag_max <= policy.version
+            figures.version == policy.version and 0 <= figures.lag.mean <= figures.lag.max <= policy.version
         )
         assert figures.tokens_per_second is None
 
