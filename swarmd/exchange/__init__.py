@@ -1,1 +1,1 @@
-"""Rollouts as bytes: the wire format, offers, and fetching what is chosen."""
+"""Rollouts as bytes: the wire format, offers, and fetching the chosen rollouts."""

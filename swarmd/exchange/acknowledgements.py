@@ -1,12 +1,12 @@
 """Acknowledgements: a node tells authors how many of their rollouts it trained on.
 
-They are for people to see; nothing is decided by them.
+They are shown to people; no decision depends on them.
 
-Question: byte 7 and msgpack [1, number, rollouts]: the asker trained on so many more rollouts of the peer
-that it asks. number: another one for each such message, so that one that comes twice counts once. Answer:
-byte 1, or nothing from a peer that does not know the question. The connection proves who says it, so it is
-not signed: nobody else has to believe it. Only authors that are connected are told, so it costs no connection
-and no gossip, however large the swarm is.
+Question: byte 7 and msgpack [1, number, rollouts]. The asker has trained on that many more rollouts of the
+peer that it asks. number: different for each message, so that a repeated message counts once. Answer: byte 1,
+or nothing from a peer that does not know the question. The message is not signed: the connection proves the
+sender, and no third node has to believe it. Only connected authors are told, so acknowledgements cost no
+connection and no gossip, however large the swarm is.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -48,9 +48,9 @@ def encode(number: int, rollouts: int) -> bytes:
 
 
 class Acknowledger:
-    """Counts whose rollouts we trained on, and tells them.
+    """Counts the rollouts that we trained on, by author, and tells the authors.
 
-    connected: returns whom we are connected to. clock: seconds since the epoch.
+    connected: returns the connected peers. clock: seconds since the epoch.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Acknowledger:
     ) -> None:
         self._ask, self._connected = ask, connected
         self._number = int(clock() * 1000)
-        # Author -> rollouts; the one used last is at the end
+        # Author -> rollouts; the most recently used author is at the end
         self._untold: Latest[PeerId, int] = Latest(MAX_PEERS)
 
     def used(self, authors: Iterable[PeerId]) -> None:
@@ -72,7 +72,7 @@ class Acknowledger:
             await self.tell()
 
     async def tell(self) -> None:
-        """Tell the connected authors of whom we used most. What could not be told waits."""
+        """Tell the connected authors with the most used rollouts. Counts of unreached authors are kept."""
         there = self._untold.keys() & set(self._connected())
         most = sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]
         due = {author: self._untold[author] for author in most}
@@ -87,10 +87,10 @@ class Acknowledger:
 
 
 class AcknowledgementCounter:
-    """Counts the rollouts that we shared and those that others say they used. Answers the question.
+    """Counts the rollouts that we shared and that peers say they used; answers their messages.
 
-    A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures
-    large, on our own screen alone.
+    A peer counts for at most as many rollouts as we shared. An attacker with many keys can inflate these
+    figures, but only on this node's own screen.
 
     shared: returns how many rollouts were shared since the start.
     """

@@ -32,7 +32,7 @@ from swarmd.exchange.events import (
 )
 from swarmd.exchange.exchange import Exchange
 
-# Events that wait. A flood of frames is dropped, never a word about state.
+# Most events in the queue. Frames over this limit are dropped; events about state never are.
 MAX_EVENTS = 4096
 # How often to look which members we are connected to.
 PEERS_EVERY_S = 1.0
@@ -45,8 +45,8 @@ class Driver:
 
     Args:
         deliver: called with the rollouts of other nodes.
-        talk: called with words for the operator.
-        reported: called with each peer that is charged.
+        talk: called with a message for the operator.
+        reported: called with each peer that is reported for a fault.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Driver:
     async def run(self, member: Member) -> None:
         """Handle events until cancelled."""
         async with trio.open_nursery() as nursery:
-            # Known before anything is fetched from them.
+            # The exchange learns the connected peers before it fetches from them.
             event: Event = Connected(connected(member))
             nursery.start_soon(self._watch_peers, member)
             while True:
@@ -97,7 +97,7 @@ class Driver:
                 self._questions[number] = trio.CancelScope()
                 nursery.start_soon(self._ask, output, member)
             case Cancel(number):
-                # Its answer may be on its way through the queue.
+                # The question may be over already, with its answer still in the queue.
                 self._questions.get(number, trio.CancelScope()).cancel()
             case Deliver():
                 self._deliver(output)

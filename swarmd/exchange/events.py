@@ -21,14 +21,14 @@ class Admitted(_Value, frozen=True):
 
 
 class Answered(_Value, frozen=True):
-    """The end of an `Ask`: one for each that was not cancelled. reply: None if the peer was not reached."""
+    """An `Ask` ended without being cancelled. reply: None if the peer was not reached."""
 
     number: int
     reply: bytes | None
 
 
 class Connected(_Value, frozen=True):
-    """The members that we are connected to now; none while our member is away."""
+    """The members that we are connected to now; empty while our own member is offline."""
 
     peers: tuple[PeerId, ...]
 
@@ -36,7 +36,7 @@ class Connected(_Value, frozen=True):
 class RoundBegan(_Value, frozen=True):
     """The trainer begins a round.
 
-    lead: as the trainer found it in the round before; None if the trainer has just started.
+    lead: the trainer's `Lead` after the previous round; None if the trainer has just started.
     """
 
     number: int
@@ -55,13 +55,13 @@ class Share(_Value, frozen=True):
 
 
 class Useless(_Value, frozen=True):
-    """The trainer has learnt nothing from rollouts of these authors for long."""
+    """The trainer has learnt nothing from these authors' rollouts for a long time."""
 
     authors: tuple[PeerId, ...]
 
 
 class Leave(_Value, frozen=True):
-    """The node leaves soon: it sends what waits without waiting for its turn."""
+    """The node leaves soon: it sends its waiting messages at once, not at its next turn."""
 
 
 class SendFailed(_Value, frozen=True):
@@ -90,8 +90,8 @@ class Hold(_Value, frozen=True):
 class Ask(_Value, frozen=True):
     """Ask a peer; dial it if need be.
 
-    number: never used twice, so a late answer is never taken for another one. limit: bytes of the answer.
-    at: a multiaddress at which the peer says that it can be reached; "" if it does not say.
+    number: never used twice, so a late answer is never taken for another question's. limit: bytes of the
+    answer, at most. at: the multiaddress at which the peer says that it can be reached; "" if it gave none.
     """
 
     number: int
@@ -118,7 +118,7 @@ class Deliver(_Value, frozen=True):
 
 
 class Report(_Value, frozen=True):
-    """Charge a peer: an author for its content, a holder for its answer."""
+    """Report a peer for a fault: an author for its content, a holder for its answer."""
 
     peer: PeerId
     reason: Reason

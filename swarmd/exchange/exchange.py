@@ -4,10 +4,10 @@
 
 1. `handle` alone changes the state. Clock and randomness are arguments, so the same events give the same
    outputs.
-2. Whatever a peer sends is an event. Nothing raises but a bug of ours.
-3. Each question and each fetch ends by itself, even if the driver never answers.
-4. All that is kept is bounded.
-5. `WakeAt` replaces the last one and is later than now; each `Tick` is followed by one.
+2. Every input from a peer is an event. No event makes `handle` raise, unless this code has a bug.
+3. Each question and each fetch has a timeout, so it ends even if the driver never answers.
+4. Every collection is bounded.
+5. A `WakeAt` replaces the previous one and is later than now; each `Tick` is followed by a `WakeAt`.
 """
 
 import math
@@ -47,7 +47,7 @@ from swarmd.types import Rollout
 KINDS = frozenset((wire.KIND, offers.KIND))
 # The least time between two turns: receivers drop frames over an author's quota.
 MIN_GAP_S = 0.5
-# Own rollouts that wait to be encoded; the oldest go.
+# Most own rollouts that wait to be encoded; the oldest are dropped.
 MAX_UNSENT = 1024
 TOO_LARGE = (
     f"rollouts over {MAX_CONTENT_BYTES} bytes, or {MAX_BLOB_BYTES} compressed, are not shared: lower"
@@ -59,8 +59,8 @@ class Exchange:
     """One node's part in the exchange.
 
     Args:
-        sharing: its `take` and `caps` choose what is fetched.
-        model: other nodes are told this name.
+        sharing: its `take` and `caps` decide which rollouts are fetched.
+        model: the model's name, as other nodes are told it.
         whole: bytes up to which a set of rollouts is gossiped; the rollouts of a larger one are offered.
     """
 
@@ -82,14 +82,14 @@ class Exchange:
         )
         self._outgoing = Outgoing(self.pacing, round.max_age)
         self.unsent: deque[Rollout] = deque(maxlen=MAX_UNSENT)  # own rollouts that wait to be encoded
-        self._round = 0  # that the unsent rollouts are of
-        self._turn_at = -math.inf  # when the next turn may be
-        self._said = ""  # the last words to the operator
-        self._wake_at = math.nan  # so that the next one differs
+        self._round = 0  # the round of the unsent rollouts
+        self._turn_at = -math.inf  # the earliest time of the next turn
+        self._said = ""  # the last message to the operator
+        self._wake_at = math.nan  # differs from any time, so the first `WakeAt` is sent
         self.shared = 0  # own rollouts that were sent or offered
 
     def handle(self, event: Event, now: float) -> Sequence[Output]:
-        """Take an event and return what to do, in this order. now: seconds of a monotonic clock."""
+        """Handle an event and return the outputs, in order. now: seconds of a monotonic clock."""
         self._out = []
         match event:
             case Admitted(envelope):
@@ -145,7 +145,7 @@ class Exchange:
         return None if self.market.add(found, now) == len(found) else Reason.UNKNOWN_TASK
 
     def _encode(self) -> None:
-        """Make messages of the unsent rollouts: one whole set, or offers of each."""
+        """Encode the unsent rollouts: as one whole set if it is small enough, else as offers."""
         rollouts = list(self.unsent)
         self.unsent.clear()
         if not rollouts:
@@ -159,7 +159,7 @@ class Exchange:
         if len(blobs) < len(rollouts):
             self._talk(TOO_LARGE)
         for blob in blobs:
-            # So that nobody offers it as its own.
+            # Recorded, so that another author's offer of this blob is recognised as a copy.
             self.market.author_of[content_id(blob)] = rollouts[0].author
             self._out.append(Hold(blob))
         for offer in bodies:
@@ -167,7 +167,7 @@ class Exchange:
         self.shared += len(blobs)
 
     def _send(self, now: float) -> float:
-        """Send what waits if it is our turn and somebody is there; return when the next turn is."""
+        """Send waiting messages if it is our turn and a peer is connected; return the next turn's time."""
         if not self.market.connected or not self.waits:
             return math.inf
         if (turn := max(self._turn_at, self.pacing.next_at(now))) > now:
@@ -179,7 +179,7 @@ class Exchange:
         return self._send(now)
 
     def _talk(self, text: str) -> None:
-        """Tell the operator, once."""
+        """Tell the operator, unless it repeats the last message."""
         if text != self._said:
             self._said = text
             self._out.append(Talk(text))

@@ -5,7 +5,7 @@ the last one asked has answered without the blob. The first answer with the blob
 questions are cancelled. A holder that was not reached is asked once more. Each question ends after
 HOLDER_TIMEOUT_S, even if no answer ever comes, and so does each fetch. `p2p.blobs` has the question.
 
-A fetch is in one State, and NEXT says which follows.
+A fetch is in one State; NEXT is the table of transitions.
 """
 
 import itertools
@@ -19,17 +19,17 @@ from p2p.types import PeerId, PeerRequest, Reason
 from swarmd.exchange.events import Ask, Cancel, Output, Report
 from swarmd.exchange.offers import Offered
 
-# Peers that are asked for one blob, at most; some may be gone.
+# Most peers that are asked for one blob; some may have left.
 MAX_HOLDERS = 32
-# Questions under way. Those to peers that are gone take long, and must not delay the rest.
+# Most open questions. Those to peers that have left take long, and must not delay the rest.
 QUESTIONS_AT_ONCE = 64
-# When the next holder is asked too.
+# The delay until the next holder is asked as well.
 HEDGE_S = 0.5
-# The same if the likeliest holder does not have the blob: then few other peers do.
+# The same delay if the likeliest holder does not have the blob: then few other peers have it.
 HEDGE_MISSING_S = 0.05
 # The time for one holder to answer.
 HOLDER_TIMEOUT_S = 10.0
-# When a holder that was not reached is asked once more: it may be the only one.
+# The delay until a holder that was not reached is asked once more: no other peer may have the blob.
 ASK_AGAIN_S = 1.0
 
 
@@ -52,7 +52,7 @@ _ENDS = {
     Step.NO_BLOB: State.MISSING,
     Step.ROUND_OVER: State.DROPPED,
 }
-# Any other step is a bug of ours: KeyError.
+# Any other transition is a bug in this code and raises KeyError.
 NEXT = {(state, step): end for state in (State.ON_TIME, State.LATE) for step, end in _ENDS.items()} | {
     (State.ON_TIME, Step.SLOW): State.LATE
 }
@@ -71,15 +71,15 @@ class HolderReply(Enum):
 class Asked:
     holder: PeerId
     ends: float
-    again: bool  # whether it is the second one to this holder
+    again: bool  # whether this is the second question to the holder
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The blob of a chosen offer, on its way.
+    """The fetch of one chosen offer's blob.
 
-    size: bytes as it travels, at most. holders: peers that may have it, the likeliest first. Times are
-    seconds of the caller's clock.
+    size: most bytes of the compressed blob. holders: peers that may have the blob, the likeliest first. Times
+    are seconds of the caller's clock.
     """
 
     item: Offered
@@ -99,7 +99,7 @@ class Fetch:
 
     @property
     def over(self) -> bool:
-        """Whether nobody is left to ask, and no answer is still to come."""
+        """Whether no holder is left to ask, and no question is open."""
         return self.asked == len(self.holders) and not self.open and not self.again
 
     @property
@@ -108,19 +108,19 @@ class Fetch:
         return self.replies.get(self.holders[0]) is HolderReply.NO
 
     def due(self, *, room: bool) -> float:
-        """Return when something is to be done, unless an answer comes before. room: for a question."""
+        """Return when the next question or timeout is due. room: whether another question may be asked."""
         asks = [*self.again.values(), *([self.next_at] if self.asked < len(self.holders) else [])]
         ends = (question.ends for question in self.open.values())
         return min(self.ends, *ends, *(asks if room else ()))
 
     def settle(self, holder: PeerId, now: float) -> None:
-        """Let the next holder be asked at once if this is the last one asked."""
+        """Ask the next holder at once if this holder was the last one asked."""
         if holder == self.holders[self.asked - 1]:
             self.next_at = min(self.next_at, now)
 
 
 class Fetcher:
-    """Holds the fetches under way. emit: takes the outputs, in their order."""
+    """Holds the running fetches. emit: called with each output, in order."""
 
     def __init__(self, emit: Callable[[Output], None]) -> None:
         self._emit, self._numbers = emit, itertools.count(1)
@@ -159,7 +159,7 @@ class Fetcher:
         elif reply == MISSING:
             fetch.replies[holder] = HolderReply.NO
             if fetch.hopeless and holder == fetch.holders[0]:
-                # One deadline for all other holders together.
+                # From here on all other holders together have one deadline.
                 fetch.ends = min(fetch.ends, now + ASK_AGAIN_S)
         elif reply:
             self._emit(Report(holder, Reason.NOT_ASKED_FOR))
@@ -167,7 +167,7 @@ class Fetcher:
         return None
 
     def advance(self, now: float) -> Sequence[Fetch]:
-        """Ask the holders whose time has come; return the fetches that ended without the blob."""
+        """Ask the holders that are due; return the fetches that ended without the blob."""
         ended = []
         for fetch in list(self.under_way):
             for number in [number for number, question in fetch.open.items() if question.ends <= now]:

@@ -1,13 +1,13 @@
-"""Chooses the rollouts that a round will train on, of those on offer, and fetches only those. Pure.
+"""Chooses among the offered rollouts for a round's training, and fetches only the chosen ones. Pure.
 
-Theory of operation. Offers wait on the board. A round has J places. Each free place goes to an offer, by
-`[sharing] take` (`experience.batch.OfferChoice`) and the authors' credit (`Serving`): when the round begins,
-and, if there are too few offers then, while it lasts. If a rollout cannot be fetched, is late, or is not of
-the task that was offered, another one takes its place. Fetching goes on while our own rollouts are generated;
-no round waits for it.
+Theory of operation. Offers wait on the board. A round has J places. The choice follows `[sharing] take`
+(`experience.batch.OfferChoice`) and the authors' credit (`Serving`). Places are filled when the round begins,
+and later in the round if there were too few offers. If a rollout cannot be fetched, is late, or belongs to
+another task than the offer said, another rollout takes its place. Fetching goes on while our own rollouts are
+generated; no round waits for it.
 
-A fetch is in one State, and `NEXT` says which follows (`exchange.fetching`). Whether an author is on trial is
-a fact about the author, so it is not in the state of a fetch.
+A fetch is in one State; `NEXT` is the table of transitions (`exchange.fetching`). Whether an author is on
+trial is a fact about the author, so it is not in the state of a fetch.
 """
 
 import math
@@ -31,17 +31,17 @@ from swarmd.state.status import ExchangeFigures
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Lead, TaskRef
 
-# The time of a fetch even if its round is over: rounds of a tiny model are shorter than a round trip.
+# The time that a fetch gets even if its round ends: rounds of a tiny model are shorter than a round trip.
 MIN_FETCH_S = 5.0
-# The time of a fetch from a doubtful author (`Serving.doubtful`).
+# The timeout of a fetch from a doubtful author (`Serving.doubtful`).
 DOUBTFUL_FETCH_S = 2.0
 # A fetch that takes longer goes on, but frees its place for another author.
 LATE_S = 2.0
-# Other authors that are asked for a stranger's blob, if they offer the same one.
+# Most other authors that are asked for a stranger's blob because they offer the same one.
 OTHER_AUTHORS = 4
-# Authors that are remembered.
+# Most authors that are remembered.
 MAX_AUTHORS = 4096
-# Blobs that were fetched through a copied offer, and wait for the offer of their author.
+# Most blobs that were fetched through a copied offer and are kept until their real author offers them.
 KEPT_COPIES = 16
 
 
@@ -49,9 +49,9 @@ class Market:
     """Holds the offers, the authors' credit and the fetches of one trainer.
 
     Args:
-        sharing: its `take` and `caps` choose.
-        emit: takes the outputs, in their order.
-        tried: told of each author that was asked for an offered rollout, and whether it served that.
+        sharing: its `take` and `caps` decide the choice.
+        emit: called with each output, in order.
+        tried: called with each author that was asked for an offered rollout, and whether it served it.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Market:
         self._copies: Latest[bytes, bytes] = Latest(KEPT_COPIES)  # by id
         # Author -> (its last round, its model), as it says itself.
         self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)
-        self._changed = False  # whether another choice may find something
+        self._changed = False  # whether choosing again may find an offer
         self.gathered, self.missed, self._now = 0, 0, 0.0
 
     def add(self, offered: Sequence[Offered], now: float) -> int:
-        """Put an author's offers on the board; return how many of them are for training.
+        """Put an author's offers on the board; return how many of them are for tasks that we train on.
 
-        If one of them is known as another author's, none is put up.
+        If one of the blobs is known to be another author's, none of the offers is put on the board.
         """
         author = offered[0].author
         if any(self.author_of.get(item.id, author) != author for item in offered):
@@ -97,11 +97,13 @@ class Market:
         return good
 
     def deliver(self, found: RolloutSet, group: str, heard: int) -> int:
-        """Hand on the rollouts of a set that are for training; return how many of them were new.
+        """Deliver the set's rollouts of tasks that we train on; return how many of them were new.
 
-        Of an author and task there is one, as in the pool, while that one may be trained on.
+        A second rollout of the same author and task is skipped while the first is fresh enough to train on.
 
-        group: the author's network group. heard: our round in which the set or its offer came.
+        Args:
+            group: the author's network group.
+            heard: our round in which the set or its offer arrived.
         """
         new = 0
         for rollout in found.rollouts:
@@ -114,7 +116,7 @@ class Market:
         return new
 
     def begin(self, number: int, lead: Lead | None, now: float) -> None:
-        """Begin a round of the trainer. lead: None if it has just started.
+        """Begin a round of the trainer. lead: None if the trainer has just started.
 
         The last round's fetches are dropped, except those begun less than MIN_FETCH_S ago. Rollouts that
         would be too old to train on are dropped in any case.
@@ -134,13 +136,13 @@ class Market:
             self._end(fetch, Step.ROUND_OVER)
         self._wanting, self._changed = self._wanted, True
         self._fill(now)
-        # They are of the last round, so the first choice of this one does not know it.
+        # Charged after the choice: these failures belong to the last round, not to this round's first choice.
         for fetch in dropped:
             self._miss(fetch, now)
 
     @property
     def holding(self) -> int:
-        """How many places of the round are held."""
+        """How many places of the round are held by running fetches."""
         on_time = [fetch for fetch in self.under_way.values() if fetch.state is State.ON_TIME]
         return sum(not self.serving.on_trial(fetch.item.author) for fetch in on_time)
 
@@ -156,7 +158,7 @@ class Market:
             self._found(*found, now)
 
     def advance(self, now: float) -> float:
-        """Fill the free places and do what is due; return when something is due next, later than now."""
+        """Fill free places, ask holders, end late fetches; return the time of the next action, after now."""
         self._now = now
         while True:
             self._fill(now)
@@ -173,7 +175,7 @@ class Market:
         return min(self.fetcher.due, *(fetch.since + LATE_S for fetch in on_time), math.inf)
 
     def figures(self) -> ExchangeFigures:
-        """Return the figures for the status; bytes that we serve are counted elsewhere."""
+        """Return the figures for the status, without the bytes that we serve."""
         return ExchangeFigures(
             on_offer=len(self.board.offered),
             fetched=self.gathered,
@@ -187,7 +189,7 @@ class Market:
         return had is not None and not too_old(had, self.board.round, self._max_age)
 
     def _fill(self, now: float) -> None:
-        """Begin fetches for the round's free places, and trial fetches beside them (`Serving.on_trial`)."""
+        """Begin fetches for the round's free places, and extra trial fetches (`Serving.on_trial`)."""
         if not self._changed:
             return
         self._changed, under_way = False, self.under_way.values()
@@ -214,10 +216,10 @@ class Market:
             self.fetcher.begin(fetch)
 
     def _found(self, fetch: Fetch, blob: bytes, now: float) -> None:
-        """Deliver the rollout of a blob, if an offer says what it is; charge an author that copied it."""
+        """Deliver a blob's rollout if it matches its own author's offer; charge an author that copied it."""
         item, replies = fetch.item, fetch.replies
         found = offers.decode_blob(blob, item)
-        # A copied offer takes nothing from the real author: its rollout is used if it offers the same.
+        # A copied offer does not harm the real author: if that author offers the same blob, it is used.
         real = self._real(item, blob) if found is Reason.NOT_ITS_OWN else None
         self._end(fetch, Step.BAD_BLOB if real is None and isinstance(found, Reason) else Step.GOOD_BLOB)
         if replies.get(item.author) is HolderReply.NO and real is None:
@@ -237,7 +239,7 @@ class Market:
         for copy in self.board.same(item):
             self._emit(Report(copy.author, Reason.NOT_ITS_OWN))
             self.board.take_down(copy.author)
-        # Otherwise other nodes had it, and the author may not have been asked.
+        # Credit the author only if it was asked and did not deny having the blob.
         if replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
             self.serving.served(item.author, now)
             self._tried(item.author, True)
@@ -247,7 +249,7 @@ class Market:
         self._wanting -= self.deliver(found, item.group, item.round)
 
     def _expose(self, author: PeerId, reason: Reason, since: float, now: float, *, copied: bool) -> None:
-        """Charge an author whose offer leads to something else. copied: as of `Serving.failed`."""
+        """Charge an author whose offer does not match its blob. copied: see `Serving.failed`."""
         self._emit(Report(author, reason))
         self.board.take_down(author)
         self._tried(author, False)
@@ -268,7 +270,7 @@ class Market:
         self._changed = True
 
     def _charge(self, fetch: Fetch, now: float) -> None:
-        """Charge the author for a blob that nobody had, or that it has not itself."""
+        """Charge the author for a blob that no holder had, or that the author itself does not have."""
         author, since = fetch.item.author, fetch.since
         said, given = fetch.replies.get(author), now - since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):
@@ -278,7 +280,7 @@ class Market:
         patient = given >= MIN_FETCH_S or fetch.state is not State.DROPPED
         cost = self.serving.cost(said, patient and author in self.connected, now)
         if cost == HARD:
-            # The author's later offers count again.
+            # Remove the author's other offers; its later offers are accepted.
             self.board.take_down(author)
         if self.serving.failed(author, cost, since, now) and cost == HARD:
             self._emit(Report(author, Reason.UNSERVED))

@@ -1,20 +1,20 @@
 """Offers of rollouts: the wire format, and the board of offers that we know. Pure.
 
-A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs.blobs`),
-and the offer lists their ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for other
-implementations.
+A rollout set too large to gossip is offered instead: each rollout is a separate blob (`p2p.blobs.blobs`), and
+the offer lists the blobs' ids. `swarmd.exchange.pacing` decides how often offers are sent. docs/wire.md has
+the layout for other implementations.
 
     offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids, address]
 
-specialty is the index in the curriculum's list, which all peers of a swarm share; size is the blob's, in
-bytes; ids are concatenated; the address is where the author can be reached (`p2p.address.packed`), left out
-if it does not know. Every member receives every offer several times, so bytes matter. A blob is of
-one author and one rollout:
+specialty is an index into the curriculum's list, which all peers of a swarm share. size is the blob's size in
+bytes. ids are concatenated. address is the author's reachable address (`p2p.address.packed`), left out if the
+author does not know it. Every member receives every offer several times, so bytes matter. A blob holds one
+author's one rollout:
 
     blob = msgpack [author's public key, the body of a `rollouts` frame with this one rollout], packed
 
-so a copy of another author's offer leads to that author's blob. It earns nothing, and takes nothing from the
-author: each author's offers stand for themselves.
+so a copy of another author's offer leads to a blob that names the real author. The copier gains nothing and
+the real author loses nothing: each author's offers are kept separately.
 """
 
 import random
@@ -39,15 +39,15 @@ from swarmd.types import Rollout, TaskRef
 # The envelope's kind.
 KIND = "offer"
 VERSION: Final = 1
-# The size of one offer, at most.
+# Most bytes of one offer.
 OFFER_BYTES = 1024
-# The same without an address, which takes two bytes more than it has.
+# The same without the address, whose msgpack header takes two bytes more.
 ITEMS_BYTES = OFFER_BYTES - max(PACKED_BYTES) - 2
-# Items in one offer.
+# Most items in one offer.
 MAX_ITEMS = 64
-# A set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip.
+# A set up to this size is gossiped whole: an offer and a fetch would cost as many bytes and a round trip.
 WHOLE_BYTES = 2 * 1024
-# Offers that are on the board, and chosen ones that are remembered.
+# Most offers on the board, and most chosen offers that are remembered.
 MAX_OFFERED = MAX_TAKEN = 8192
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -85,9 +85,9 @@ class Offered:
     ref: TaskRef
     id: bytes
     size: int  # bytes of the blob
-    via: PeerId  # the peer that handed the offer to us; the author where that is not known
-    group: str = ""  # the author's network group, as the envelope said it
-    round: int = 0  # our round in which the offer came; set by the board
+    via: PeerId  # the peer that forwarded the offer to us; the author if unknown
+    group: str = ""  # the author's network group, from the envelope
+    round: int = 0  # our round in which the offer arrived; set by the board
     at: str = ""  # the multiaddress at which the author says that it can be reached
 
     @property
@@ -103,7 +103,7 @@ def encode(
 ) -> tuple[list[bytes], list[bytes]]:
     """Encode offers, of at most OFFER_BYTES each, and the blobs that they name.
 
-    A rollout over the limits of a blob is left out. Raises ValueError on a specialty that is not in the list.
+    A rollout over the limits of a blob is left out. Raises ValueError if `specialties` lacks a specialty.
     """
     blobs: list[bytes] = []
     items: list[_Item] = []
@@ -119,9 +119,9 @@ def encode(
 
 
 def join(bodies: Sequence[bytes]) -> list[bytes]:
-    """Join offers of ours into as few as hold their items, in the same order.
+    """Merge our own offers into as few as possible, with their items in the same order.
 
-    The round is the first one's.
+    All merged offers get the round of the first one.
     """
     parsed = [_decoder.decode(body) for body in bodies]
     items = [
@@ -133,7 +133,7 @@ def join(bodies: Sequence[bytes]) -> list[bytes]:
 
 
 def addressed(body: bytes, address: str) -> bytes:
-    """Return an offer of ours with the multiaddress at which we can be reached, if that has a packed form."""
+    """Return our own offer with our reachable multiaddress added, if the address has a packed form."""
     return _encode(msgspec.structs.replace(_decoder.decode(body), at=packed(address)))
 
 
@@ -143,7 +143,7 @@ def _encode(offer: _Offer) -> bytes:
 
 
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
-    """Return the offers in an envelope, or why it holds none. Never raises, whatever the bytes."""
+    """Return the offers in an envelope, or the reason for rejecting it. Never raises on any bytes."""
     try:
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -170,7 +170,7 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
 
 
 def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
-    """Encode the items in their order, in offers that have room for an address."""
+    """Encode the items in order, as offers that leave room for an address."""
     found: list[bytes] = []
     waiting: list[_Item] = []
     for item in items:
@@ -184,9 +184,9 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
 
 
 def decode_blob(blob: bytes, item: "Offered") -> wire.RolloutSet | Reason:
-    """Return the one rollout of a blob, as a set, or why it is not what was offered.
+    """Return a blob's rollout, as a set of one, or the reason why it does not match its offer.
 
-    Never raises. blob: has the offered id, so whoever offered it is to blame for it.
+    Never raises. blob: has the offered id, so the author of the offer is responsible for its content.
     """
     try:
         content = unpack(blob)
@@ -201,13 +201,13 @@ def decode_blob(blob: bytes, item: "Offered") -> wire.RolloutSet | Reason:
     if isinstance(found, Reason):
         return found
     if [rollout.ref for rollout in found.rollouts] != [item.ref]:
-        # Or a false label would attract those who lack a specialty.
+        # Without this check a false label would attract nodes that lack a specialty.
         return Reason.MISLABELLED
     return found
 
 
 def author_of(blob: bytes) -> PeerId:
-    """Return the author that a blob names. blob: one that `decode_blob` refused as NOT_ITS_OWN."""
+    """Return the author that a blob names. blob: rejected by `decode_blob` as NOT_ITS_OWN."""
     return peer_id_of(_blob_decoder.decode(unpack(blob)).author)
 
 
@@ -216,19 +216,19 @@ def _body(round_number: int, items: Sequence[_Item]) -> bytes:
     return _encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
 
 
-# (offers, count, rng): at most `count` of the offers, none twice.
+# (offers, count, rng) -> at most `count` distinct offers.
 Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]
 
 
 class Board:
     """Holds the offers that we know.
 
-    It is bounded per author and in all; where it is full, whoever holds most loses the oldest
-    (`p2p.admission.fair_queue`). An offer's key is its author and its id, so a copied offer is another one
-    and does not displace the author's. There is one offer for each author and task, as in the pool; a chosen
-    offer does not come back.
+    It is bounded per author and in total. When it is full, the authors with most offers lose their oldest
+    (`p2p.admission.fair_queue`). An offer's key is its author and its id, so a copied offer is a separate
+    entry and does not displace the real author's. Of one author and task only the newest offer can be chosen;
+    a chosen offer is not accepted again.
 
-    kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer
+    kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the round in which the offer
     arrived.
     """
 
@@ -248,7 +248,7 @@ class Board:
         self._taken: Latest[Key, None] = Latest(MAX_TAKEN)  # chosen offers, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
-        """Put up those that are for training. Returns how many they are."""
+        """Add the offers of tasks that we train on; return how many they are."""
         good = [item for item in offered if self.trainable(item.ref)]
         for item in good:
             if item.key in self._taken or item.key in self.offered:
@@ -258,7 +258,7 @@ class Board:
             self.offered[item.key] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.key] = None
             if len(self.offered) > self._in_all:
-                # A quarter of the places at once, as this goes through all of them.
+                # Free a quarter of the places at once, as each pass reads the whole board.
                 held = [(key, its.group, its.author) for key, its in self.offered.items()]
                 kept = fair_share(held, self._in_all * 3 // 4)
                 for key in self.offered.keys() - kept:
@@ -293,9 +293,9 @@ class Board:
     def begin(self, round_number: int) -> None:
         """Begin this round of the trainer.
 
-        Removes offers whose rollouts would be too old in the next, where they are trained on. Where it is the
-        first known round, or the trainer starts again from an earlier one, the offers here count as of this
-        round.
+        Removes offers whose rollouts would be too old in the next round, in which they would be trained on.
+        If this is the first known round, or the trainer restarted from an earlier one, the offers on the
+        board count as heard in this round.
         """
         if self.round == 0 or round_number < self.round:
             self.offered = OrderedDict(

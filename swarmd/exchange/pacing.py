@@ -1,24 +1,25 @@
-"""How often a node sends offers, so that what everybody hears does not grow with the swarm; and what waits.
+"""Pacing: how often a node sends offers, so that gossip does not grow with the swarm; and the send queue.
 
 Pure; `now` and `rng` are arguments.
 
-All nodes of a swarm are on one topic, and each trains on a few rollouts a round, so nobody needs everybody's.
-A node learns its pace from what it hears, as TCP does (slow start, additive increase, multiplicative
-decrease: Chiu and Jain, 1989), with the rate of offers heard in the place of losses. Nobody counts nodes or
-votes, so there is nothing to lie about.
+All nodes of a swarm are on one topic. Each trains on a few rollouts a round, so no node needs every offer. A
+node learns its pace from the offers that it hears, as TCP does (slow start, additive increase, multiplicative
+decrease: Chiu and Jain, 1989), with the rate of offers instead of losses. No node reports counts or votes, so
+a hostile node has nothing to lie about.
 
-- **Free.** While a node hears few authors, or less than half of the target, it sends whenever it has
-  something: once a round. A newcomer has listened for its first round by then. When the topic becomes busy,
-  it goes on at a pace of FIRST_PACE.
-- **Paced.** Every CORRECT_EVERY_S, at a moment of its own, the pace becomes: twice as large where few authors
-  are heard; up to that where far less than the target is; half where far more is; a little smaller where more
-  is; else a step larger. The step is small beside any pace, and goes with the logarithm of how slow the pace
-  is, so that the slower catch up in swarms of any size.
-- **What counts.** An author counts for no more than AUTHOR_CAP times the median author, and a network group
-  for no more than GROUP_CAP such authors. An author that never served counts as much as those like it served
-  in the last LONG_S, when we tried; where we tried none, not at all, once anybody has served. So a crowd of
-  free keys that serves nothing, or a loud author, slows nobody. `tests/swarmd/exchange/test_pacing.py` plays
-  them.
+- **Free.** While a node hears few authors, or less than half of the target rate, it sends whenever it has
+  an offer: once a round. A newcomer has listened for its first round by then. When the topic becomes busy,
+  the node becomes paced and starts at FIRST_PACE.
+- **Paced.** Every CORRECT_EVERY_S, from a random first moment on, the node corrects its pace. It doubles the
+  pace if it hears few authors, and multiplies it by up to two if it hears far less than the target. It halves
+  the pace at far more than the target, and lowers it a little at more. Else it adds a step. The step is a
+  small share of the pace, multiplied by the logarithm of target over pace, so that slower nodes catch up in
+  swarms of any size.
+- **Weights.** An author counts for at most AUTHOR_CAP times the median author, and a network group for at
+  most GROUP_CAP such authors. An author that never served counts by the share of tries in the last LONG_S in
+  which such authors served. Without any try it does not count, once any author has served. So neither a
+  crowd of free keys that serves nothing nor a loud author slows other nodes
+  (`tests/swarmd/exchange/test_pacing.py` simulates both attacks).
 
 The constants are measured by `benchmarks.network.simulation`; docs/p2p.md has the figures.
 """
@@ -32,21 +33,21 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.exchange import offers
 
-# Offers of the whole topic. One for all nodes: a node with a smaller one would silence itself alone.
+# Offers a second of the whole topic. All nodes use the same: a node with a lower target only silences itself.
 TARGET_PER_S = 0.2
-# Among so few authors each sends at its own rounds' pace.
+# With at most this many authors each node sends once in each of its rounds.
 FEW_AUTHORS = 16
 # How often the pace is corrected.
 CORRECT_EVERY_S = 60.0
-# The two means of the rate. Authors are counted over the second.
+# The two windows over which the rate is averaged. Authors are counted over the longer one.
 SHORT_S, LONG_S = 60.0, 300.0
 # The first pace of a node on a busy topic, as a share of the target.
 FIRST_PACE = 1 / 240
 # A step, as a share of the pace; it is multiplied by the logarithm of target over pace.
 STEP = 0.008
-# Steps at once where less than LOW of the target is heard, but no more than the pace itself.
+# Most steps in one correction if less than LOW of the target is heard; they at most double the pace.
 MAX_STEPS = 10
-# The exponent of a correction. It is small, as all hear and correct, and the rate is of some 60 offers.
+# The exponent of a correction. It is small, as all nodes correct at once, on a rate from only some 60 offers.
 GAIN = 0.3
 # The factors of one correction.
 MIN_FACTOR, MAX_FACTOR = 0.5, 2.0
@@ -54,7 +55,7 @@ MIN_FACTOR, MAX_FACTOR = 0.5, 2.0
 LOW, FAR = 0.75, 2.0
 # A gap between two offers is drawn from 1 - SPREAD to 1 + SPREAD of the mean.
 SPREAD = 0.5
-# Offers that are remembered.
+# Most offers that are remembered.
 MAX_OFFERS = 16_384
 # An author counts for at most so many times the median author.
 AUTHOR_CAP = 2.0
@@ -63,26 +64,26 @@ GROUP_CAP = 8
 
 
 class Heard:
-    """The offers heard lately, by author, each weighed by what it is worth."""
+    """The offers heard recently, by author, with a weight for each author."""
 
     def __init__(self) -> None:
         self._past: deque[tuple[float, PeerId]] = deque()  # offers of the last LONG_S
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # groups of the authors in _past_of
         self._proven: Latest[PeerId, None] = Latest(4096)  # authors that served
-        # Fetches of the LONG_S seconds from authors that never served before; came it?
+        # Fetches in the last LONG_S seconds from authors that had not served yet: (time, whether it served).
         self._tries: deque[tuple[float, bool]] = deque()
         self._now = 0.0
 
     def offer(self, author: PeerId, group: str, now: float) -> None:
-        """Count an offer. group: the author's network group; "" where it is not known."""
+        """Count an offer. group: the author's network group; "" if unknown."""
         self._past.append((now, author))
         self._past_of[author] += 1
         self._group[author] = group
         self._forget(now)
 
     def tried(self, author: PeerId, served: bool) -> None:
-        """Note that the author was asked for what it offered, and whether it served that."""
+        """Record whether an author served an offered rollout when asked."""
         if author not in self._proven:
             self._tries.append((self._now, served))
         if served:
@@ -91,13 +92,13 @@ class Heard:
             self._proven.pop(author, None)
 
     def authors(self, now: float) -> float:
-        """Return how many authors are heard, each weighed."""
+        """Return the weighted number of authors heard."""
         self._forget(now)
         strangers = self._strangers()
         return sum(1.0 if author in self._proven else strangers for author in self._past_of)
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Return the offers a second over the last SHORT_S and LONG_S, each author up to its share."""
+        """Return the weighted offers a second over the last SHORT_S and LONG_S."""
         self._forget(now)
         if not self._past_of:
             return 0.0, 0.0
@@ -116,7 +117,7 @@ class Heard:
         return short / SHORT_S, long / LONG_S
 
     def _strangers(self) -> float:
-        """Return how much an author counts that never served."""
+        """Return the weight, from 0 to 1, of an author that never served."""
         if not self._tries:
             return 0.0 if self._proven else 1.0
         return sum(served for _, served in self._tries) / len(self._tries)
@@ -140,21 +141,21 @@ class Pacing:
 
     def __init__(self, heard: Heard, rng: random.Random, target: float = TARGET_PER_S) -> None:
         self._heard, self._rng, self.target = heard, rng, target
-        self.pace = math.inf  # offers a second; infinite: free
-        # When the last one was sent; the next follows after _gap / pace.
+        self.pace = math.inf  # offers a second; infinity: free
+        # When the last offer was sent; the next one follows after _gap / pace seconds.
         self._sent_at, self._gap = -math.inf, 1.0
         self._correct_at = 0.0
         self._waited = False  # whether an offer had to wait since the last correction
 
     @property
     def every(self) -> float | None:
-        """The mean seconds between two offers; None where the pace is free."""
+        """The mean seconds between two offers; None if the pace is free."""
         return None if math.isinf(self.pace) else 1 / self.pace
 
     def next_at(self, now: float) -> float:
-        """Return when a waiting offer may be sent, or the pace is corrected before: then ask again.
+        """Return the time at which to ask again; at most `now` if an offer may be sent at once.
 
-        It is now or earlier if the offer may be sent at once.
+        It is the offer's turn, or the next correction of the pace if that comes earlier.
         """
         self._correct(now)
         if math.isinf(self.pace) or now >= (turn := self._sent_at + self._gap / self.pace):
@@ -175,13 +176,13 @@ class Pacing:
             self._correct_at = now + CORRECT_EVERY_S
             self.pace *= self._factor(authors, short, long)
             if authors <= 2 * FEW_AUTHORS:
-                # Or some could stay silent, unheard, beside FEW_AUTHORS that are free.
+                # Otherwise some paced nodes could stay silent and uncounted beyond FEW_AUTHORS free nodes.
                 self.pace = max(self.pace, FIRST_PACE * self.target)
             self._waited = False
         elif authors > FEW_AUTHORS and max(short, long) > self.target / 2:
             self.pace = FIRST_PACE * self.target
             self._correct_at = now + CORRECT_EVERY_S * self._rng.random()
-            # The first moment is drawn, as many may begin at once.
+            # The first moment is random, as many nodes may begin at the same time.
             self._sent_at, self._gap = now, 2 * self._rng.random()
         if self.pace >= self.target:
             self.pace = math.inf
@@ -192,7 +193,7 @@ class Pacing:
             return MIN_FACTOR
         if authors > FEW_AUTHORS and min(short, long) > self.target:
             return math.pow(self.target / min(short, long), GAIN)
-        # It was not the pace that made it wait, and it would grow without end (RFC 7661)
+        # An unused pace does not grow: no offer had to wait for it (RFC 7661).
         if not self._waited:
             return 1.0
         if authors <= FEW_AUTHORS:
@@ -201,26 +202,25 @@ class Pacing:
 
 
 Message = tuple[str, bytes]  # kind and body
-# Messages of one round that wait; the oldest go.
+# Most waiting messages of one round; the oldest are dropped.
 MAX_WAITING = 64
 
 
 class Outgoing:
-    """The messages that wait until the pace allows them. max_age: rounds of ours (`round.max_age`).
+    """The queue of messages that wait for the node's pace. max_age: our rounds (`round.max_age`).
 
-    What waits is of the last `max_age` rounds, as old as others would still train on. When the time has come,
-    one offer carries as much of it as fits, the newest first; what is older is never offered, and nobody
-    misses it. A set that is gossiped whole is not joined to others: the newest goes, and takes the place of
-    an offer.
+    It keeps the messages of the last `max_age` rounds, as other nodes train on nothing older; older messages
+    are dropped. At each turn one offer carries as many items as fit, the newest first. A set that is gossiped
+    whole is not merged with another: the newest set is sent instead of an offer.
     """
 
     def __init__(self, pacing: Pacing, max_age: int) -> None:
         self._pacing = pacing
-        # What waits, by round, the oldest first.
+        # Waiting messages by round, the oldest first.
         self._rounds: deque[list[Message]] = deque([[]], maxlen=max_age)
 
     def put(self, kind: str, body: bytes) -> None:
-        """Add a message of the round that runs."""
+        """Add a message of the current round."""
         self._rounds[-1].append((kind, body))
         del self._rounds[-1][:-MAX_WAITING]
 
@@ -235,7 +235,7 @@ class Outgoing:
     def pop(self, now: float) -> Message | None:
         """Remove and return the next message to send now; it counts as sent.
 
-        None: nothing waits, or it is not time. Call it until it returns None.
+        Returns None if no message waits or it is not our turn. Call `pop` until it returns None.
         """
         # The newest round first.
         waiting = [message for messages in reversed(self._rounds) for message in messages]
@@ -248,7 +248,7 @@ class Outgoing:
             chosen += [body for its, body in messages if its == kind]
             messages.clear()
             if chosen and kind == offers.KIND:
-                # What does not fit stays in its own round, or it would never become too old.
+                # Items that do not fit stay in their own round; otherwise they would never become too old.
                 first, *rest = offers.join(chosen)
                 chosen = [first]
                 messages += [(kind, body) for body in rest]

@@ -1,4 +1,4 @@
-"""Credit for serving: authors that do not serve what they offer are set aside.
+"""Credit for serving: authors that do not serve their offers are set aside.
 
 Pure; `now` is an argument, in seconds.
 
@@ -7,15 +7,15 @@ author has a credit. A served rollout adds to it, a failed fetch takes from it. 
 set aside: its offers are not chosen for a while, each time twice as long. One served rollout ends that.
 
 - HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer
-  although others did lately, so the fault is not our line. SOFT failure: it could not be reached. It may have
-  left, or be behind NAT.
+  although another author served us in the last LATELY_S, so our own connection is not at fault. SOFT failure:
+  the author could not be reached. It may have left, or be behind NAT.
 - Fetches that ran at the same time count once: a node that restarts has failed once, not four times.
-- An author that served and then failed is on trial until it serves again. It gets no place of the round. It
-  is tried beside them, once a round, and more often only if places stay free. So its failures cost nobody a
+- An author that served and then failed is on trial until it serves again. It gets no place of the round. One
+  extra fetch a round tries it, and more only if places stay free. So its failures cost no other author a
   place, and a restarted node is back after one rollout.
 - An author that never served us is a stranger. New names cost nothing, so strangers also share one common
-  credit. When that is gone, and somebody serves, all strangers together get a quarter of a round, one rollout
-  each. If everybody serves, none of this changes the choice.
+  credit. When that is used up, and some author serves, all strangers together get a quarter of a round, one
+  rollout each. If all authors serve, none of these rules changes the choice.
 """
 
 import math
@@ -29,13 +29,13 @@ from swarmd.exchange.fetching import HolderReply
 from swarmd.exchange.offers import Choice, Offered
 
 MAX_CREDIT = 8
-# What a served rollout adds: an author that serves one in four, as from behind NAT, is not set aside long.
+# Credit for a served rollout. An author behind NAT that serves one in four fetches is not set aside for long.
 SERVED_CREDIT = 4
-# What a failure takes.
+# Credit that a failure costs.
 HARD, SOFT = 3, 1
 # The credit of an author that we have not fetched from yet.
 STRANGER_CREDIT = 2
-# The strangers' common credit, from which their failures are taken.
+# The strangers' common credit; each stranger's failure reduces it.
 STRANGERS_CREDIT = 8
 # The share of a round that strangers get when their common credit is gone.
 STRANGERS_SHARE = 0.25
@@ -134,11 +134,12 @@ class Serving:
         now: float,
         tried: int = 0,
     ) -> Sequence[Offered]:
-        """Choose at most `count` for the round's places, and beside them some offers of authors on trial.
+        """Choose at most `count` offers for the round's places, and some extra ones of authors on trial.
 
-        The places go to authors that are neither set aside nor on trial, or first to those who serve.
+        The places go to authors that are neither set aside nor on trial. When the strangers' common credit is
+        used up, strangers get their share and authors that serve get the rest.
 
-        choice: draws them. tried: how many trial fetches are under way.
+        choice: draws among offers. tried: how many trial fetches are running.
         """
         back = [
             item
@@ -167,9 +168,9 @@ class Serving:
     def _try_out(
         self, trials: list[Offered], free: int, count: int, rng: random.Random, choice: Choice
     ) -> Sequence[Offered]:
-        """Choose one offer of each author on trial that was not tried in this round, at most `count`.
+        """Choose at most `count` offers, one of each author on trial that was not tried in this round.
 
-        If the others leave so many places free, choose more.
+        free: places that no other author took; they may get further offers of authors on trial.
         """
         rng.shuffle(trials)
         untried = {item.author: item for item in trials if item.author not in self._tried}

@@ -1,7 +1,7 @@
 """The curriculum and the digest of a swarm.
 
-The digest is part of the topic, so swarms with different digests never meet. It covers what makes the
-questions. How answers are scored is each node's own affair.
+The digest is part of the topic, so swarms with different digests never meet. It covers everything that
+determines the questions. It does not cover scoring, which each node decides for itself.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from swarmd.tasks.own_tasks import find_curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
-    """Return the curriculum: for `auto` the easy one with the tiny models, the ladder with the rest.
+    """Return the curriculum: `auto` means TINY_9 for the tiny models and LADDER_9 for all other models.
 
-    Own tasks and an own reward are loaded, once (`own`). Raises ConfigError.
+    The operator's own tasks and reward are loaded, once (`tasks.own_tasks`). Raises ConfigError.
     """
     name = config.swarm.curriculum
     if name == "auto":
@@ -33,15 +33,15 @@ def swarm_digest(of: Curriculum) -> str:
 
 
 def curriculum_named(digest: str) -> str | None:
-    """Return the name of the curriculum with this swarm digest, the faithful one of two.
+    """Return the name of the built-in curriculum with this swarm digest; None if there is none.
 
-    None if this version of swarmd has none.
+    If two share the digest, the first in `CURRICULA` is returned.
     """
     return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)
 
 
 def require_same_swarm(invitation: Invitation, curriculum: Curriculum) -> None:
-    """Raise ConfigError where a node with this curriculum would never meet those who invited it."""
+    """Raise ConfigError if a node with this curriculum would never meet the inviting swarm."""
     here, digest = curriculum.name, swarm_digest(curriculum)
     if invitation.digest in ("", digest):
         return

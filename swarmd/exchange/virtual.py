@@ -1,6 +1,6 @@
 """Runs an exchange in the caller's time, over a member of a `p2p.engines.memory.MemorySwarm`.
 
-Peers answer at once. Frames pass admission as everywhere: the member is a real one.
+Peers answer at once. Frames pass the usual admission checks, as the member is a real `p2p.member.Member`.
 """
 
 import itertools
@@ -38,7 +38,7 @@ from swarmd.types import Lead, Rollout
 class VirtualNode:
     """One node of a swarm in virtual time. Implements `swarmd.protocols.Swarm`.
 
-    It handles what it has heard when its round shares and when it collects.
+    It handles the frames that have arrived when its round shares and when its round collects.
 
     build_engine: builds the member's engine (`MemorySwarm.join`). clock: seconds.
     """
@@ -52,7 +52,7 @@ class VirtualNode:
         clock: Callable[[], float],
     ) -> None:
         self.exchange, self._clock = exchange, clock
-        self.lead = Lead()  # as the trainer found it; for the next round
+        self.lead = Lead()  # set by the trainer after a round, for the next one
         self._round, self._wake_at = 0, math.inf
         self._events: deque[Event] = deque()
         self.arrived: FairQueue[Rollout] = FairQueue()
@@ -81,7 +81,7 @@ class VirtualNode:
         self._play(Useless(tuple(authors)))
 
     def _play(self, *first: Event) -> None:
-        """Handle these events, then those that wait, until none is left."""
+        """Handle these events, then the queued ones, until the queue is empty."""
         peers = tuple(peer.id for peer in self.member.peers())
         due = [Tick()] if self._clock() >= self._wake_at else []
         self._events.extendleft(reversed([Connected(peers), *due, *first]))

@@ -20,14 +20,14 @@ from swarmd.types import Completion, Rollout, TaskRef
 # The envelope's kind.
 KIND = "rollouts"
 VERSION: Final = 1
-# Rollouts in one body.
+# Most rollouts in one body.
 MAX_ROLLOUTS = 64
-# Completions of one rollout.
+# Most completions of one rollout.
 MAX_COMPLETIONS = 64
-# The length of one completion: some 16,000 tokens of a model that thinks. What a receiver has to hold is
-# bounded by the bytes of a frame or blob, whatever the length of each completion.
+# Most characters of one completion: some 16,000 tokens of a reasoning model. A receiver's memory is bounded
+# by the bytes of a frame or blob, not by this limit.
 MAX_TEXT_CHARACTERS = 65_536
-# The length of a model's name.
+# Most characters of a model's or a specialty's name.
 MAX_NAME_CHARACTERS = 96
 
 
@@ -53,7 +53,7 @@ class RolloutSet(msgspec.Struct, frozen=True):
     """The rollouts that one author shared in one round."""
 
     round: int  # the author's own round
-    model: str  # what the author says it trains; for people only
+    model: str  # the name that the author gives its model; for people only
     rollouts: tuple[Rollout, ...]
 
 
@@ -63,7 +63,7 @@ _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def model_for_others(name: str) -> str:
-    """Return what others learn of a model's name: of a folder its last part alone, as its path is private."""
+    """Return the model's name for other nodes: of a path only the last part, as a path is private."""
     is_path = name.startswith(("/", ".", "~")) or "\\" in name
     return re.split(r"[/\\]", name.rstrip("/\\"))[-1] if is_path else name
 
@@ -82,7 +82,7 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
-    """Return the rollout set, or why there is none. Never raises, whatever the bytes."""
+    """Return the rollout set, or the reason for rejecting the body. Never raises on any bytes."""
     try:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -104,9 +104,9 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
 
 
 def newer(body: bytes, ours: int) -> Reason:
-    """Return why a body cannot be read.
+    """Return the reason why a body cannot be decoded: a newer version, or garbage.
 
-    A body of a later version is not garbage: its author is not to blame, and the operator should know.
+    The author of a newer version is not at fault, and the operator should know about it.
     """
     try:
         version = msgspec.msgpack.decode(_list.decode(body)[0], type=int)
