@@ -1,8 +1,8 @@
-"""A bootstrap node: others find each other through it, and it relays for nodes behind NAT. It trains nothing.
+"""A bootstrap node: other nodes find each other through it, and it relays for nodes behind NAT.
 
-Never imports torch. Under its swarm's name it is a member of the swarm of each curriculum, so that it passes
-on what is said there after an inbox has checked it. To nodes of other swarms it is a peer that answers their
-DHT: they find each other through it too.
+It trains nothing and never imports torch. Every curriculum has a swarm under the node's swarm name. The
+node is a member of all of them, so it forwards their messages after its inbox has checked them. For nodes of
+swarms with other names it is a DHT peer, through which they find each other.
 """
 
 import logging
@@ -40,7 +40,7 @@ from swarmd.state.status import NodeState, Status, SwarmLabel, Trouble
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.terminal import hang_up, printable, tell
 
-# The listening port unless configured. Others write it down, so it must stay the same.
+# The default listening port. Other people write the address down, so the port must stay the same.
 PORT = 4001
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class BootstrapNode:
         introduce(self.member, curriculum, lambda: HELPING)
         self._curricula = [curriculum.name, *(other.name for other in others)]
         self._stop = trio.Event()
-        self._waits: Trouble | None = None  # while it cannot listen
+        self._waits: Trouble | None = None  # why it cannot listen yet
 
     async def run(self) -> None:
         handlers: Mapping[str, control.Handler] = {
@@ -83,7 +83,7 @@ class BootstrapNode:
             "stop": self._on_stop,
         }
         async with trio.open_nursery() as outer:
-            # Until all else has ended, as in the daemon.
+            # As in the daemon, signals are handled until all other tasks have ended.
             await outer.start(self._watch_signals)
             async with trio.open_nursery() as nursery:
                 await nursery.start(partial(control.serve, self._folder, handlers))
@@ -102,7 +102,7 @@ class BootstrapNode:
         self._waits = trouble
 
     def status(self) -> Status:
-        """Return all that is known of the node now."""
+        """Return the node's current status."""
         connected = len(self.member.peers())
         return Status(
             peer_id=self.member.identity.peer_id,
@@ -156,7 +156,7 @@ class BootstrapNode:
 def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Status], None]) -> int:
     """Run until stopped. Returns the exit code; raises OperatorError.
 
-    announce: called once, with what the node is and can be reached at, when others can connect.
+    announce: called once with the node's status and addresses, as soon as other nodes can connect.
     """
     set_up_logging(state.path / LOG_FILE, stderr=False)
     node = BootstrapNode(config, state.path, announce)

@@ -1,9 +1,9 @@
 """Choices that a state folder remembers, so that the next `swarmd join` needs no flags.
 
-choices.json holds swarm, curriculum, bootstrap addresses, judge and model, as a flag, a variable or an
-invitation set them last. It is written once the model is loaded, so a choice that fails is not remembered.
-Where there is a checkpoint, its model counts, and another
-is refused before anything is loaded. Configuration overrides what is remembered, and the node says so.
+choices.json holds swarm, curriculum, bootstrap addresses, judge and model, as last set by a flag, an
+environment variable or an invitation. It is written once the model is loaded, so a choice that fails is not
+remembered. If there is a checkpoint, its model is used, and a different model is refused before anything is
+loaded. Configuration overrides remembered values; the node then prints a note.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge",
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
     """Return the configuration to join with, and notes for the operator.
 
-    Raises ConfigError if the folder's checkpoint is of another model.
+    Raises ConfigError if the folder's checkpoint was trained from another model.
     """
     config, notes = resolved.config, []
     trained, revision = trained_from(folder)
@@ -68,9 +68,9 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
 
 
 def remember(resolved: Resolved, folder: Path) -> None:
-    """Remember what flags, variables and an invitation chose.
+    """Remember the values that came from flags, environment variables or an invitation.
 
-    A file's choices are not remembered: it is read again.
+    Values from a configuration file are not remembered, because the file is read at every start.
     """
     values, (kept, _) = flatten(resolved.config), _remembered(folder)
     chosen = {
@@ -89,7 +89,7 @@ def remember(resolved: Resolved, folder: Path) -> None:
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read choices.json and split it, by flag, into values that can be used and values that cannot.
 
-    Raises ConfigError where the file cannot be read: the defaults are another swarm.
+    Raises ConfigError if the file cannot be read: with the defaults the node would join another swarm.
     """
     path, document = folder / CHOICES_FILE, dict[str, Any]()
     try:
@@ -112,7 +112,7 @@ def _with(config: NodeConfig, key: str, value: object) -> NodeConfig:
 
 
 def words(value: object) -> str:
-    """Return a setting's value for people."""
+    """Format a setting's value for people."""
     return " ".join(value) if isinstance(value, list) else str(value or "none")
 
 
@@ -128,7 +128,7 @@ class _PolicyFile(msgspec.Struct):
 def trained_from(folder: Path) -> tuple[str | None, str | None]:
     """Return the model and revision that the newest checkpoint was trained from.
 
-    (None, None) if there is no checkpoint, or it does not say.
+    Returns (None, None) if there is no checkpoint, or if it does not name its model.
     """
     try:
         newest = saved_in(folder / "checkpoints")[-1]
@@ -139,8 +139,8 @@ def trained_from(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _is_another(name: str, trained: str) -> bool:
-    """Return whether two names are surely different models.
+    """Return whether the two names certainly mean different models.
 
-    A folder may be a copy of the trained model, which only loading could tell, so it counts as the same.
+    A folder may hold a copy of the trained model. Only loading could tell, so a folder counts as the same.
     """
     return not is_folder(name) and not is_folder(trained) and REPOSITORIES.get(name, name) != trained

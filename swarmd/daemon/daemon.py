@@ -1,15 +1,16 @@
 """The daemon: holds key and p2p engine, supervises the trainer, talks to the judge. Never imports torch.
 
-    sharing      `Participant`: the member of the swarm, what it hears, and what it fetches of others
+    sharing      `Participant`: the swarm member, which hears peers and fetches their rollouts
     child        `TrainerChild`: starts, watches and restarts the trainer; the link to it
     guest, judging    limits and pauses; the judge's questions
-    board        `StatusBoard`: what the daemon itself knows of the node
+    board        `StatusBoard`: the part of the node's status that the daemon itself keeps
 
-`status` joins what all of them know to one `Status`. The terminal, the page and `swarmd status` are
+`status` joins the knowledge of all of them into one `Status`. The terminal, the page and `swarmd status` are
 functions of it.
 
-One trio loop. `Daemon` builds them and passes messages; they do not know it, and get callables for what they
-tell. A crash of the trainer does not drop the node from the swarm, nor the other way round.
+Everything runs in one trio loop. `Daemon` builds the parts and passes messages between them. The parts do not
+know `Daemon`; they report through callables. If the trainer crashes, the node stays in the swarm; if the
+network fails, the trainer goes on.
 """
 
 import logging
@@ -56,31 +57,31 @@ from swarmd.terminal import hang_up
 
 log = logging.getLogger(__name__)
 
-# How often the view is updated.
+# Seconds between two updates of the view.
 REDRAW_S = 0.5
-# How often the trainer is told of the swarm.
+# Seconds between two reports about the swarm to the trainer.
 REPORT_EVERY_S = 1.0
-# How long a question for the node's addresses waits until the network listens.
+# How long a request for the node's addresses waits for the network to listen.
 LISTEN_TIMEOUT_S = 25.0
-# Why the node stops, in its operator's words.
+# Why the node stops, in words for its operator.
 ASKED = {
     signal.SIGINT: "you pressed Ctrl-C",
     signal.SIGTERM: "the system or another program asked it to",
     signal.SIGHUP: "its terminal was closed",
 }
-# How long a trainer may take to finish its round when it is told to stop.
+# How long the trainer may take to finish its round after it was told to stop.
 GRACE_S = 600.0
-# The same if it is told to cut the round: it waits for one token or micro-batch, and saves.
+# The same if it was told to cut the round: it finishes one token or micro-batch, and saves.
 NOW_GRACE_S = 15.0
 
 
 def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable[[], None]) -> int:
     """Run a node until its rounds are done or it is stopped. Returns the exit code; raises OperatorError.
 
-    works: called when the curriculum is found, the network is up and the model is loaded; again after each
-    restart of the trainer.
+    works: called when the curriculum was found, the network is up and the model is loaded, and again after
+        each restart of the trainer.
     """
-    # Standard error is left to the view.
+    # The view writes to standard error.
     set_up_logging(state.path / LOG_FILE, stderr=False)
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
@@ -88,7 +89,7 @@ def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable
         log_with(peer=daemon.sharing.identity.peer_id, engine=config.swarm.engine)
         run(daemon.run)
     except OperatorError as error:
-        log.error("node failed: %s", error)  # noqa: TRY400  the operator can mend it: no traceback
+        log.error("node failed: %s", error)  # noqa: TRY400  no traceback: the operator can correct it
         raise
     except Exception:
         log.exception("node failed: a bug in swarmd")
@@ -152,16 +153,16 @@ class Daemon:
             view.talk,
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
-        self._advised: set[Reason] = set()  # reasons whose remedy was shown
+        self._advised: set[Reason] = set()  # reasons whose remedy was shown already
         self._nursery: trio.Nursery | None = None
-        self._listens = trio.Event()  # set once others can reach us
+        self._listens = trio.Event()  # set once other nodes can reach this one
         self._stopping = False  # whether the trainer was asked to stop
 
     async def run(self) -> None:
         async with trio.open_nursery() as outer:
             async with trio.open_nursery() as nursery:
                 await self.startup(nursery, outer)
-                # Until the trainer is done or stopped, or it makes no sense to start it again.
+                # Returns when the trainer is done or stopped, or when another restart would be useless.
                 await self.child.run()
                 self._stopping = True
                 nursery.cancel_scope.cancel()
@@ -173,8 +174,8 @@ class Daemon:
 
         Returns once signals are handled and the control socket answers.
 
-        outer: watches for signals until all of `nursery` has ended. The default action of a second one would
-            end the process before it has written what it writes at its end.
+        outer: nursery that handles signals until all tasks of `nursery` have ended. Otherwise a second signal
+            would have its default action, and end the process before the tasks have written their last data.
         """
         self._nursery = nursery
         handlers: dict[str, control.Handler] = {
@@ -203,7 +204,7 @@ class Daemon:
             nursery.start_soon(task)
 
     def shutdown(self) -> None:
-        """Show how the node ended. Raises SwarmdError where the trainer failed."""
+        """Show how the node ended. Raises SwarmdError if the trainer failed."""
         known = self.board.known
         if known.state is not NodeState.STOPPED and self.child.failed is None:
             # The process was killed.
@@ -237,7 +238,7 @@ class Daemon:
             now_connected = {peer.id for peer in self.member.peers()}
             for news in connection_news(connected, now_connected):
                 self.view.talk(news)
-            # Each reason is told once: the status counts them, and so does each round's line.
+            # Show each reason only once: the status and each round's line keep counting.
             for reason, count in refused.items():
                 if reason not in self._advised and reason.value not in HARMLESS:
                     self._advised.add(reason)
@@ -293,8 +294,8 @@ class Daemon:
         self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
         self.sharing.driver.put(RoundBegan(done.line.round + 1, done.lead))
-        # The judged weights are saved first, so ask only where another save is affordable. A trainer that
-        # stops or pauses after this round would not answer, and the judge would count that as wrong.
+        # Ask the judge only if another save is affordable, because the judged weights are saved first. A
+        # trainer that stops or pauses after this round would not answer; the judge would count that as wrong.
         ends = self._stopping or 0 < self.config.round.rounds <= done.line.round
         absent = ends or self.guest.pauses or self.member.away
         if done.affordable and not absent and self._nursery is not None:
@@ -304,11 +305,11 @@ class Daemon:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
         cause, remedy = f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint"
         self.board.say(NodeState.RESTARTING, cause, remedy)
-        # Tell of the state in its own words, as it may be over before it is shown.
+        # Show this state as a message too, because it may be over before the status is shown.
         self.view.talk(f"{NodeState.RESTARTING}: {cause}; {remedy}")
 
     def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
-        """Show that the trainer is stuck; with None, that it works again."""
+        """Show that the trainer is stuck; None means that it works again."""
         if stuck is None:
             self.view.talk("the trainer works again")
         elif self.board.known.state is not NodeState.STUCK:
@@ -318,7 +319,7 @@ class Daemon:
     # The operator's side.
 
     def status(self) -> Status:
-        """Return all that is known of the node now."""
+        """Return the node's current status."""
         known = self.board.known
         return structs.replace(
             known,
@@ -335,7 +336,7 @@ class Daemon:
         if self.config.swarm.engine == "none":
             return {"schema": 1, "engine": "none"}
         await self._wait_until_it_listens()
-        # A node that has left by itself is not asked after by anybody, and says why it left.
+        # If the node has left the swarm by itself, report why it left; peers know nothing about it then.
         trouble = next(
             (Trouble(each.cause, each.remedy) for each in self.guest.away), self.sharing.isolation.trouble
         )
@@ -356,7 +357,7 @@ class Daemon:
         return port_taken(self.config.swarm.listen, ports, self.member.identity.peer_id)
 
     async def _wait_until_it_listens(self) -> None:
-        # A member that is away comes back when its pause ends.
+        # Do not wait while the member is away: it comes back only when its pause ends.
         with trio.move_on_after(0.0 if self.member.away else LISTEN_TIMEOUT_S):
             await self._listens.wait()
 
@@ -382,7 +383,7 @@ class Daemon:
             )
         asked = any(known.cause.startswith(each.cause) for each in self.guest.pauses)
         if known.state is NodeState.PAUSED and not asked:
-            # For a full disk.
+            # The trainer paused by itself, because the disk is full.
             doing = f"it cannot save, and ends with what is saved: {known.cause}"
         remedy = "wait; `swarmd stop --now` cuts the round; Ctrl-C again saves nothing"
         self.board.say(NodeState.STOPPING, f"{why}: {doing}", remedy)
@@ -393,9 +394,9 @@ class Daemon:
         self._nursery.start_soon(self._kill_after, NOW_GRACE_S if now else GRACE_S)
 
     async def _watch_signals(self, *, task_status: Started) -> None:
-        """Ask the trainer to stop on a signal; where it was asked already, kill it.
+        """Ask the trainer to stop on a signal; on another signal, kill it.
 
-        A terminal that is closed meanwhile does not hurry it.
+        A terminal that closes after the first signal (SIGHUP) does not kill it.
         """
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up()) as signals:
             task_status.started("")

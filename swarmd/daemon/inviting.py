@@ -1,4 +1,4 @@
-"""Composes the invitation to a node's swarm, without addresses that are this machine's alone."""
+"""Composes the invitation to a node's swarm, without addresses that only this machine can use."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -15,7 +15,7 @@ from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.tasks.curriculum import Curriculum
 
-# Addresses in an invitation, which stays short.
+# Maximum number of addresses in an invitation, to keep it short.
 MAX_ADDRESSES: Final = 3
 PLACES: Final = ("internet", "network", "machine")  # from where an address can be dialled
 
@@ -23,13 +23,13 @@ PLACES: Final = ("internet", "network", "machine")  # from where an address can 
 def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = ()) -> dict[str, Any]:
     """Return the invitation as a document, with notes for the person who hands it on.
 
-    Where one of the node's own or of its bootstrap addresses can be dialled from the internet, it names only
-    such; else those of a local network; else those of this machine. Of the node's own that are on the
-    internet it names one by IPv4 and one by IPv6.
+    Candidates are the node's own addresses and its bootstrap addresses. The invitation names those on the
+    internet if there are any, else those on the local network, else those on this machine. Of the node's own
+    internet addresses it names one IPv4 and one IPv6 address.
 
     Args:
-        curriculum: None for a bootstrap node, which helps those of every curriculum and model.
-        own: the node's addresses, where it runs.
+        curriculum: None for a bootstrap node, which serves every curriculum and model.
+        own: the node's addresses; empty if it is not running.
 
     Raises:
         ConfigError: the node is in no swarm.
@@ -45,7 +45,7 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
     near = [address for address in usable if place(address) != "internet"]
     known = dict.fromkeys([*sorted(public.values()), *config.swarm.bootstrap, *near])
     where = min(map(place, known), key=PLACES.index, default="")
-    # Others would look for an address of this machine on theirs, and one of its network on theirs.
+    # Do not add nearer addresses: on the invited machine a loopback or private one means another machine.
     addresses = tuple(address for address in known if place(address) == where)[:MAX_ADDRESSES]
     if not addresses:
         raise Unreachable(
@@ -83,7 +83,7 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
 
 
 def place(address: str) -> str:
-    """Return from where an address can be reached: "machine", "network" or "internet", as far as it tells."""
+    """Return from where an address can be dialled: "machine", "network" or "internet"; judged by the text."""
     endpoint = parse_endpoint(address)
     if endpoint is None or only_here(address):
         return "machine"

@@ -1,4 +1,4 @@
-"""Swarm membership, the same for all who take part: choose an engine, build it and the member, run it."""
+"""Swarm membership for every kind of node: choose an engine, build it and the member, and run them."""
 
 import logging
 import random
@@ -28,7 +28,7 @@ from swarmd.state.logs import installed_version
 from swarmd.state.status import Trouble
 from swarmd.tasks.curriculum import Curriculum
 
-# How often to look for an address that this machine does not have yet.
+# Seconds between two checks whether this machine has a missing listening address by now.
 LOOK_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ def engine_builder(
     """Return a function that builds the p2p engine of a `Member`.
 
     Args:
-        folder: where the address book is kept; None for nowhere.
-        public: the operator says that others can dial this node, so that it relays more, or at once
-            (`hivemind`), and does not wait for others to find that out.
+        folder: where the address book is kept; None for no address book.
+        public: the operator says that other nodes can dial this node. Then it relays more, or relays at once
+            (`hivemind`) instead of waiting until other nodes confirm that they can dial it.
         traffic: counts and limits the bytes.
     """
 
@@ -78,9 +78,9 @@ def engine_builder(
 
 
 async def addresses_present(listen: Sequence[str], say: Callable[[Trouble | None], None]) -> None:
-    """Wait while this machine lacks an address that it is to listen at: a service may start before networks.
+    """Wait until this machine has every address in `listen`: a service may start before the network is up.
 
-    say: called with why it waits at each look, and with None at the end. Raises CannotListen.
+    say: called with the reason at each check while it waits, and with None at the end. Raises CannotListen.
     """
     while True:
         try:
@@ -93,9 +93,9 @@ async def addresses_present(listen: Sequence[str], say: Callable[[Trouble | None
 
 
 def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) -> str:
-    """Have the member say what it is, when asked (`p2p.peers.introduction`).
+    """Make the member answer peers that ask for an introduction (`p2p.peers.introduction`).
 
-    Returns what it says that it runs.
+    Returns the versions that it tells them, of swarmd and reasoning-gym.
     """
     runs = f"swarmd {installed_version()}, reasoning-gym {installed_version('reasoning-gym')}"
     member.answers[PeerRequest.INTRODUCTION] = Introducer(
@@ -111,14 +111,15 @@ def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) 
 
 
 def nearby(member: Member) -> Mdns:
-    """Return an mDNS service that finds members on the local network; run it beside the member."""
+    """Return an mDNS service that finds members on the local network; run it in a separate task."""
     return Mdns(member.topics, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
 
 
 def connection_news(before: Set[PeerId], now: Set[PeerId]) -> Iterator[str]:
-    """Say which members came and went, where there are fewer than a node dials of itself.
+    """Yield a line for each member that connected or disconnected, if the swarm is small.
 
-    Of more, those that the DHT dialled to ask them something come and go every minute.
+    Small means fewer connections than a node dials by itself (`TARGET_MEMBERS`). In a larger swarm, short
+    connections for DHT queries come and go every minute.
     """
     if min(len(before), len(now)) < TARGET_MEMBERS:
         yield from (f"connected to {nickname(peer)} ({len(now)} connected)" for peer in now - before)
@@ -126,7 +127,7 @@ def connection_news(before: Set[PeerId], now: Set[PeerId]) -> Iterator[str]:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run trio; of several errors raise the one that the operator can correct, or a signal's."""
+    """Run trio; of several errors, raise the one that the operator can correct, or the interrupt or exit."""
     try:
         trio.run(main)
     except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""A member that shares rollouts, as a node and a program (`library`) have it."""
+"""A swarm member that shares rollouts; used by the node and by programs (`swarmd.library`)."""
 
 import random
 import secrets
@@ -32,12 +32,12 @@ from swarmd.state.status import PeerList, SwarmLabel, SwarmPart
 
 
 class Participant:
-    """A member of the swarm with all that works beside it.
+    """A swarm member with the parts that exchange rollouts for it.
 
-    member               key and p2p engine; its inbox admits frames before anything here sees them
-    driver, exchange     runs the exchange of rollouts: what is sent and when, what is fetched and from whom
-    roster, isolation    who is heard; why nobody is
-    given                what others say that they used of ours
+    member               key and p2p engine; its inbox admits frames before any other part sees them
+    driver, exchange     run the exchange: which rollouts to send, when; which to fetch, and from which peer
+    roster, isolation    which peers are heard; why none is
+    given                counts how often other nodes trained on our rollouts, as they report it
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Participant:
         talk: Callable[[str], None],
         traffic: Traffic | None = None,
     ) -> None:
-        """Build the member, without running it. Raises ConfigError where the configuration cannot be used.
+        """Build the member, without running it. Raises ConfigError if the configuration cannot be used.
 
         Args:
             folder: the state folder.
-            model: other nodes are told this name.
+            model: the model's name, as told to other nodes.
             deliver: called with each rollout of another node.
             doing: returns the member's answer when peers ask what it does.
-            talk: called with words for the operator.
+            talk: called with messages for the operator.
             traffic: counts and limits the bytes.
         """
         self._config = config
@@ -93,9 +93,9 @@ class Participant:
         )
 
     async def run(self, *, task_status: Started) -> None:
-        """Take part until cancelled. Started (`nursery.start`) once others can reach us.
+        """Take part until cancelled. Started (`nursery.start`) once other nodes can reach this one.
 
-        Run the driver beside it, from the first event on: events wait in a queue.
+        Run the driver in another task, from the first event on; events wait in a queue until then.
         """
         async with trio.open_nursery() as nursery:
             if self._config.swarm.engine != "none":
@@ -103,22 +103,22 @@ class Participant:
                 nursery.start_soon(self._acknowledger.run)
             await nursery.start(self.member.run)
             if self._config.swarm.engine != "none" and self._config.swarm.mdns == "on":
-                # Announces our addresses, so the member must listen already.
+                # It announces the member's addresses, so the member must be listening already.
                 nursery.start_soon(nearby(self.member).run)
             task_status.started("")
 
     def used(self, used: Sequence[tuple[PeerId, str]]) -> None:
-        """Note the author and the specialty of each of others' rollouts that was trained on."""
+        """Record the author and specialty of each rollout of another node that was trained on."""
         for author, specialty in used:
             self.roster.useful(author, specialty)
         self._acknowledger.used(author for author, _ in used)
 
     def heard(self) -> int:
-        """Return how many peers are heard, connected or not: the number of peers wherever one is shown."""
+        """Return how many peers are heard, connected or not. This is the peer count shown to users."""
         return len(self.roster.present(time.time()))
 
     def status(self) -> SwarmPart:
-        """Return the status of the swarm and of our part in it."""
+        """Return the status of the swarm and of this node's part in it."""
         rejected = {reason: count for reason, count in self.member.rejected.items() if count}
         exchange = structs.replace(self.exchange.market.figures(), bytes_out=self.member.server.sent)
         return SwarmPart(
@@ -138,7 +138,7 @@ class Participant:
         )
 
     def peers(self) -> PeerList:
-        """Return the known peers, with our score of each."""
+        """Return the known peers, with this node's score for each."""
         said = self.exchange.market.authors
         return peers_of(self.roster, self.member.peers(), time.time(), self.member.score, said)
 

@@ -1,12 +1,12 @@
-"""Experiment trackers: trackio and Weights & Biases, which have one interface.
+"""Experiment trackers: trackio and Weights & Biases, which share one interface.
 
 They are off by default; each is an extra (`pip install 'swarmd[trackio]'`).
 
     python -m swarmd.daemon.tracking FOLDER PEER_ID TRACKER
 
-A process for each tracker follows metrics.jsonl and hands it the figures of every new round. So no round
-waits for a tracker, and one that is slow or fails harms nothing: the file is the queue, and what was missed
-is in it. It ends on SIGTERM, or when its parent is gone.
+For each tracker, a separate process follows metrics.jsonl and passes on the figures of every new round. So no
+round waits for a tracker, and a slow or failing tracker does no harm: the file is the queue and keeps every
+round. The process ends on SIGTERM, or when its parent has gone.
 """
 
 import os
@@ -28,9 +28,9 @@ from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import each_round, older, parsed, read_metrics
 from swarmd.types import RoundLine
 
-# How often the file is read.
+# Seconds between two reads of the file.
 POLL_S = 1.0
-# What each is told beside the project and the run: neither is to watch this machine or the program.
+# Extra arguments for each tracker, so that neither monitors this machine or the program.
 TRACKERS: Mapping[str, Callable[[Any, Path, str], dict[str, Any]]] = {
     "trackio": lambda _, _folder, _peer: {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False},
     "wandb": lambda wandb, folder, peer: {
@@ -55,7 +55,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 def figures_of(part: object, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a line of metrics.jsonl by dotted key, such as "seconds.train"."""
+    """Yield the numbers in a line of metrics.jsonl by dotted key, such as "seconds.train"."""
     for key, value in msgspec.to_builtins(part).items():
         if isinstance(value, Mapping):
             yield from figures_of(value, f"{prefix}{key}.")
@@ -66,11 +66,11 @@ def figures_of(part: object, prefix: str = "") -> Iterator[tuple[str, float]]:
 class Follower:
     """Reads the lines that are added to a file.
 
-    A round is read once, also where its line is cut off and written again.
+    Each round is read once, even if its line is cut off and written again.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0  # the offset read so far
+        self._path, self._at = path, 0  # offset in bytes up to which the file was read
         lines = read_metrics(path, 1)
         self._round = lines[-1].round if lines else 0
 
@@ -78,7 +78,7 @@ class Follower:
         try:
             with self._path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._at:
-                    # Rounds that a kill had lost were cut off, or the file was set aside.
+                    # The file was truncated to drop rounds that a kill had lost, or it was set aside.
                     self._at = 0
                     yield from filter(self._is_new, each_round(older(self._path)))
                 file.seek(self._at)
@@ -91,22 +91,22 @@ class Follower:
                     if line is not None and self._is_new(line):
                         yield line
         except (OSError, CannotRecord):
-            # The file is not there yet, or damaged; the node says so itself.
+            # The file does not exist yet, or is damaged; the node itself reports that.
             return
 
     def _is_new(self, line: RoundLine) -> bool:
-        """Return whether the line is of a later round than all before, and remember it."""
+        """Return whether the line's round is later than all before, and remember it."""
         before, self._round = self._round, max(self._round, line.round)
         return bool(self._round > before)
 
 
 def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> None:
-    """Hand new metrics to the tracker until `going` returns False; then hand on what was written by then."""
+    """Pass new metrics to the tracker until `going` returns False, then the lines written by then."""
     place = folder / "tracking" / name
     place.mkdir(parents=True, exist_ok=True)
     follower, last = Follower(folder / METRICS_FILE), False
-    # accelerate has such classes too; importing them loads torch: 224 MB and 2.7 s a tracker, in place of
-    # 28 MB.
+    # Import only the tracker. accelerate has such classes too, but importing them loads torch, which takes
+    # 224 MB and 2.7 s for each tracker instead of 28 MB.
     tracker = import_module(name)
     tracker.init(
         project="swarmd",
@@ -130,7 +130,7 @@ def main() -> None:
     folder, peer, name = sys.argv[1:]
     parent, stopped = os.getppid(), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    # Ctrl-C is for the node, which ends us.
+    # Ctrl-C is meant for the node, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow(Path(folder), peer, name, lambda: not stopped and os.getppid() == parent)
 

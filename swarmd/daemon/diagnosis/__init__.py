@@ -1,1 +1,1 @@
-"""Why a node is alone or cannot be reached: some modules collect the facts, a pure one explains them."""
+"""Explains why a node is alone or unreachable: some modules collect the facts, pure modules explain them."""

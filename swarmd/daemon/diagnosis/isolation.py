@@ -1,8 +1,8 @@
-"""Why a node is alone, refused or unreachable: each cause, how it is found, and what to do. Pure.
+"""Why a node is alone, refused or unreachable: each cause, how it is found, and its remedy. Pure.
 
-CAUSES is read from above: the first that fits is said. `certain` says what needs no waiting; `why_alone` adds
-what only silence tells, and silence may be the long rounds of others. `reachability_report` uses the rows of
-UNREACHABLE. `.venv/bin/python scripts/tables causes` prints the table of docs/p2p.md.
+The first row of CAUSES that fits is shown. `certain` returns causes that need no waiting. `why_alone` also
+concludes from silence, which may only mean that other nodes' rounds are long. `reachability_report` uses the
+rows of UNREACHABLE. `.venv/bin/python scripts/tables causes` prints the table in docs/p2p.md.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,12 +17,12 @@ from swarmd.daemon.local_api.status_words import many
 from swarmd.state.status import Trouble
 from swarmd.terminal import printable
 
-# How far a clock may be behind. Frames older than `replays.WINDOW_S` are refused.
+# Seconds that our clock may be behind. Peers refuse frames older than `replays.WINDOW_S`.
 BEHIND_S = 240.0
-# How far a clock may be ahead. Frames from more than `replays.AHEAD_S` in the future are refused, and an
-# answer takes its time.
+# Seconds that our clock may be ahead. Peers refuse frames more than `replays.AHEAD_S` in the future; this
+# limit is lower, because a peer's answer takes time to arrive.
 AHEAD_S = 20.0
-_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that every swarm has
+_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that occur in every swarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class Facts:
     name: str  # the swarm's name
     curriculum: str
     digest: str = ""  # digest of our swarm
-    runs: str = ""  # versions of swarmd and of what makes the tasks
-    heard: bool = False  # whether somebody is heard
+    runs: str = ""  # our versions of swarmd and of the task library
+    heard: bool = False  # whether any peer is heard
     # Whether this machine has no route to any bootstrap address, nor to the internet.
     offline: bool = False
     connected: int = 0  # connected members
     helpers: int = 0  # connected members that say that they train nothing
-    # Connected members that did not answer: they may train.
+    # Connected members that did not answer; they may train.
     unknown: int = 0
-    companions: int = 0  # other members of our curriculum that somebody sees, at least
-    others: Mapping[str, int] = field(default_factory=dict)  # nodes that peers see, by other curriculum
+    companions: int = 0  # lower bound of the other nodes of our curriculum that any peer sees
+    others: Mapping[str, int] = field(default_factory=dict)  # nodes of other curricula seen by peers, by name
     introduced: Sequence[Introduced] = ()  # what peers say of themselves
-    bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
-    # Refused frames since somebody was heard last.
+    bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, and its "address"
+    # Refused frames since a peer was last heard.
     refused: Mapping[Reason, int] = field(default_factory=dict)
-    settled: bool = True  # whether there was time to connect and be seen
+    settled: bool = True  # whether the node had time to connect and to be seen by peers
 
 
 class Stage(IntEnum):
@@ -55,28 +55,28 @@ class Stage(IntEnum):
     HEARD = 0  # shown even while peers are heard
     AT_ONCE = 1  # shown at once when nobody is heard
     SETTLED = 2  # shown when the node had time to connect and to be seen
-    PATIENT = 3  # shown when nobody was heard for longer than rounds take
+    PATIENT = 3  # shown when no peer was heard for longer than rounds take
 
 
-# What is filled into a row; None: the cause is another one.
+# Values for the {names} in a row's texts; None if the row does not fit.
 Blanks = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A row of the table. In `says` and `remedy`, {names} are filled in."""
+    """A row of the table. The {names} in `says` and `remedy` are filled in."""
 
     says: str
     found: str  # how it is found
     remedy: str
-    stage: Stage | None = None  # None: found elsewhere, and told at once
+    stage: Stage | None = None  # None: found elsewhere, and shown at once
     fits: Callable[[Facts], Blanks] = lambda _: None
 
     def trouble(self, **blanks: object) -> Trouble:
         return Trouble(self.says.format(**blanks), self.remedy.format(**blanks))
 
 
-# How the cause begins that is no fault: somebody has to found a swarm.
+# Beginning of the only cause that is no fault: somebody has to found a swarm.
 FIRST_HERE = "you are the first here"
 TWIN = Cause(
     "another node runs with this node's key: {what}",
@@ -99,9 +99,10 @@ DEAD = Cause(
 
 
 def port_taken(listen: Sequence[str], ports: Collection[int], peer: PeerId) -> Trouble | None:
-    """Return the trouble of a node that did not get its own port.
+    """Describe that another program uses the node's own port; None if the node has it or needs none.
 
-    ports: those at which it listens, the one that others should dial first.
+    Args:
+        ports: the ports at which it listens; first the one that other nodes should dial first.
     """
     own = own_ports(peer)[0]
     if not ports or own in ports or not all(text.endswith("/tcp/0") for text in listen):
@@ -121,7 +122,7 @@ def twin_trouble(later: bool) -> Trouble:
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
     """Describe a bootstrap address that does not answer."""
-    # The peer id is longer than the rest, and is left out.
+    # Leave out the peer id, which is longer than the rest.
     return DEAD.trouble(address=entry["address"].partition("/p2p/")[0], says=entry["says"])
 
 
@@ -132,7 +133,7 @@ def another(said: Introduced) -> str:
 
 
 def _off(facts: Facts) -> str | None:
-    """Return how far our clock is off, if those of all peers asked differ from it in the same direction."""
+    """Return how far our clock is off, if all asked peers' clocks differ from it in the same direction."""
     ahead = [said.ahead for said in facts.introduced]
     behind = all(seconds > BEHIND_S for seconds in ahead)
     if not _enough(facts, len(ahead)) or not (behind or all(seconds < -AHEAD_S for seconds in ahead)):
@@ -143,7 +144,7 @@ def _off(facts: Facts) -> str | None:
 
 
 def _refusing(facts: Facts) -> int:
-    """Return how many peers refuse what we send, if all of our swarm do that were asked; else 0."""
+    """Return how many peers refuse our frames, if all asked peers of our swarm refuse them; else 0."""
     ours = [
         one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING
     ] or facts.introduced
@@ -151,7 +152,7 @@ def _refusing(facts: Facts) -> int:
 
 
 def _enough(facts: Facts, asked: int) -> bool:
-    """Return whether so many peers can be right. One's word is enough only while nobody is heard."""
+    """Return whether `asked` answers suffice. A single one suffices only while no peer is heard."""
     return asked > 1 or (asked == 1 and not facts.heard)
 
 
@@ -270,7 +271,7 @@ CAUSES = (
         "a frame of another version, or of an unknown kind",
         "{advice}",
         Stage.SETTLED,
-        # One such frame shows that its author runs something else.
+        # A single such frame shows that its author runs something else.
         lambda f: (
             _main_reason(f, {Reason.UNKNOWN_KIND, Reason.WRONG_VERSION})
             if f.companions or f.unknown
@@ -312,7 +313,7 @@ CAUSES = (
     ),
 )
 
-# The port that we advise.
+# The port that remedies recommend.
 PORT = 4001
 _NO_WAY_IN = "no: {by} could not open a connection to it at TCP port {port}"
 LOOPBACK = Cause(
@@ -359,7 +360,7 @@ def certain(facts: Facts) -> Trouble | None:
 
 
 def why_alone(facts: Facts) -> Trouble:
-    """Return the most likely cause of hearing no peer for long."""
+    """Return the most likely cause if no peer was heard for long."""
     found = _first(facts, Stage.PATIENT)
     # The last row always fits.
     assert found is not None

@@ -1,7 +1,7 @@
-"""Isolation detection: notices that a node is alone, and collects the facts.
+"""Isolation detection: notices that a node is alone, and collects the facts for a diagnosis.
 
-They are what peers say and see, and which bootstrap addresses answer. `isolation` turns them into cause and
-remedy.
+It asks peers what they see, and checks which bootstrap addresses answer. `isolation` turns the facts into
+cause and remedy.
 """
 
 import logging
@@ -23,24 +23,24 @@ from swarmd.daemon.local_api.roster import Roster
 from swarmd.state.status import Trouble
 
 CHECK_EVERY_S = 2.0
-# A node that was alone for so long gave others time to be found.
+# After so many seconds alone, other nodes had time to be found.
 SETTLED_S = 18.0
-# The time between two searches, and from LATER_S alone on.
+# Seconds between two searches for the cause; SEARCH_LATER_S applies after LATER_S alone.
 SEARCH_EVERY_S, SEARCH_LATER_S, LATER_S = 10.0, 30.0, 300.0
-# The same while somebody is heard.
+# Seconds between two searches while a peer is heard.
 CALM_S = 25.0
-# After so long alone silence itself is told.
+# After so many seconds alone, silence itself is reported.
 PATIENT_S = 900.0
-# A peer of a small swarm that was not connected for so long counts as gone.
+# A peer of a small swarm counts as gone after being disconnected for so many seconds.
 LEFT_S = 10.0
 
 log = logging.getLogger(__name__)
 
 
 class IsolationWatch:
-    """Watches whether the node hears other peers; `trouble` says why not, None where all is well.
+    """Watches whether the node hears other peers; `trouble` says why not, and is None if all is well.
 
-    clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
+    clock: seconds since the epoch, as in the roster. Durations are measured by trio's clock.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class IsolationWatch:
         self.member, self._config, self._curriculum, self._roster = member, config, curriculum, roster
         self._clock, self._runs = clock, runs
         self._bootstrap = {text: parse_bootstrap(text)[0] for text in config.bootstrap}
-        # Refused frames up to the moment when somebody was last heard.
+        # Refused frames up to the moment when a peer was last heard.
         self._refused_before: Counter[Reason] = Counter()
         self._connected: frozenset[PeerId] = frozenset()
-        self._lost: dict[PeerId, float] = {}  # peers whose connection ended, and when
+        self._lost: dict[PeerId, float] = {}  # when the connection ended, by peer
         self.trouble: Trouble | None = None
 
     async def run(self) -> None:
@@ -67,7 +67,7 @@ class IsolationWatch:
         while True:
             now = trio.current_time()
             if self.member.away:
-                # The node has left by itself, and its status says why. Nobody is heard from there.
+                # The node has left the swarm by itself, and its status says why. It hears no peer now.
                 self.trouble, alone_since = None, now
                 for author in self._roster.present(self._clock()):
                     self._roster.gone(author)
@@ -88,7 +88,7 @@ class IsolationWatch:
             await trio.sleep(CHECK_EVERY_S)
 
     def say(self, trouble: Trouble | None) -> None:
-        """Show this trouble, and log it if it is another than before."""
+        """Set `trouble`, and log it if it changed."""
         if trouble != self.trouble and trouble is not None:
             log.warning("%s; %s", trouble.cause, trouble.remedy)
         elif trouble != self.trouble:
@@ -98,8 +98,8 @@ class IsolationWatch:
     def _note_connections(self, now: float) -> None:
         """Record which connections ended.
 
-        Peers that left a small swarm are no longer heard. In a large one connections also end because there
-        are enough, so there it says nothing.
+        In a small swarm, a peer that stays disconnected is no longer counted as heard. In a large swarm
+        nodes also close connections that they do not need, so a closed connection means nothing.
         """
         connected = frozenset(self.member.engine.connected())
         changed, self._connected = self._connected ^ connected, connected

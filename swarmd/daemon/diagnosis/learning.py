@@ -1,6 +1,6 @@
-"""Why nothing is learnt, or answers do not end: cause and remedy, from the lines of the last rounds. Pure.
+"""Why a node learns nothing, or its answers do not end: cause and remedy, from the last rounds' lines. Pure.
 
-`CAUSES` is read from above: the first that fits is said.
+The first row of `CAUSES` that fits is shown.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from swarmd.daemon.local_api.status_words import many
 from swarmd.state.status import ModelDescription, Trouble
 from swarmd.types import RoundLine
 
-# Rounds that a word is about, at least, and the seconds that they took.
+# The minimum of rounds, and of seconds that they took together, for a diagnosis.
 ROUNDS, SECONDS = 2, 2.0
-# Lines that are kept: rounds that are too short for SECONDS.
+# Maximum number of lines to look at, if rounds are too short to fill SECONDS.
 KEPT_LINES = 100
-# From this share on, cut answers are told of, though something is learnt.
+# From this share of cut answers on, they are reported even if something is learnt.
 MANY_CUT = 0.5
-# Below this share of answers in the asked form, the form is the cause.
+# If a smaller share of answers is in the requested form, the form is the cause.
 FEW_IN_FORM = 0.05
-# Characters of the sample answer.
+# Length of the sample answer, in characters.
 SAMPLE_CHARACTERS = 40
 
 
@@ -28,16 +28,16 @@ class Lately:
 
     rounds: int
     trained: int  # tokens that had a gradient
-    skipped: int  # updates
-    made: int  # own answers
+    skipped: int  # updates that were left out
+    made: int  # the node's own answers
     cut: int
     in_form: int
-    tokens: int  # of own answers
+    tokens: int  # in the node's own answers
     rewards: float
 
 
 def lately(lines: Sequence[RoundLine]) -> Lately | None:
-    """Return the sums over the newest rounds of SECONDS and at least ROUNDS; None if there are fewer."""
+    """Sum up the newest rounds that reach both ROUNDS and SECONDS; None if there are too few."""
     seconds, chosen = 0.0, list[RoundLine]()
     for line in reversed(lines):
         chosen.append(line)
@@ -59,8 +59,7 @@ def lately(lines: Sequence[RoundLine]) -> Lately | None:
     )
 
 
-# What is said of rounds in which no token had a gradient, its remedy, and when it fits. {names} are filled
-# in.
+# Rows (cause, remedy, condition) for rounds in which no token had a gradient. The {names} are filled in.
 CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
         "{skipped} updates were left out, for their loss or gradient was not finite",
@@ -105,7 +104,7 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda _: True,
     ),
 )
-# The same, though something was learnt.
+# The same for rounds in which something was learnt.
 STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
         "none of {made} answers ends within generate.max_new_tokens = {limit}",
@@ -134,7 +133,7 @@ def _formless(seen: Lately) -> bool:
 
 
 def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str = "") -> Trouble | None:
-    """Return why the last rounds taught nothing, or little though there was something; None if all is well.
+    """Return why the last rounds taught nothing, or less than they could; None if all is well.
 
     lines: of metrics.jsonl. sample: one of the answers.
     """
@@ -151,7 +150,7 @@ def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str 
 
 
 def _shows_form(model: ModelDescription) -> str:
-    """Return the next setting that shows a model the asked form."""
+    """Return a remedy: the next setting that would show the model the requested form."""
     if not model.examples:
         return 'set model.examples = "on"'
     if not model.opening:

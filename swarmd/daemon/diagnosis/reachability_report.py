@@ -1,4 +1,4 @@
-"""The report of `swarmd doctor network`: what a survey means, and what to change. Pure."""
+"""The report of `swarmd doctor network`: explains a survey and recommends changes. Pure."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from swarmd.daemon.diagnosis.isolation import (
 )
 from swarmd.state.status import Trouble
 
-# A survey as JSON, because it may come from the running node; `survey` writes it.
+# A survey as JSON, because it may come from the running node. `reachability_survey.survey` makes it.
 Survey = Mapping[str, Any]
 
 
@@ -42,8 +42,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    reachable: bool | None  # whether from the internet; None: nobody could say
-    takes_part: bool  # whether the node is, or could be, in the swarm
+    reachable: bool | None  # whether the internet can reach the node; None: no peer could say
+    takes_part: bool  # whether the node takes part in the swarm, or could
     summary: str
     findings: Sequence[Finding]
 
@@ -107,7 +107,8 @@ def no_network() -> Diagnosis:
 def _verdicts(found: Survey, outcome: Outcome, *, far: bool = True) -> list[Mapping[str, Any]]:
     """Select the peers' verdicts with this outcome.
 
-    far: of peers outside our own network only, whose word holds for the internet; if False, of the others.
+    far: if True, only of peers outside our network, whose verdict holds for the internet; else only of peers
+        inside it.
     """
     return [
         v

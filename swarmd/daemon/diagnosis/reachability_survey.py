@@ -1,7 +1,7 @@
-"""Reachability survey: collects the facts on whether others can reach this node.
+"""Reachability survey: collects the facts on whether other nodes can reach this node.
 
-`reachability_report` says what they mean. The process with the engine makes it: the running node; if none
-runs, a member started for the survey alone.
+`reachability_report` explains them. The running node makes the survey; if none runs, a member is started for
+the survey alone.
 """
 
 import time
@@ -32,14 +32,14 @@ from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 from swarmd.state.status import Trouble
 from swarmd.terminal import interruptible
 
-# How long a member that was started for the survey alone waits to meet another.
+# Seconds that a member started for the survey alone waits to meet another member.
 COMPANY_S = 15.0
-# And until the others see it: they answer nobody whom they do not know as connected.
+# Seconds that it then waits until the members see it: they answer only peers that they see as connected.
 SEEN_S = 5.0
 
 
 async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
-    """Survey the network of a member that is up.
+    """Survey the network of a running member.
 
     Takes as long as the slowest peer that is asked, at most 10 s.
     """
@@ -63,7 +63,7 @@ async def survey(member: Member, config: NodeConfig) -> dict[str, Any]:
         "verdicts": [],
         "curriculum": curriculum_of(config).name,
         "trouble": None,
-        "seen": {"helpers": 0, "companions": 0, "others": {}},  # as `count_others` says
+        "seen": {"helpers": 0, "companions": 0, "others": {}},  # from `count_others`
     }
 
     said: dict[str, Any] = {}
@@ -112,10 +112,10 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
 
 
 def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:
-    """Count the members that only help and those that may train, and the other nodes that our members see.
+    """Count the connected members that only help and those that may train, and the nodes that peers see.
 
-    Members that do not answer count as training. Other nodes are a lower bound, of our curriculum and of
-    others.
+    Members that do not answer count as "unknown": they may train. The numbers of other nodes, of our
+    curriculum ("companions") and of other curricula ("others"), are lower bounds.
     """
     peers = {peer.id for peer in member.peers()}
     names = {one.digest: another(one) for one in introduced.values()}
@@ -124,7 +124,7 @@ def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dic
     for peer, answer in introduced.items():
         for seen in answer.swarms:
             ours = seen.digest == member.topic.digest
-            # A peer that trains is one itself, and one of those that it sees is us.
+            # A peer that trains counts as a node too. A connected peer also sees us, so do not count us.
             count = seen.members + (answer.doing != HELPING) - (ours and peer in peers)
             if ours:
                 companions = max(companions, count)
@@ -141,21 +141,21 @@ def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dic
 
 
 def whom_to_ask(member: Member, named: Sequence[PeerId]) -> Sequence[PeerId]:
-    """Choose peers to ask: named ones, then members, then others that are connected."""
+    """Choose peers to ask: first named ones, then members, then other connected peers."""
     asked = dict.fromkeys([*named, *(peer.id for peer in member.peers()), *sorted(member.engine.connected())])
     asked.pop(member.identity.peer_id, None)
     return [*asked][: introduction.MAX_ASKED]
 
 
 async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[], float]) -> dict[str, Any]:
-    """Ask peers what they say of themselves, of us and of whom they see, as `Facts` has it."""
+    """Ask peers about themselves, about us and about the nodes that they see; return fields of `Facts`."""
     said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
     introduced = {peer: one for peer, one in said.items() if one is not None}
     return {"introduced": [*introduced.values()], **count_others(member, introduced)}
 
 
 def is_offline(bootstrap: Sequence[str]) -> bool:
-    """Return whether there is no route to any bootstrap address, nor to the internet."""
+    """Return whether there is no route to any bootstrap address or to the internet."""
     named = [
         endpoint for address in bootstrap if (endpoint := parse_bootstrap(address)[1]).kind.startswith("ip")
     ]
@@ -165,7 +165,7 @@ def is_offline(bootstrap: Sequence[str]) -> bool:
 def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[str, Any]:
     """Survey the network by a member started for it, with this identity and the folder's address book.
 
-    Raises OperatorError, also where the member cannot listen.
+    Raises OperatorError, also if the member cannot listen.
     """
     topic = topic_of(config.swarm, curriculum_of(config))
     found: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
                 while not member.peers():
                     await trio.sleep(0.1)
                 with trio.move_on_after(SEEN_S):
-                    # Until all connected peers that were asked see us as connected, too.
+                    # Wait until all connected peers that were asked see us as connected, too.
                     while any(one.seen_at is None for one in (await _dialled_back(member)).values()):
                         await trio.sleep(0.2)
             found.update(await survey(member, config))

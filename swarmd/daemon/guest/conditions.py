@@ -1,7 +1,7 @@
-"""Decides when the node pauses, and gives for each pause its cause, its end and a remedy. Pure.
+"""Decides when the node pauses, and gives each pause's cause, end and remedy. Pure.
 
-A load that comes and goes around its limit would stop and start the node all the time. So its pause ends only
-after some quiet.
+A load that fluctuates around its limit would stop and start the node all the time. So a pause for the load
+ends only after a quiet time.
 """
 
 from collections.abc import Iterator
@@ -14,31 +14,31 @@ from swarmd.config.config import WhenConfig
 from swarmd.config.hours import clock_words, is_open, next_opening, window
 from swarmd.state.status import PauseCause
 
-# A pause for the load ends after so long without much load.
+# A pause for the load ends after the load was below its limit for this many seconds.
 QUIET_S: Final = 30.0
 OVERRIDE: Final = "swarmd resume goes on all the same"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts about the machine. None: it cannot be told here, or nobody asked for it."""
+    """Facts about the machine. None: unknown on this platform, or not needed by the settings."""
 
     on_battery: bool | None = None
-    load: float | None = None  # of other programs: share of all cores
+    load: float | None = None  # other programs' share of all cores
     metered: bool | None = None
-    gpu: float | None = None  # of other programs: share of the node's GPU
-    left: float | None = None  # part of one core that other programs leave to the node; None: enough
+    gpu: float | None = None  # other programs' share of the node's GPU
+    left: float | None = None  # share of one core that other programs leave to the node; None: enough
 
 
 class UseByOthers:
-    """Whether other programs take more than `limit`, such as "50 %", or did so until a moment ago."""
+    """Whether other programs use more than `limit`, such as "50 %", or did within the last `QUIET_S`."""
 
     def __init__(self, limit: str) -> None:
         self._limit = percent(limit) if limit else None
-        self._at: float | None = None  # the last time that it was too much; None: the pause is over
+        self._at: float | None = None  # when the share was last above the limit; None: no pause
 
     def too_much(self, share: float | None, now: float) -> bool:
-        """Return whether to pause. Where the share is not known, nothing changes but nothing pauses."""
+        """Return whether to pause. An unknown share never pauses, and keeps the state as it was."""
         if self._limit is None or share is None:
             return False
         if share > self._limit:
@@ -49,7 +49,7 @@ class UseByOthers:
 
 
 class PauseConditions:
-    """Decide which conditions to pause hold, and remember the load that was too much."""
+    """Decides which conditions for a pause hold, and remembers when the load was last too high."""
 
     def __init__(self, when: WhenConfig) -> None:
         self._when = when
@@ -88,7 +88,7 @@ class PauseConditions:
 
 
 def month_end(now: float) -> float:
-    """Return the first moment of the next month, in the machine's own time zone."""
+    """Return the first moment of the next month, in the machine's time zone."""
     local = datetime.fromtimestamp(now)
     return datetime(local.year + local.month // 12, local.month % 12 + 1, 1).timestamp()
 
@@ -96,7 +96,7 @@ def month_end(now: float) -> float:
 def out_of_budget(budget: int | None, moved: int, now: float) -> PauseCause | None:
     """Return a pause until next month if the budget is used up.
 
-    budget: bytes per month; None for no limit. moved: bytes of this month, up and down.
+    budget: bytes per month; None for no limit. moved: bytes sent and received this month.
     """
     if budget is None or moved < budget:
         return None

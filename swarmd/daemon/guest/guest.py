@@ -1,8 +1,8 @@
-"""The node as a guest of its machine: counts what it costs, keeps to its limits, pauses.
+"""The node as a guest of its machine: measures what it uses, keeps to its limits, and pauses.
 
-It is a task of the daemon (trio). Training is paused by one means: the trainer is told to rest, and does so
-before its next token or micro-batch (`TrainerLink.rest`). A pause is told with its cause. The CPU share is
-kept by short rests without one.
+It is a task of the daemon (trio). It pauses training in one way only: it tells the trainer to rest, and the
+trainer does so before its next token or micro-batch (`TrainerLink.rest`). A pause comes with its cause. Short
+rests without a cause keep the CPU share.
 """
 
 import logging
@@ -40,13 +40,13 @@ from swarmd.state.status import PauseCause, Usage, UsageReport
 
 log = logging.getLogger(__name__)
 
-# How often the conditions are checked.
+# Seconds between two checks of the conditions.
 CHECK_EVERY_S: Final = 1.0
-# How often the GPUs' power is read.
+# Seconds between two readings of the GPUs' power.
 ENERGY_EVERY_S: Final = 10.0
-# How often to decide whether to rest for the CPU share.
+# Seconds between two decisions whether to rest for the CPU share.
 SHARE_EVERY_S: Final = 0.25
-# Share of the month's budget: what kill -9 can make the node forget.
+# Save after this share of the month's budget was moved, so kill -9 makes the node forget at most that much.
 SAVE_AFTER: Final = 1 / 2000
 REMEDY: Final = "swarmd resume"
 _METERED: Final = PauseCause(
@@ -57,7 +57,7 @@ _METERED: Final = PauseCause(
 class Guest:
     """Keeps the node to its limits and pauses it.
 
-    tell: sends messages to the trainer. talk: shows them to the operator. clock: seconds since the epoch.
+    tell: sends a message to the trainer. talk: shows one to the operator. clock: seconds since the epoch.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Guest:
 
         Args:
             folder: the state folder.
-            traffic: of the node's engine.
+            traffic: the engine's byte counters and limits.
             measure: replaces `Probes.measure`, if given.
-            on_gpu: whether the node trains on a CUDA device now.
-            helped: how often others say that they trained on a rollout of ours, since the start.
+            on_gpu: returns whether the node trains on a CUDA device now.
+            helped: returns how often other nodes reported training on this node's rollouts since the start.
         """
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
@@ -99,17 +99,17 @@ class Guest:
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
         self._helped, self._helped_before = helped, 0
-        self._ours = 0.0  # CPU seconds since the meter last searched
-        self._all_ours: float | None = None  # the same from one search to the next, for the next look
+        self._ours = 0.0  # the node's CPU seconds since the meter's last search for processes
+        self._all_ours: float | None = None  # CPU seconds between two searches, until used
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: MachineFacts | None = None
-        self._resting = False  # resting to keep the CPU share
+        self._resting = False  # whether it rests to keep the CPU share
         self._told: link.ToTrainer = link.Resume()
         self.pauses: list[PauseCause] = []
-        self.away: list[PauseCause] = []  # why it has left the swarm
+        self.away: list[PauseCause] = []  # why the node has left the swarm; empty if it has not
 
     def begin(self) -> None:
-        """Apply the limits before the member runs: with its budget used up, it does not even connect."""
+        """Apply the limits before the member runs: if the budget is used up, it must not even connect."""
         self._limit_traffic()
         if spent := self._spent():
             self._stay_away([spent])
@@ -120,17 +120,17 @@ class Guest:
         try:
             while True:
                 self.count()
-                # Our own CPU seconds are up to now.
+                # Measure right after a search for processes: the node's CPU seconds are complete then.
                 if self._all_ours is not None or trio.current_time() - looked >= CHECK_EVERY_S:
                     looked = trio.current_time()
-                    # A laptop may have come to another zone.
+                    # The time zone may change, for example on a laptop that travels.
                     time.tzset()
                     ours, self._all_ours = self._all_ours, None
                     self.decide(await trio.to_thread.run_sync(partial(self._measure, self._clock(), ours)))
                 if (since := trio.current_time() - read) >= ENERGY_EVERY_S:
                     read += since
                     await self.add_energy(since)
-                # In a thread, as the disk may be slow.
+                # Save in a thread, because the disk may be slow.
                 await trio.to_thread.run_sync(self.save)
                 await trio.sleep(SHARE_EVERY_S if self._share else CHECK_EVERY_S)
         finally:
@@ -138,15 +138,15 @@ class Guest:
             self.ledger.save()
 
     async def add_energy(self, seconds: float) -> None:
-        """Enter into the ledger, while it trains on its GPUs, what these take now, for so long.
+        """Add to the ledger the energy that the GPUs take at their present power, if the node trains on them.
 
-        It is the whole of what they take. trio's clock stands still while the machine sleeps.
+        The GPUs' whole power counts. seconds: by trio's clock, which stands still while the machine sleeps.
         """
         if self._on_gpu() and (watts := await trio.to_thread.run_sync(self._watts)) is not None:
             self.ledger.add(Usage(energy_wh=watts * seconds / 3600))
 
     def count(self) -> None:
-        """Enter into the ledger what was spent since the last call, and keep to the CPU share."""
+        """Add the usage since the last call to the ledger, and keep to the CPU share."""
         now, moved_before = self._clock(), self._moved
         spent = self._meter.read(now)
         self._moved = self._traffic.up, self._traffic.down
@@ -162,11 +162,11 @@ class Guest:
             self._tell_trainer()
 
     def save(self) -> None:
-        """Save the usage ledger, if that is due."""
+        """Save the usage ledger, if a save is due."""
         self.ledger.save_where_due(self._budget * SAVE_AFTER if self._budget else float("inf"))
 
     def decide(self, facts: MachineFacts) -> None:
-        """Pause, go on, leave the swarm or come back, by what is known now."""
+        """Pause, resume, leave the swarm or come back, according to the facts."""
         if self._facts is None:
             for note in self._unknown(facts):
                 self._talk(note)
@@ -192,18 +192,18 @@ class Guest:
         )
 
     def tell_again(self) -> None:
-        """Tell a trainer that has just started what to do."""
+        """Tell a newly started trainer whether to pause."""
         self._told = link.Resume()
         self._tell_trainer()
 
     @property
     def usage(self) -> UsageReport:
-        """What the node has cost."""
+        """The node's usage of its machine, by the ledger."""
         return self.ledger.report(self._budget)
 
     @property
     def left(self) -> float | None:
-        """The share of a core that other programs leave to the node; None: it pauses, or nobody knows."""
+        """The share of a core that other programs leave to the node; None: enough, unknown or paused."""
         return self._facts.left if self._facts and not self.pauses else None
 
     async def on_pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -233,7 +233,7 @@ class Guest:
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Handle `swarmd resume`: end the user's own pause.
 
-        Conditions that hold now are set aside until each of them has ended.
+        Conditions that hold now are ignored until each of them has ended once.
         """
         warning, held = self._asked.end(), {each.kind for each in [*self.pauses, *self.away]}
         self._set_aside |= held
@@ -242,9 +242,9 @@ class Guest:
         return {"schema": 1, "paused": False, "ended": ended, "warning": warning}
 
     def _tell_trainer(self) -> None:
-        """Tell the trainer to pause or resume, if that differs from what it was told last.
+        """Tell the trainer to pause or resume, if that differs from the last message.
 
-        Of several causes only the first is told: it is shown on one line.
+        Only the first of several causes is sent, as it is shown on one line.
         """
         wanted: link.ToTrainer = link.Pause(brief=True) if self._resting else link.Resume()
         if self.pauses:
@@ -270,7 +270,7 @@ class Guest:
         return out_of_budget(self._budget, self.ledger.this_month.bytes_moved, self._clock())
 
     def _limit_traffic(self) -> None:
-        """Have the traffic stop at the byte with which the month's budget ends."""
+        """Make the traffic stop at the last byte of the month's budget."""
         left = float("inf") if self._budget is None else self._budget - self.ledger.this_month.bytes_moved
         self._traffic.stop_after(left, self._on_budget_spent)
 
@@ -279,19 +279,19 @@ class Guest:
         if spent := self._spent():
             self._stay_away([spent, *self.away])
         else:
-            self._limit_traffic()  # a month has begun since
+            self._limit_traffic()  # a new month has begun, with a new budget
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    # Seconds since the epoch; None: until `swarmd resume`.
+    # Seconds since the epoch; None: paused until `swarmd resume`.
     until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None
     schema: int = 1
 
 
 class UserPause:
-    """The user's pause. clock: seconds since the epoch.
+    """The pause that the user asked for, kept in a file. clock: seconds since the epoch.
 
-    `begin` and `end` return a warning where the file does not say so, else "".
+    `begin` and `end` return a warning if the file could not be changed, else "".
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:

@@ -1,15 +1,15 @@
-"""The CPU share over minutes. Pure."""
+"""Keeps the CPU share, averaged over minutes. Pure."""
 
 from typing import Final
 
-# What may be saved up: after a pause the node does not run at full speed for long.
+# Seconds of unused share that may be saved up: after a pause the node must not run at full speed for long.
 CREDIT_S: Final = 2.0
-# What is remembered at most: a single step of a large model takes long.
+# Seconds of exceeded share that are remembered at most: a single step of a large model takes long.
 DEBT_S: Final = 3600.0
 
 
 class CpuShare:
-    """Keeps the CPU share. cores: CPU seconds a second, of all processes together."""
+    """Keeps the CPU share. cores: CPU seconds per second that all processes together may use."""
 
     def __init__(self, cores: float, now: float) -> None:
         self._cores, self._at, self._left = cores, now, 0.0

@@ -1,6 +1,6 @@
-"""Measures what the node costs its machine: CPU time and disk writes.
+"""Measures the node's CPU time and disk writes.
 
-It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd.
+All of the node's processes count: the daemon, the trainer, the verifier, workers and p2pd.
 """
 
 import contextlib
@@ -11,18 +11,18 @@ import psutil
 
 from swarmd.state.status import Usage
 
-# How often to search for new processes: a search reads all of the machine's.
+# Seconds between two searches for new processes: a search lists all processes of the machine.
 FIND_EVERY_S: Final = 5.0
 
 
 class ProcessMeter:
     """Counts CPU time and disk writes of this process and its descendants, since the last `read`.
 
-    A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. Only
-    the figures of processes whose parent was killed are lost.
+    A process that ends adds its CPU time to its parent's, so the sum over all running processes only rises.
+    Only the figures of processes whose parent was killed are lost.
 
-    found_at: when it last searched for new ones. The `read` of that moment alone is sure to have all; what a
-    new one spends before comes with it.
+    found_at: time of the last search for new processes. Only the `read` at that time is complete; the usage
+        of a process that starts between two searches is counted at the next search.
     """
 
     def __init__(self, now: float) -> None:
@@ -48,7 +48,7 @@ class ProcessMeter:
             with contextlib.suppress(psutil.Error):
                 self._processes = [self._root, *self._root.children(recursive=True)]
         cpu, written, known = 0.0, 0, True
-        # Children come first: what ends meanwhile is counted at least once.
+        # Read children before parents: a process that ends meanwhile is then counted at least once.
         for process in reversed(self._processes):
             try:
                 times = process.cpu_times()

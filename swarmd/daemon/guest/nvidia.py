@@ -1,7 +1,8 @@
-"""The NVIDIA GPUs that the node uses: how much others use them, and what power they draw. By NVML.
+"""Reads from NVML how much other programs use the node's NVIDIA GPUs, and how much power these draw.
 
-NVML tells of the whole machine. A GPU is the node's where one of its processes has a CUDA context there. In a
-container NVML's process ids are those outside, so that no GPU is the node's and nothing is told.
+NVML reports on the whole machine. A GPU counts as the node's if one of the node's processes has a CUDA
+context on it. In a container, NVML reports process ids of the host, so no GPU counts as the node's and every
+figure is None.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def load() -> Any:
-    """Load NVML's bindings (nvidia-ml-py). Raises their NVMLError where there is no driver."""
+    """Load NVML's bindings (nvidia-ml-py). Raises their NVMLError if there is no driver."""
     import pynvml  # 0.2 s of CPU
 
     pynvml.nvmlInit()
@@ -22,19 +23,19 @@ def load() -> Any:
 
 
 class NvidiaGpus:
-    """Asks NVML about the node's GPUs. A call takes some milliseconds: make it in a thread.
+    """Asks NVML about the node's GPUs. A call takes some milliseconds, so make it in a thread.
 
     pids: returns the ids of the node's processes. load: replaces `load` in tests.
     """
 
     def __init__(self, pids: Callable[[], Collection[int]], load: Callable[[], Any] = load) -> None:
         self._pids, self._load = pids, load
-        # The time of the newest sample of each GPU, in µs: NVML returns those after it.
+        # The time of the newest sample of each GPU, in µs. NVML returns only samples after it.
         self._sampled: dict[int, int] = {}
 
     @cached_property
     def nvml(self) -> Any:
-        """The bindings; None where no NVIDIA driver answers."""
+        """The bindings; None if no NVIDIA driver answers."""
         try:
             return self._load()
         except Exception as error:  # NVMLError, a broken driver's OSError, or no package
@@ -42,17 +43,17 @@ class NvidiaGpus:
             return None
 
     def used_by_others(self) -> float | None:
-        """Return what others take of the GPU that they use most, as a share; None where it cannot be told."""
+        """Return other programs' share of the GPU that they use most; None if it is unknown."""
         return self._of_each(self._used_by_others, max)
 
     def watts(self) -> float | None:
-        """Return the power that the node's GPUs draw now; None where it cannot be told."""
+        """Return the power in watts that the node's GPUs draw now; None if it is unknown."""
         return self._of_each(self._watts, sum)
 
     def _watts(self, _index: int, gpu: Any) -> float | None:
-        with contextlib.suppress(self.nvml.NVMLError):  # a card that knows no MIG
+        with contextlib.suppress(self.nvml.NVMLError):  # a card without MIG
             if self.nvml.nvmlDeviceGetMigMode(gpu)[0]:
-                # The figure is of all slices together, others' too.
+                # The figure would cover all MIG slices, including other programs' slices.
                 return None
         return float(self.nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
 
@@ -69,7 +70,7 @@ class NvidiaGpus:
         return together(found) if found else None
 
     def tells_use(self) -> bool:
-        """Return whether the driver tells what each process uses: not in WSL, nor of a card in MIG mode."""
+        """Return whether the driver reports use by process. It does not in WSL, or for a card in MIG mode."""
         if self.nvml is None:
             return False
         with contextlib.suppress(self.nvml.NVMLError):  # a card that is lost
@@ -93,7 +94,7 @@ class NvidiaGpus:
         try:
             samples = self.nvml.nvmlDeviceGetProcessUtilization(gpu, self._sampled.get(index, 0))
         except self.nvml.NVMLError as error:
-            # Nothing used it since. The bindings raise even NVML's success where there is no sample.
+            # No newer sample: the GPU was idle. The bindings then raise an error even for NVML's success.
             if error.value in (self.nvml.NVML_SUCCESS, self.nvml.NVML_ERROR_NOT_FOUND):
                 return 0.0
             raise

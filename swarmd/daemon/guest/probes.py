@@ -1,7 +1,6 @@
-"""What the platform tells of battery, load, GPU and network; None where it cannot tell.
+"""Probes of the platform for battery, load and metered network; None if the platform cannot tell.
 
-What is asked of the platform is an argument, so that tests answer in its place. `nvidia` has
-the GPU.
+Functions that query the platform are arguments, so that tests can replace them. `nvidia` probes the GPUs.
 """
 
 import subprocess
@@ -17,12 +16,12 @@ from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 
-# How many looks of about 5 s show that other programs leave the node little; how busy all cores are then, and
-# what part of a core the node gets.
+# Other programs crowd the node out if, over this many measurements (about 5 s each), all cores are at least
+# BUSY_SHARE busy and the node gets less than CROWDED_CORES of a core.
 CROWDED_LOOKS: Final = 12
 BUSY_SHARE: Final = 0.95
 CROWDED_CORES: Final = 0.5
-# Returns a command's standard output; raises OSError or subprocess.SubprocessError.
+# Runs a command and returns its standard output; raises OSError or subprocess.SubprocessError.
 Run = Callable[[Sequence[str]], str]
 
 
@@ -40,12 +39,12 @@ def run(command: Sequence[str]) -> str:
 def all_seconds(times: Any) -> float:
     """Add up psutil's times of all cores, in seconds.
 
-    User time contains guest time already, so that is not added again.
+    User time already contains guest time, so guest time is not added again.
     """
     return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
 
 
-# How often a question is asked that starts a program.
+# Seconds between two probes that start a program.
 SLOW_EVERY_S: Final = 10.0
 _METERED = (
     "busctl",
@@ -62,7 +61,7 @@ def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | No
     try:
         battery = sensors()
     except OSError:
-        # This is Linux without /sys/class/power_supply, as in some containers, or the battery was taken out.
+        # Linux without /sys/class/power_supply, as in some containers, or the battery was removed.
         return None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 
@@ -70,7 +69,7 @@ def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | No
 def metered(run: Run = run) -> bool | None:
     """Return whether NetworkManager calls the default route metered; None if it cannot tell.
 
-    Its numbers: 1 yes, 2 no, 3 and 4 its guesses of yes and no, 0 unknown.
+    NetworkManager's values: 1 yes, 2 no, 3 guessed yes, 4 guessed no, 0 unknown.
     """
     try:
         kind, _, number = run(_METERED).strip().partition(" ")
@@ -88,12 +87,12 @@ class LoadProbe:
 
     times: Callable[[], Any] = psutil.cpu_times
     own: float = 0.0
-    _before: tuple[float, float] | None = None  # busy seconds, and all
+    _before: tuple[float, float] | None = None  # busy seconds and all seconds at the last call
 
     def __call__(self, ours: float) -> float | None:
-        """Return the share of the CPU that others used since the last call; None the first time.
+        """Return the share of the CPU that other programs used since the last call; None the first time.
 
-        ours: CPU seconds that the node itself took since the last call.
+        ours: CPU seconds that the node itself used since the last call.
         """
         times = self.times()
         total = all_seconds(times)
@@ -102,12 +101,12 @@ class LoadProbe:
         if before is None or total <= before[1]:
             return None
         self.own = ours / (total - before[1])
-        # What is rounded may come to a trifle more than all.
+        # Rounding may give slightly more than 1.
         return min(1.0, max(0.0, busy - before[0] - ours) / (total - before[1]))
 
 
 class Probes:
-    """Asks for what the settings need, and for nothing else.
+    """Measures what the settings need, and nothing else.
 
     `measure` may take some milliseconds: call it in a thread.
     """
@@ -115,17 +114,19 @@ class Probes:
     def __init__(self, when: WhenConfig, gpus: NvidiaGpus, run: Run = run) -> None:
         self._when, self._gpus, self._run = when, gpus, run
         self._load = LoadProbe()
-        self._loaded: float | None = None  # its last answer
-        # Shares of other programs and of the node, for the last minute.
+        self._loaded: float | None = None  # the last result of `_load`
+        # CPU shares of other programs and of the node, over the last minute.
         self._shares = deque[tuple[float, float]](maxlen=CROWDED_LOOKS)
         self._slow_at: float | None = None
         self._metered: bool | None = None
 
     def measure(self, now: float, ours: float | None) -> MachineFacts:
-        """Measure the facts that conditions depend on.
+        """Measure the facts that the pause conditions depend on.
 
-        now: seconds. ours: CPU seconds that the node took since the last call that had them; None: not all
-        are known, and the load is that of before.
+        Args:
+            now: seconds.
+            ours: the node's CPU seconds since the last call with a number. None if they are not completely
+                known; the last load is returned again.
         """
         when = self._when
         if ours is not None and (load := self._load(ours)) is not None:

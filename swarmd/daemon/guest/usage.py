@@ -1,7 +1,7 @@
-"""The usage ledger, a small file of the state folder: what the node cost and gave, by day, month and in all.
+"""The usage ledger, a small file in the state folder: the node's usage and help by day, month and in total.
 
-Days and months are those of the machine's own time zone. The file is replaced as a whole, so kill -9 loses
-what came since the last save.
+Days and months are in the machine's time zone. The file is replaced as a whole, so kill -9 loses only the
+usage since the last save.
 """
 
 import logging
@@ -54,7 +54,7 @@ class UsageLedger:
         return self._ledger.months.get(self._names()[1], Usage())
 
     def report(self, budget: int | None = None) -> UsageReport:
-        """Return `usage` of the status. budget: bytes per month."""
+        """Return the status field `usage`. budget: bytes per month."""
         (day, month), ledger = self._names(), self._ledger
         return UsageReport(
             _row(ledger.days.get(day, Usage()), day=day),
@@ -67,14 +67,14 @@ class UsageLedger:
     def save_where_due(self, bytes_at_most: float = float("inf")) -> None:
         """Save once a minute.
 
-        bytes_at_most: save earlier where more bytes than this were moved since the last save.
+        bytes_at_most: save earlier if more bytes than this were moved since the last save.
         """
         moved = self._ledger.total.bytes_moved - self._saved_bytes
         if not 0 <= self._clock() - self._saved_at < SAVE_EVERY_S or moved > bytes_at_most:
             self.save()
 
     def save(self) -> None:
-        """Save the ledger; on a full disk go on counting, and the next save has all of it."""
+        """Save the ledger. If the disk is full, go on counting: the next save contains everything."""
         self._saved_at, self._saved_bytes = self._clock(), self._ledger.total.bytes_moved
         try:
             durable.replace(self._path, msgspec.json.encode(self._ledger))

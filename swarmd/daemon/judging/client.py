@@ -1,9 +1,9 @@
 """The judge's client, in the daemon (trio).
 
-A judge that is down, slow or lying costs a line in the status, never a round. docs/judge-protocol.md
-describes the protocol in words. Nothing here raises for what a judge does: there is a Question, a grade, or a
-Trouble with cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded,
-the types and values are checked after.
+If a judge is down, slow or lying, the node loses a line in its status, never a round. docs/judge-protocol.md
+describes the protocol. No failure of the judge raises an error here: the result is a Question, a grade, or a
+Trouble with cause and remedy. A judge's data are untrusted: their size is limited before they are decoded,
+and their types and values are checked afterwards.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from swarmd.types import Completion
 log = logging.getLogger(__name__)
 
 DOMAIN = b"swarmd judge request v1"
-# An honest response has less than 4 KiB.
+# An honest response is smaller than 4 KiB.
 MAX_RESPONSE_BYTES = 64 * 1024
-# A judge takes no longer answer. Of a longer text the end is sent, where the answer is.
+# The judge's limit for an answer. Of a longer text only the end is sent, because the answer is there.
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
 CONNECT_TIMEOUT_S = 5.0
-# From the first byte sent to the last received: an answer may wait for others to be scored.
+# From the first byte sent to the last received. An answer waits while the judge scores other nodes' answers.
 CALL_TIMEOUT_S = 30.0
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -51,7 +51,7 @@ class Question:
     text: str
     expires: float  # by this client's clock
     judge: str  # the peer id that signs its receipts
-    commitment: str  # to the questions of its window
+    commitment: str  # the judge's commitment to the questions of this window
 
     def expired(self, now: float) -> bool:
         return now > self.expires
@@ -59,10 +59,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
-    n: int  # so many
-    receipt: Mapping[str, str]  # signed by the judge, and checked
-    interval: tuple[float, float]  # 95 %, of the score, as the judge's board has it
+    score: float  # pass@1 over this node's newest questions, as the judge counts (docs/judge-protocol.md)
+    n: int  # number of these questions
+    receipt: Mapping[str, str]  # signed by the judge; the signature was checked
+    interval: tuple[float, float]  # 95 % interval of the score, as on the judge's board
 
 
 class _AskedQuestion(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class JudgeRefusal(msgspec.Struct, frozen=True):
 
 
 def judge_origin(url: str) -> str:
-    """Return `url` in its one spelling, scheme://host[:port]. Raises ConfigError."""
+    """Normalize `url` to scheme://host[:port]. Raises ConfigError."""
     try:
         return web_origin(url)
     except ValueError as error:
@@ -110,8 +110,8 @@ def judge_origin(url: str) -> str:
 def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
     """Return how long to leave a judge alone after `attempts` failures in a row: 5 s, doubling to 10 min.
 
-    spread: in [0, 1), adds up to a quarter, so that a swarm does not come back to a restarted judge all at
-    once.
+    spread: in [0, 1), adds up to a quarter, so that the nodes of a swarm do not all return to a restarted
+        judge at the same time.
     """
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
 
@@ -119,7 +119,7 @@ def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
 def signed_headers(
     identity: Identity, origin: str, target: str, sequence: int, digest: str
 ) -> dict[str, str]:
-    """Return the headers that prove who sends a POST.
+    """Return the headers that prove the sender of a POST.
 
     digest: SHA-256 of its body, in hexadecimal.
     """
@@ -140,10 +140,10 @@ async def exchanged(
     most: int,
     tls: ssl.SSLContext | bool = True,
 ) -> tuple[int, bytes]:
-    """Exchange a request with a judge; return status and body of its reply, as it was sent.
+    """Send a request to a judge; return status and raw body of its response.
 
-    Nothing is inflated, no redirect followed, no cookie kept, no environment read. The caller limits the
-    time. Raises httpx2's errors, also where the body is over `most` bytes.
+    The body is not decompressed, no redirect is followed, no cookie is kept and no environment variable is
+    read. The caller limits the time. Raises httpx2's errors, also if the body is larger than `most` bytes.
     """
     headers = {"accept-encoding": "identity", "user-agent": "swarmd", **headers}
     timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
@@ -161,9 +161,9 @@ async def exchanged(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, or else what it was raised from; "": neither says anything.
+    """Return an error's text, or the text of the error that it was raised from; "" if both are empty.
 
-    Of a certificate that is not trusted httpx2 says nothing.
+    httpx2 raises an error without a text if a certificate is not trusted.
     """
     why: BaseException | None = error
     while why is not None and not str(why):
@@ -174,7 +174,7 @@ def reason_of(error: BaseException) -> str:
 class JudgeClient:
     """A client with one key, for one judge.
 
-    Calls are made one after another, however many tasks make them: the judge wants rising sequence numbers.
+    Calls from several tasks are made one after another, because the judge wants rising sequence numbers.
     """
 
     def __init__(
@@ -191,14 +191,14 @@ class JudgeClient:
 
         Args:
             clock: seconds, for waits and deadlines.
-            nanoseconds: where the sequence numbers begin. A judge refuses a clock an hour ahead.
-            seconds: the time of a call, at most.
-            said: what this node tells a judge of itself besides its model.
+            nanoseconds: the clock that sequence numbers start from. A judge refuses numbers an hour ahead.
+            seconds: maximum duration of a call.
+            said: returns the facts that the node tells a judge about itself, besides its model.
         """
         self.origin = judge_origin(url)
         self._identity, self._digest, self.now, self._seconds = identity, curriculum_digest, clock, seconds
         self._nanoseconds, self._sequence = nanoseconds, 0
-        # Calls that failed in a row.
+        # Number of calls that failed in a row.
         self.failures, self._again_at = 0, -math.inf
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
@@ -206,13 +206,13 @@ class JudgeClient:
         self._said = said
 
     def wait(self) -> float:
-        """Return the seconds until it is worth asking again; 0.0: now."""
+        """Return the seconds until another request makes sense; 0.0 means now."""
         return max(0.0, self._again_at - self.now())
 
     async def ask(self, round_number: int, model: str) -> Question | Trouble:
-        """Ask for a question, where `wait` does not say to leave the judge alone.
+        """Ask for a question. Call it only if `wait` returns 0.
 
-        It repeats the one before, where that is still open. Never raises for what a judge does.
+        The judge repeats its last question if that is still open. Never raises because of the judge.
         """
         shown = "".join(c for c in model_for_others(model) if c.isprintable())
         asker = {**self._said(), "model": shown[:MAX_MODEL_CHARACTERS] or "unnamed"}
@@ -226,14 +226,14 @@ class JudgeClient:
         )
 
     async def answer(self, question: Question, completion: Completion) -> Graded | Trouble:
-        """Hand the one answer in. Never raises for what a judge does."""
+        """Send the answer to the judge. Never raises because of the judge."""
         if question.expired(self.now()):
             return Trouble(
                 "the answer took longer than the judge's deadline",
                 "if the node was not paused meanwhile, use a smaller model or fewer new tokens, or ask the"
                 " judge's operator for more time",
             )
-        # A lone surrogate has no UTF-8.
+        # A lone surrogate cannot be encoded as UTF-8.
         text = completion.text.encode("utf-8", "replace").decode()[-MAX_ANSWER_CHARACTERS:]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
@@ -246,7 +246,7 @@ class JudgeClient:
         return Graded(grade.score, grade.n, receipt, (grade.low, grade.high))
 
     def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
-        """Return whether the receipt is of our answer and its grade, and signed by the judge that asked."""
+        """Return whether the receipt matches our answer and its grade, and the asking judge signed it."""
         said = checked_receipt({"receipt": grade.receipt, "signature": grade.signature})
         ours = {
             "judge": question.judge,
@@ -270,7 +270,7 @@ class JudgeClient:
         )
 
     async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
-        """Return what the judge answered, as `kind`, or a Trouble."""
+        """Return the judge's response as `kind`, or a Trouble."""
         body = msgspec.json.encode(document)
         with trio.move_on_after(self._seconds):
             async with self._turn:
@@ -287,8 +287,8 @@ class JudgeClient:
                         " judge.url",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
-                    # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of
-                    # it in the status.
+                    # httpx2 raises ValueError for text that it cannot encode or decode. The status shows all
+                    # these errors to the operator.
                     return Trouble(
                         f"no proper answer from the judge at {self.origin}:"
                         f" {str(error) or type(error).__name__}"[:200],
@@ -301,7 +301,7 @@ class JudgeClient:
         )
 
     def signed(self, path: str, body: bytes) -> dict[str, str]:
-        """Return the headers that prove who sends this, for the next sequence number."""
+        """Return the headers that prove the sender, with the next sequence number."""
         self._sequence = max(self._sequence + 1, self._nanoseconds())
         return signed_headers(self._identity, self.origin, path, self._sequence, sha256(body).hexdigest())
 
@@ -322,11 +322,11 @@ class JudgeClient:
                     "nothing to do; it is asked again later",
                 )
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        # Another run of this node was ahead of our clock.
+        # The judge has seen a higher number, from another run of this node with a clock ahead of this one.
         self._sequence = max(self._sequence, refusal.sequence)
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        # A sentence of its own there, the end of one here
+        # The judge's remedy is a whole sentence; here it follows a semicolon.
         remedy = printable(refusal.remedy).strip().rstrip(".")
         return Trouble(
             f"the judge refused: {printable(refusal.error)}",

@@ -1,4 +1,4 @@
-"""The node's judge: hands on its questions, keeps its grades and receipts."""
+"""The node's side of being judged: passes on the judge's questions, and keeps its grades and receipts."""
 
 import json
 import logging
@@ -23,9 +23,9 @@ Said = TypeVar("Said", Question, Graded)
 
 
 class ReceiptFile:
-    """The newest receipts, one JSON line each. A disk that fails costs receipts, and nothing else.
+    """The newest receipts, one JSON line each. If the disk fails, only receipts are lost.
 
-    most: are kept when there are twice as many.
+    most: number of receipts to keep; the file is cut to it when it holds twice as many.
     """
 
     def __init__(self, path: Path, most: int = 1_000) -> None:
@@ -33,7 +33,7 @@ class ReceiptFile:
 
     def add(self, receipt: Mapping[str, str]) -> None:
         try:
-            # By kill -9, or a full disk.
+            # A kill -9 or a full disk may have left an unfinished line.
             torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n" * torn + json.dumps(receipt) + "\n")
@@ -47,7 +47,7 @@ class ReceiptFile:
 class Judging:
     """The daemon's side of being judged.
 
-    At most one question at a time is on its way from the judge to the trainer and back.
+    At most one question at a time is in progress between the judge and the trainer.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Judging:
         every: int = 1,
         receipts: ReceiptFile | None = None,
     ) -> None:
-        """Make the node's judge.
+        """Set up the node's side of being judged.
 
         Args:
-            client: None: no judge.
-            tell: sends to the trainer.
-            talk: tells the operator.
+            client: None if there is no judge.
+            tell: sends a message to the trainer.
+            talk: shows a message to the operator.
             every: rounds between two questions.
         """
         self._client, self._tell, self._talk = client, tell, talk
@@ -76,9 +76,9 @@ class Judging:
         self._silence: Trouble | None = None
 
     async def ask(self, round_number: int) -> None:
-        """Get a question, where a round calls for one, and give it to the trainer.
+        """Get a question from the judge if one is due in this round, and give it to the trainer.
 
-        Does nothing while one is on its way, being answered, or not yet due.
+        Does nothing while another question is in progress, or while the client waits after a failure.
         """
         client = self._client
         if client is None or round_number % self._every or self._busy or client.wait():
@@ -90,9 +90,9 @@ class Judging:
             self._tell(link.JudgeQuestion(question.id, question.text))
 
     async def answer(self, answer: link.JudgeAnswer) -> None:
-        """Hand the trainer's answer in.
+        """Send the trainer's answer to the judge.
 
-        An answer to a question that is no longer ours to answer is dropped.
+        Drops an answer to any question other than the open one.
         """
         client, question = self._client, self._open
         if client is None or question is None or question.id != answer.id:
@@ -106,7 +106,7 @@ class Judging:
             self._tell(link.JudgeScore(grade.score, grade.n))
 
     def status(self) -> JudgeStatus | None:
-        """Return the last grade, and why there is no newer one; None without a judge."""
+        """Return the last grade and the reason why there is no newer one; None without a judge."""
         if self._client is None:
             return None
         last, silence = self._last, self._silence
@@ -121,7 +121,7 @@ class Judging:
         )
 
     async def _heard(self, call: Awaitable[Said | Trouble]) -> Said | None:
-        """Return what the judge says; None where it does not, which the operator is told."""
+        """Return the result of a call to the judge. On trouble, tell the operator and return None."""
         self._busy = True
         try:
             said = await call
@@ -144,10 +144,13 @@ def judging_of(
     tell: Callable[[link.ToTrainer], None],
     talk: Callable[[str], None],
 ) -> Judging:
-    """Make a node's judge. Raises ConfigError.
+    """Set up a node's side of being judged. Raises ConfigError.
 
-    folder: the node's, for receipts. device: what the model runs on, as torch names it. tell, talk: as
-    Judging has them.
+    Args:
+        folder: the state folder, for receipts.
+        device: returns torch's name of the device that the model runs on.
+        tell: sends a message to the trainer.
+        talk: shows a message to the operator.
     """
     client = (
         JudgeClient(
@@ -172,11 +175,11 @@ def judging_of(
 
 
 def said_of(config: NodeConfig, device: str, external: int) -> dict[str, Any]:
-    """Return what a node tells a judge of itself, besides its model; docs/judge-protocol.md lists it.
+    """Return the facts that a node tells a judge besides its model; docs/judge-protocol.md lists them.
 
-    external: others' rollouts of a batch, at most.
+    external: maximum number of other nodes' rollouts in a batch.
     """
-    # The path of a strategy of one's own is private.
+    # Only the strategy's name is sent, because the path of a user's own strategy is private.
     sharing, take, kind = config.sharing, Path(config.sharing.take).name, device.partition(":")[0]
     said = {
         "name": config.judge.name,

@@ -1,7 +1,8 @@
-"""What commands ask of a judge: its public JSON, the evidence for an evaluation, uploads of weights.
+"""Requests of commands to a judge: its public JSON, the evidence for an evaluation, uploads of weights.
 
-What a judge sends is a stranger's: size and types are checked; whoever prints it escapes it. An evaluation is
-checked by signature, answers, commitment, question and score; that is pure but for what scores the answers.
+A judge's data are untrusted: size and types are checked here, and code that prints them escapes them. An
+evaluation is checked by its signature, answers, commitment, question and score. That check is pure, except
+for the scoring of the answers.
 """
 
 import json
@@ -25,9 +26,9 @@ from swarmd.tasks.sandbox.client import Mark
 from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
 
-# An evaluation of 16 long answers has a quarter.
+# Four times the size of an evaluation with 16 long answers.
 MAX_ANSWER_BYTES = 2 * 1024 * 1024
-# The time for a whole answer.
+# Seconds for a whole response.
 ANSWER_TIMEOUT_S = 20.0
 
 K = TypeVar("K")
@@ -37,7 +38,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class NothingThere(Unreachable):
-    """The judge does not know what was asked for."""
+    """The judge does not know the requested item."""
 
 
 class JudgedPeer(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class CommittedWindow(msgspec.Struct, frozen=True):
 
 
 class PublicEvaluation(msgspec.Struct, frozen=True):
-    """What a judge tells anyone of one evaluation."""
+    """A judge's public record of one evaluation."""
 
     receipt: str
     signature: str
@@ -84,7 +85,7 @@ class PublicEvaluation(msgspec.Struct, frozen=True):
 
 
 def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
-    """Return what the judge says at this path, checked and as it came.
+    """Return the judge's JSON at this path, once checked and converted, and once as it came.
 
     Raises Unreachable, ConfigError.
     """
@@ -112,10 +113,10 @@ def ask(
     pieces: Iterable[bytes] = (),
     seconds: float = ANSWER_TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Send a request to a judge, from a command; returns status and body of the answer.
+    """Send a request to a judge from a command; return status and body of the response.
 
-    pieces: of the request's body. Raises Unreachable; also where the answer is too large, or not whole within
-    `seconds` of the last piece, however slowly it drips.
+    pieces: the request's body. Raises Unreachable, also if the response is too large, or is not complete
+        `seconds` after the last piece was sent, even if bytes still arrive.
     """
 
     async def exchange() -> tuple[int, bytes]:
@@ -147,7 +148,7 @@ class EvidenceCheck:
 
 
 def said(evaluation: PublicEvaluation) -> Mapping[str, Any] | None:
-    """Return what the receipt says, or None if the judge that it names has not signed it."""
+    """Return the receipt's content, or None if the judge that it names has not signed it."""
     return held_out.checked_receipt({"receipt": evaluation.receipt, "signature": evaluation.signature})
 
 
@@ -160,7 +161,7 @@ def examine(
 ) -> list[EvidenceCheck]:
     """Check an evaluation against its receipt, its questions and its answers.
 
-    own: the receipt of it that this node has kept.
+    own: this node's copy of the receipt, if it has one.
     """
     fields = said(evaluation)
     if fields is None or fields.get("evaluation") != id:
@@ -242,23 +243,23 @@ def _drawn(
     ]
 
 
-# What is sent at once.
+# Bytes that are sent at once.
 PIECE_BYTES = 64 * 1024
-# The time for each piece, and from the last piece to the whole answer.
+# Seconds for each piece, and from the last piece to the whole response.
 PIECE_TIMEOUT_S = 30.0
 _LIED = "What the judge sent is not what the protocol says. Check its address, or tell its operator."
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedWeights:
-    """A safetensors file, and what model it is of."""
+    """A safetensors file, with the model that it belongs to."""
 
     data: bytes
     model: str
     curriculum: str  # digest
     lora_rank: int | None = None  # None: all weights
     base: str | None = None  # fingerprint of an adapter's base weights
-    answers: int = 1  # to each question
+    answers: int = 1  # number of answers to each question
 
     @property
     def digest(self) -> str:
@@ -334,14 +335,14 @@ def upload(
         refusal = _decoded(body, JudgeRefusal)
         if refusal.sequence < sequence:
             raise _refused(refusal.error, refusal.remedy)
-        sequence = refusal.sequence + 1  # a running node of this key is ahead of our clock
+        sequence = refusal.sequence + 1  # a running node with this key has used higher numbers
     raise _refused(refusal.error, refusal.remedy)
 
 
 def outcome(url: str, verification: str) -> VerifiedOutcome:
-    """Return what became of an upload so far, with its receipt checked.
+    """Return the state of an upload's verification; the receipt is checked.
 
-    Raises SwarmdError, also for a wrong receipt.
+    Raises SwarmdError, also if the receipt is wrong.
     """
     found, _ = read(url, f"/v1/verified/{verification}", VerifiedOutcome)
     if found.verification != verification or (found.state == "done" and not _stands(found)):
@@ -352,7 +353,7 @@ def outcome(url: str, verification: str) -> VerifiedOutcome:
 
 
 def receipt_of(found: VerifiedOutcome) -> Mapping[str, str]:
-    """Return a receipt as `receipts.jsonl` holds it."""
+    """Return the receipt in the form that `receipts.jsonl` has."""
     return {"receipt": found.receipt, "signature": found.signature}
 
 

@@ -1,1 +1,1 @@
-"""What the running node tells and accepts on this machine: the control API, and the status document."""
+"""The running node's interface on this machine: the control API and the status document."""

@@ -1,13 +1,13 @@
 """The local control API: how `swarmd status`, `peers`, `pause`, `resume` and `stop` talk to the running node.
 
-One JSON object each way over a Unix socket, so nothing on the network and no web page can reach it:
+Request and reply are one JSON object each, over a Unix socket, so no other machine or web page can reach it:
 
     -> {"operation": "status", "arguments": {}}
     <- {"ok": true, "result": {...}}        or        <- {"ok": false, "error": "...", "exit_code": 2}
 
-The socket lies in a fresh folder of mode 0700 under the temporary directory, which no logout removes, and
-not in the state folder: a socket's path may have about 104 bytes (108 on Linux), a state folder's any length,
-and not every file system has sockets. `<state-dir>/run.json` says where it is.
+The socket is in a new folder of mode 0700 under the temporary directory, which logging out does not remove.
+It is not in the state folder for two reasons: a socket's path is limited to about 104 bytes (108 on Linux),
+and some file systems have no sockets. `<state-dir>/run.json` says where it is.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ from p2p.types import Started
 from swarmd.errors import CannotRecord, NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import LOCK_FILE, LOG_FILE, RUN_FILE, in_use, write_atomically
 
-# Returns whatever msgspec can encode.
+# The result may be of any type that msgspec can encode.
 Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
 R = TypeVar("R")
 
-# A blob or a body of a program's, as base64.
+# Enough for a program's blob or message body, as base64.
 MAX_REQUEST_BYTES = 512 * 1024
-# A caller reads no more.
+# A caller rejects a longer reply.
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 _MAX_SOCKET_PATH_BYTES = 100
-# More connections are closed as they come.
+# Further connections are closed at once.
 _MAX_CONNECTIONS = 16
-# How long a connection may say nothing.
+# Seconds that a connection may be silent.
 _IDLE_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
 
     Started (`nursery.start`) with the socket's path, once `run.json` is written.
 
-    A handler takes the request's arguments and returns its answer; an OperatorError it raises becomes
-    the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this.
-    A node that is killed leaves a folder with a dead socket in the temporary directory.
+    A handler takes the request's arguments and returns the result. If it raises an OperatorError, the caller
+    gets its message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this. A
+    killed node leaves a folder with a dead socket in the temporary directory.
     """
     path, record = _socket_folder() / "control", state_dir / RUN_FILE
     try:
@@ -72,7 +72,7 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
                 _MAX_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)]
             )
     finally:
-        # A disk that fails by now is no reason to say that the node failed.
+        # If the disk fails only now, do not report that the node failed.
         with contextlib.suppress(OSError):
             record.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
 
 
 async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
-    """Answer a connection's one request. It ends without an answer where its caller is silent too long."""
+    """Answer a connection's only request. Close it without an answer if the caller is silent too long."""
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
         async with stream:
             with trio.fail_after(_IDLE_S):
@@ -91,7 +91,7 @@ async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) 
 
 
 async def _line(stream: trio.SocketStream) -> bytes:
-    """Read up to the first newline, or more than MAX_REQUEST_BYTES, or the end."""
+    """Read until the first newline, the end, or more than MAX_REQUEST_BYTES."""
     received = bytearray()
     while b"\n" not in received and len(received) <= MAX_REQUEST_BYTES:
         part = await stream.receive_some(16 * 1024)
@@ -108,8 +108,7 @@ async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     except OperatorError as error:
         reply = {"ok": False, "error": str(error), "exit_code": error.exit_code}
     except Exception:
-        # A bug in one handler: the traceback goes to the log, the caller is told, and the node goes on
-        # training.
+        # A bug in one handler must not stop the training: log the traceback and tell the caller.
         log.exception("a control request failed")
         reply = {
             "ok": False,
@@ -120,7 +119,7 @@ async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
 
 
 def answering(make: Callable[[], msgspec.Struct | dict[str, Any]]) -> Handler:
-    """Return the handler of an operation without arguments."""
+    """Wrap `make` as the handler of an operation without arguments."""
 
     async def handle(_arguments: Mapping[str, Any]) -> object:
         return make()
@@ -149,10 +148,10 @@ def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mappi
 
 
 def call(state_dir: Path, operation: str, kind: type[R], *, timeout: float = 10.0, **arguments: Any) -> R:
-    """Ask the node that runs in this state folder, and read its answer as this type.
+    """Ask the node that runs in this state folder, and decode its answer as `kind`.
 
     Blocks for at most `timeout` seconds. Raises NotRunning if no node runs there, Unreachable if it does not
-    answer, and what the node itself refused as SwarmdError.
+    answer, and SwarmdError if it refuses the request.
     """
     path = _socket_path(state_dir)
     request = json.dumps({"operation": operation, "arguments": arguments}).encode() + b"\n"
@@ -163,7 +162,7 @@ def call(state_dir: Path, operation: str, kind: type[R], *, timeout: float = 10.
             connection.sendall(request)
             line = _receive_line(connection)
     except (TimeoutError, BlockingIOError):
-        # BlockingIOError: so many wait for an answer that the system lets nobody else connect.
+        # BlockingIOError: the queue of connections is full, so the system refuses another one.
         raise Unreachable(
             f"{state_dir}: the node runs but did not answer within {timeout:g} s. Ask again; if it stays"
             f" silent, look into {state_dir / LOG_FILE}."
@@ -176,7 +175,7 @@ def call(state_dir: Path, operation: str, kind: type[R], *, timeout: float = 10.
 def wait_until_gone(state_dir: Path, timeout: float) -> bool:
     """Wait until no node owns the state folder any more.
 
-    Returns False where one still does after `timeout` seconds.
+    Returns False if one still does after `timeout` seconds.
     """
     until = time.monotonic() + timeout
     while in_use(state_dir):
@@ -221,13 +220,13 @@ def _socket_path(state_dir: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise _absent(state_dir) from None
     if not in_use(state_dir):
-        # In a copy of a running node's folder the socket is that of the node in the other one.
+        # The folder is a copy, and the socket belongs to the node that runs in the original.
         raise _absent(state_dir)
     return path
 
 
 def _absent(state_dir: Path) -> NotRunning | Unreachable:
-    """Return why nobody answers: no node runs here, or it is starting or stopping."""
+    """Return why no node answers: none runs here, or it is starting or stopping."""
     if in_use(state_dir):
         return Unreachable(
             f"{state_dir}: the node is starting or stopping. Ask again in a moment. If it stays so, its"
@@ -242,7 +241,7 @@ def _absent(state_dir: Path) -> NotRunning | Unreachable:
 
 def _socket_folder() -> Path:
     """Make a folder of mode 0700 whose path leaves room for a socket's name."""
-    # In a folder that all may write to as well: mkdtemp makes ours alone.
+    # The parent may be writable for everyone: mkdtemp makes a folder for our user alone.
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
         if len(os.fsencode(parent)) < _MAX_SOCKET_PATH_BYTES - len("/swarmd-xxxxxxxx/control"):
             with contextlib.suppress(OSError):
@@ -259,7 +258,7 @@ async def serve_at_most(
 ) -> None:
     """Serve listeners until cancelled; close connections beyond `most` at once.
 
-    Where there are no more open files, trio waits for one.
+    If the process has no free file descriptor, trio waits for one.
     """
     room = trio.Semaphore(most)
 

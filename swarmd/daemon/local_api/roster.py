@@ -1,9 +1,9 @@
 """Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded; pure; `now` is an argument.
 
-An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps,
-at least a minute and at most an hour. So a dead node leaves within a minute or two, and a slow one stays.
-A longer gap than usual counts at once, a shorter one little by little. Many new names push out only each
-other: an author whose rollouts were useful is forgotten last.
+An author counts as **heard** until it has been silent for 2.5 times its usual gap between rollout sets or
+offers, but at least a minute and at most an hour. So a dead node disappears within a minute or two, and a
+slow one stays. A gap longer than usual changes the limit at once, a shorter one gradually. If many new names
+arrive, they only displace each other: authors of useful rollouts are forgotten last.
 """
 
 from collections import Counter, OrderedDict
@@ -14,30 +14,30 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 
 MAX_AUTHORS = 1024
-# An author that is silent for so many of its mean gaps is no longer heard.
+# An author is no longer heard after a silence of so many of its usual gaps.
 GAPS = 2.5
-# When an author is no longer heard: at least, after its first frame, and at most.
+# Seconds of silence after which an author is no longer heard: minimum, after its first frame, maximum.
 MIN_SILENCE_S, FIRST_SILENCE_S, MAX_SILENCE_S = 60.0, 150.0, 3600.0
-# The weight of the newest gap in the mean, where it is shorter.
+# The weight of the newest gap in the mean, if it is shorter than the mean.
 _NEWEST_SHARE = 0.3
 
 
 @dataclass(slots=True)
 class AuthorRecord:
-    """A record of one author."""
+    """The record of one author."""
 
     last: float  # when the author was last heard
     quiet: float = FIRST_SILENCE_S  # seconds after which it is no longer heard
     frames: int = 0  # admitted frames
     rejected: int = 0  # admitted frames that the trainer found bad
     gone: bool = False  # whether it disconnected long ago and was not heard since
-    # Rollouts that this node trained on, by specialty: of our curriculum, so they are few.
+    # Rollouts that this node trained on, by specialty of our curriculum; so there are few keys.
     learnt: Counter[str] = field(default_factory=Counter)
 
 
 class Roster:
     def __init__(self) -> None:
-        # Authors of useful rollouts; the one heard last is at the end. Newcomers have the rest of the room.
+        # Authors of useful rollouts; the one heard last is at the end. All other authors share the rest.
         self._useful: Latest[PeerId, AuthorRecord] = Latest(MAX_AUTHORS * 3 // 4)
         self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
@@ -69,20 +69,20 @@ class Roster:
             self._useful[peer] = author
 
     def bad(self, peer: PeerId) -> None:
-        """Record that the trainer refused something that this author sent."""
+        """Record that the trainer refused a frame of this author."""
         if (author := self.get(peer)) is not None:
             author.rejected += 1
 
     def gone(self, peer: PeerId) -> None:
-        """Record that an author has left: it is no longer heard, however long its rounds are."""
+        """Record that an author has left: it is no longer heard, even if its rounds are long."""
         if (author := self.get(peer)) is not None:
             author.gone = True
 
     def present(self, now: float) -> Sequence[PeerId]:
-        """Return the authors that are heard, the useful ones first."""
+        """Return the authors that are heard; first the authors of useful rollouts."""
         return [
             peer
             for peer, author in [*self._useful.items(), *self._others.items()]
-            # abs(): if the clock is set back, all that was heard is old.
+            # abs(): if the clock is set back, all earlier frames count as old.
             if not author.gone and abs(now - author.last) <= author.quiet
         ]

@@ -30,13 +30,13 @@ from swarmd.state.status import (
 )
 from swarmd.types import RoundLine, Score, ShownRollout
 
-# Rounds of the reward curve, and of the answers that `swarmd status --answers` shows.
+# Rounds in the reward curve, and rounds whose answers `swarmd status --answers` shows.
 KEPT_REWARDS, KEPT_ANSWERS = 500, 8
 LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections
 
 
 class StatusBoard:
-    """Keeps what the daemon itself knows of the node in `known`; the daemon adds what its parts know."""
+    """Keeps the daemon's own part of the status in `known`; the daemon adds the fields of its parts."""
 
     def __init__(self, config: NodeConfig, folder: Path, roster: Roster) -> None:
         self.config, self._roster = config, roster
@@ -56,17 +56,17 @@ class StatusBoard:
                 if key in LIMITS or key.startswith(("limits.", "when."))
             },
         )
-        self._before = self.known  # when the trainer was not stuck
+        self._before = self.known  # the status before the trainer was stuck
         self._judged: Score | None = None  # the judge's last score before this start
         self.answers: deque[ShownRollout] = deque(maxlen=KEPT_ANSWERS)
-        self._lines: deque[RoundLine] = deque(maxlen=KEPT_LINES)  # of this start's last rounds
+        self._lines: deque[RoundLine] = deque(maxlen=KEPT_LINES)  # the last rounds since this start
 
     def on_gpu(self) -> bool:
-        """Return whether it trains on a CUDA device now."""
+        """Return whether the node trains on a CUDA device now."""
         return self.known.state is NodeState.TRAINING and self.known.model.device.startswith("cuda")
 
     def say(self, state: NodeState, cause: str = "", remedy: str = "") -> None:
-        """Go to a state, unless NEXT does not allow it: then it is a late word of the trainer."""
+        """Change to a state, unless NEXT forbids it: then the trainer's message came too late."""
         known = self.known
         if state not in NEXT[known.state]:
             return
@@ -75,7 +75,7 @@ class StatusBoard:
         known.state, known.cause, known.remedy, known.progress = state, cause, remedy, None
 
     def say_stuck(self, stuck: Stuck | None) -> None:
-        """Show that the trainer is stuck; with None, go back to the state before."""
+        """Show that the trainer is stuck; for None, return to the state before."""
         if stuck is not None:
             if self.known.state is not NodeState.STUCK:
                 self._before = structs.replace(self.known)
@@ -84,13 +84,13 @@ class StatusBoard:
             self.say(self._before.state, self._before.cause, self._before.remedy)
 
     def replay(self, lines: Sequence[RoundLine]) -> None:
-        """Take up the rounds of earlier runs, from metrics.jsonl."""
+        """Add the rounds of earlier runs, from metrics.jsonl."""
         for line in lines:
             self._note(line)
             self._judged = line.judge or self._judged
 
     def resumed(self, ready: link.TrainerReady) -> None:
-        """Show that the trainer is ready, and drop rounds lost with the one before it: they are run again."""
+        """Show that the trainer is ready. Drop rounds that its predecessor lost, as they are run again."""
         known = self.known
         if lost := min(known.round - ready.round, len(known.rewards)):
             known.rewards, known.external = known.rewards[:-lost], known.external[:-lost]
@@ -99,7 +99,7 @@ class StatusBoard:
     def round_done(self, done: link.RoundDone) -> None:
         known, line = self.known, done.line
         if known.state is NodeState.TRAINING:
-            # The first round is over.
+            # Remove the cause, which described the first round.
             self.say(NodeState.TRAINING)
         self._note(line)
         known.last, known.saved, known.progress = line, done.saved, None
@@ -121,12 +121,12 @@ class StatusBoard:
             self.answers.append(done.shown)
         sample = self.answers[-1].answers[0][0] if self.answers else ""
         found = trouble_of(self._lines, self.known.model, sample) if self.config.round.train == "on" else None
-        # What was said stays as it is, with its sample, while it is the same trouble.
+        # Keep the earlier text and its sample while the trouble is the same.
         if found is None or self.known.learning is None or found.remedy != self.known.learning.remedy:
             self.known.learning = found
 
     def judged(self, judge: JudgeStatus | None) -> JudgeStatus | None:
-        """Return the judge's status with its last score before this start, while there is no newer one."""
+        """Add the judge's last score before this start to its status, unless there is a newer one."""
         if judge is None or judge.score is not None or self._judged is None:
             return judge
         return structs.replace(judge, score=self._judged.score, n=self._judged.n, earlier=True)
@@ -139,9 +139,9 @@ def peers_of(
     score: Callable[[PeerId], float] | None = None,
     said: Mapping[PeerId, tuple[int, str]] = MappingProxyType({}),
 ) -> PeerList:
-    """Return the known peers: connected ones first, then authors heard through others.
+    """Return the known peers: first connected ones, then authors heard through other nodes.
 
-    said: the round and the model of authors, as they say themselves.
+    said: round and model that authors state about themselves.
     """
     connected = {peer.id: peer for peer in peers}
     known = dict.fromkeys([*connected, *roster.present(now)])

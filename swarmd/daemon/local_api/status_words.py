@@ -21,17 +21,17 @@ from swarmd.state.status import (
 from swarmd.terminal import duration_words, printable
 from swarmd.types import AnswerFigures, RoundLine, ShownRollout, WorkerFigures
 
-# The width of a terminal, at least.
+# The minimum width of a terminal.
 MIN_COLUMNS = 80
-# The width of a fact's name in the lines of the status.
+# The width of the name of a fact in the status lines.
 NAME_COLUMNS = 8
-# A mean reward that is shown is over so many rounds.
+# Number of rounds that a displayed mean reward covers.
 SMOOTH_ROUNDS = 10
-# Refusals that every swarm has: late copies, and what was sent before this node's start.
+# Refusals that occur in every swarm: late copies, and frames from before this node's start.
 HARMLESS = frozenset((Reason.OLD.value, Reason.DUPLICATE.value))
-# Of a node that has left the swarm, where one that pauses goes on.
+# Said of a node that has left the swarm, instead of "it goes on" for a paused one.
 COMES_BACK = "it comes back"
-# Why the page's "Try it" has nothing to compare with.
+# Why the page's "Try it" cannot compare answers.
 NO_FIRST = (
     "The first weights are not kept, so there is nothing to compare today's with: train.kl_every is 0, memory"
     " is short, or an engine of another package answers. swarmd chat talks to today's."
@@ -50,7 +50,7 @@ def who(status: Status) -> str:
 
 
 def model_words(model: ModelDescription) -> str:
-    """Name, size, device and data type of the model and how it is asked, as far as known."""
+    """Format the model's name, size, device and data type, and how it is prompted, as far as known."""
     count = model.parameters or 0
     size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M" if count else ""
     lora = f"LoRA of rank {model.lora}" if model.lora else ""
@@ -67,7 +67,7 @@ def state_sentence(status: Status) -> str:
 
 
 def so_far(status: Status, now: float) -> str:
-    """Say how long a starting node has been at its step, its first round included: ", for 12 s"; else ""."""
+    """Say how long a node has been starting, or in its first round: ", for 12 s"; else ""."""
     starts = status.state in (NodeState.STARTING, NodeState.TRAINING) and status.cause
     return f", for {max(0.0, now - status.since):.0f} s" if status.since and starts else ""
 
@@ -96,19 +96,19 @@ def round_sentence(line: RoundLine) -> str:
 
 
 def time_words(seconds: Mapping[str, float]) -> str:
-    """Say how long a round took, and each of its stages."""
+    """Say how long a round and each of its stages took."""
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
     return f"{sum(seconds.values()):.1f} s" + f" ({split})" * bool(split)
 
 
 def learnt_from_words(line: RoundLine) -> str:
-    """Say how many of the rollouts that a round trained on taught something: those with an advantage."""
+    """Say how many rollouts of a round taught something, that is, had an advantage."""
     batch = f"{line.local} own and {line.external} external rollouts"
     return f"{f'learnt from {line.useful} of' if line.useful else 'nothing learnt from'} {batch}"
 
 
 def answers_words(answers: AnswerFigures | None) -> str:
-    """Say how long a round's own answers are, and how many are cut and have the asked form."""
+    """Describe a round's own answers: mean length, and the shares that are cut and in the requested form."""
     if answers is None or not answers.made:
         return ""
     cut, in_form = 100 * (answers.cut or 0.0), 100 * (answers.in_form or 0.0)
@@ -119,14 +119,14 @@ def answers_words(answers: AnswerFigures | None) -> str:
 
 
 def levels_words(levels: Mapping[str, int]) -> str:
-    """Name the level that each subject of a ladder is asked at; "" without levels."""
+    """Name the level of each subject of a ladder; "" without levels."""
     return ", ".join(f"{subject} {level}" for subject, level in levels.items())
 
 
 def progress_words(progress: StageProgress | None, core: float | None) -> str:
-    """Say how far a long round is: "answers 12 of 32, about 2 min left"; "" for a short one.
+    """Say how far a long round has got: "answers 12 of 32, about 2 min left"; "" for a short one.
 
-    core: the share of a core that other programs leave to this node, where that is known.
+    core: the share of a core that other programs leave to this node, if it is known.
     """
     if progress is None:
         return ""
@@ -138,7 +138,7 @@ def progress_words(progress: StageProgress | None, core: float | None) -> str:
 
 
 def answer_lines(answers: Sequence[ShownRollout]) -> list[str]:
-    """Format the newest questions with the model's answers and their rewards, the newest last."""
+    """Format the newest questions with the model's answers and rewards, the newest last."""
     lines = list[str]()
     for shown in answers:
         lines += [f"round {shown.round}, {shown.specialty}:", *_indented(shown.question)]
@@ -163,7 +163,7 @@ def counts(refused: Mapping[str, int]) -> str:
 
 
 def refused_words(refused: Mapping[str, int]) -> str:
-    """Format what was refused, without what every swarm has."""
+    """Format the refused frames by reason, without the refusals that occur in every swarm."""
     return counts({reason: count for reason, count in refused.items() if reason not in HARMLESS})
 
 
@@ -177,12 +177,12 @@ def number(value: float | None) -> str:
 
 
 def status_lines(status: Status) -> list[str]:
-    """Format the status as lines of text, one fact a line, in full."""
+    """Format the whole status as lines of text, one fact in each."""
     return [f"{name:<{NAME_COLUMNS}} {text}".rstrip() for name, text in status_facts(status)]
 
 
 def status_facts(status: Status) -> list[tuple[str, str]]:
-    """Return name and text of each fact of the status; "" for one that belongs to that before."""
+    """Return name and text of each fact of the status. A fact named "" continues the one before it."""
     last, swarm, restarts = status.last, status.swarm, status.trainer.restarts
     budget = status.usage.budget if status.usage else None
     facts = [
@@ -219,14 +219,14 @@ def status_facts(status: Status) -> list[tuple[str, str]]:
 
 
 def round_words(status: Status) -> str:
-    """Say how many rounds there were, and how many there are to be; "" for a bootstrap node."""
+    """Format the number of rounds so far, and the planned number if there is one; "" for a bootstrap node."""
     if status.role == "bootstrap":
         return ""
     return f"{status.round:,}" + (f" of {status.rounds:,}" if status.rounds else "")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Yield the lines of each row, in columns; a last cell that exceeds MIN_COLUMNS is on the next line."""
+    """Yield each row's lines, in columns. A last cell beyond MIN_COLUMNS goes to a second line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for *cells, last in rows:
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
@@ -235,7 +235,7 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
 
 
 def peer_lines(peers: Sequence[KnownPeer]) -> list[str]:
-    """Format the known peers as columns, a peer a line."""
+    """Format the known peers in columns, one peer in each line."""
     if not peers:
         return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
     rows = [
@@ -258,18 +258,18 @@ def peer_lines(peers: Sequence[KnownPeer]) -> list[str]:
 
 
 def learnt_words(peer: KnownPeer) -> str:
-    """Say on how many of a peer's rollouts we trained, and on which specialties most; "" for none."""
+    """Say on how many of a peer's rollouts this node trained, with the main specialties; "" for none."""
     learnt = Counter(peer.learnt)
     return many(learnt.total(), "rollout") + f": {counts(dict(learnt.most_common(3)))}" if learnt else ""
 
 
 def peers_words(status: Status) -> str:
-    """Say how many peers are heard, and how many are connected: most are heard through others."""
+    """Say how many peers are heard and how many are connected; most are heard through other nodes."""
     return f"{status.peers} heard, {status.connected} connected"
 
 
 def workers_words(workers: WorkerFigures | None) -> str:
-    """Describe the worker processes and the age of the weights that drew our rollouts; "" without workers."""
+    """Describe the worker processes and the age of the weights that they sample with; "" without workers."""
     if workers is None:
         return ""
     kinds = {"generators": workers.generators, "trainers": workers.trainers}
@@ -283,13 +283,13 @@ def workers_words(workers: WorkerFigures | None) -> str:
 
 
 def addresses_words(addresses: Sequence[str]) -> str:
-    """Name the first address, which is the one most can reach, without the peer id, and count the rest."""
+    """Name the first address, which most nodes can reach, without its peer id; count the other addresses."""
     more = f" and {len(addresses) - 1} more" * (len(addresses) > 1)
     return printable(f"{str(addresses[0]).partition('/p2p/')[0]}{more}") if addresses else ""
 
 
 def exchange_words(exchange: ExchangeFigures) -> str:
-    """Describe offers and fetches; "" while nothing was offered, as small sets are sent whole."""
+    """Describe offers and fetches; "" if there were none, because small rollout sets are sent whole."""
     if exchange == ExchangeFigures():
         return ""
     missed = f", {exchange.missed} that nobody had in time" if exchange.missed else ""
@@ -298,18 +298,18 @@ def exchange_words(exchange: ExchangeFigures) -> str:
 
 
 def pause_words(pause: PauseCause, goes_on: str = "it goes on") -> str:
-    """Say why the node pauses, or is away from the swarm, when that ends, and what to do about it."""
+    """Say why the node pauses or is away from the swarm, when that ends, and the remedy."""
     ends = f"{goes_on} {pause.ends}" if pause.ends else ""
     return printable("; ".join(filter(None, (pause.cause, ends, pause.remedy * (pause.remedy not in ends)))))
 
 
 def other_pauses(status: Status) -> list[str]:
-    """Describe each pause whose cause is not that of the state, as where the disk is full as well."""
+    """Describe each pause that is not the state's cause, for example if the disk is full as well."""
     return [pause_words(each) for each in status.pauses if not status.cause.startswith(each.cause)]
 
 
 def given_words(given: GivenRollouts) -> str:
-    """Say how many rollouts we shared, and how often others say that they used them."""
+    """Say how many rollouts this node shared, and how often other nodes reported that they used them."""
     if not given.rollouts:
         return ""
     used = (
@@ -321,7 +321,7 @@ def given_words(given: GivenRollouts) -> str:
 
 
 def helped_words(given: GivenRollouts) -> str:
-    """Say how many others trained on this machine's rollouts; "" before anybody said so."""
+    """Say how many other nodes trained on this machine's rollouts; "" before the first report."""
     if not given.used:
         return ""
     return (
@@ -331,7 +331,7 @@ def helped_words(given: GivenRollouts) -> str:
 
 
 def cost_words(row: UsageRow) -> str:
-    """Describe what the node cost; leave out what cannot be measured here."""
+    """Describe the node's usage, without figures that cannot be measured on this machine."""
     cpu = row.cpu_seconds
     parts = [f"{cpu / 3600:.1f} CPU hours" if cpu >= 3600 else f"{cpu / 60:.1f} CPU minutes"]
     parts += [f"about {row.energy_wh / 1000:.2f} kWh"] if row.energy_wh is not None else []
@@ -341,7 +341,7 @@ def cost_words(row: UsageRow) -> str:
 
 
 def judge_words(judge: JudgeStatus) -> str:
-    """Describe the judge's score, and why there is no newer one."""
+    """Describe the judge's score, and the reason why there is no newer one."""
     interval = " ({:.3f} to {:.3f})".format(*judge.interval) if judge.interval else ""
     grade = (
         "no score yet"
@@ -360,5 +360,5 @@ def mean_reward_words(status: Status) -> str:
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:
-    """Return the mean rewards of the last SMOOTH_ROUNDS rounds, without those that asked no questions."""
+    """Return the mean rewards of the last SMOOTH_ROUNDS rounds, without rounds that asked no questions."""
     return [reward for reward in rewards[-SMOOTH_ROUNDS:] if reward is not None]

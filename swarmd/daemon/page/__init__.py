@@ -1,4 +1,4 @@
 """The node's page and its metrics over HTTP, on loopback.
 
-But for opening.py nothing here is loaded before somebody asks for it.
+Only opening.py is loaded before a user asks for the page or the configuration asks for metrics.
 """

@@ -1,15 +1,15 @@
-"""Decides who may ask for the node's page. Pure.
+"""Decides which requests to the node's page are allowed. Pure.
 
 The page listens on loopback, where every program and every web page open on this machine can send it
 requests. Three rules:
 
-- Host names loopback. A hostile web site whose name was pointed at 127.0.0.1 (DNS rebinding) sends its own
-  name.
-- Origin, where a browser sends one, is the page's own. A page of another server is refused, also one on
-  another port of this machine.
-- The token that only `swarmd ui` prints. There is no cookie: a browser sends cookies to every port of a host,
-  so also to the server of another user. A page is opened with the token in its address; whatever changes
-  something needs it in a header, which no other origin can set.
+- The Host header names loopback. A hostile web site that points its name at 127.0.0.1 (DNS rebinding) sends
+  its own name there.
+- The Origin header, if the browser sends one, is the page's own origin. Pages of other servers are refused,
+  including servers on other ports of this machine.
+- The request has the token that only `swarmd ui` prints. There is no cookie: a browser sends cookies to every
+  port of a host, including another user's server. The page is opened with the token in its address; requests
+  that change something need the token in a header, which no other origin can set.
 """
 
 import hmac
@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def foreign(headers: Mapping[str, str]) -> str | None:
-    """Return why a request must come from elsewhere than this machine's own page, or None.
+    """Return why a request cannot come from this machine's own page, or None if it may.
 
     headers: names in lower case.
     """

@@ -1,4 +1,4 @@
-"""Has the trainer answer a question with today's weights and with the first: "Try it" on the node's page."""
+"""Makes the trainer answer a question with today's weights and with its first ones: "Try it" on the page."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -9,14 +9,14 @@ import trio
 from swarmd import link
 from swarmd.errors import SwarmdError
 
-# A round of a large model may take as long.
+# Seconds. The trainer answers between rounds, and a round of a large model may take this long.
 ANSWER_TIMEOUT_S: Final = 900.0
 
 
 class Comparison:
-    """Answers "compare" of the control API. One at a time: who asks meanwhile gets the same answer.
+    """Answers "compare" of the control API. Simultaneous callers get the same answer.
 
-    why_not: why the trainer cannot answer now; "" where it can.
+    why_not: returns why the trainer cannot answer now; "" if it can.
     """
 
     def __init__(self, tell: Callable[[link.ToTrainer], None], why_not: Callable[[], str]) -> None:
@@ -40,7 +40,7 @@ class Comparison:
         return {"schema": 1, **msgspec.to_builtins(self._answer)}
 
     def ask_again(self) -> None:
-        """Ask a trainer that was restarted, where the one before has not answered."""
+        """Repeat an unanswered request to a trainer that was restarted."""
         if self._answered is not None:
             self._tell(link.CompareRequest())
 

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server: h11 over trio, one request a connection, and streams of events."""
+"""A small HTTP/1.1 server with event streams: h11 over trio, one request for each connection."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,11 +12,11 @@ import trio
 
 from swarmd.daemon.local_api.control import serve_at_most
 
-# More connections are closed as they come.
+# Further connections are closed at once.
 MAX_CONNECTIONS = 32
-# The time for a whole request, and for each part of a response to be taken.
+# Seconds in which the client must send a whole request, and receive each part of a response.
 IO_TIMEOUT_S = 10.0
-# The request line and the headers.
+# Maximum size of the request line and headers.
 MAX_HEAD_BYTES = 16 * 1024
 MAX_BODY_BYTES = 16 * 1024
 
@@ -41,7 +41,7 @@ class Response:
     content_type: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    # Sent in place of a body; cancelled when the client is gone.
+    # Called to send the body piece by piece, instead of `body`; cancelled if the client disconnects.
     stream: Callable[[Send], Awaitable[None]] | None = None
 
 
@@ -57,7 +57,7 @@ async def serve(
 ) -> None:
     """Answer requests until cancelled.
 
-    body_bytes: of a request, at most. gone_ends: whether `respond` is cancelled when its client leaves.
+    body_bytes: maximum size of a request's body. gone_ends: cancel `respond` if its client disconnects.
     """
 
     async def converse(stream: trio.SocketStream) -> None:
@@ -69,7 +69,7 @@ async def serve(
             trio.TooSlowError,
             h11.LocalProtocolError,
         ):
-            # The client is gone, or does not read.
+            # The client has disconnected, or does not read.
             pass
         except* Exception:
             log.exception("a request to the node's page failed")
@@ -123,7 +123,7 @@ async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int
 
 
 async def _request(connection: h11.Connection, stream: trio.SocketStream, body_bytes: int) -> Request | None:
-    """Read the connection's request; return None if the client leaves before it is whole."""
+    """Read the connection's request; return None if the client disconnects before the end."""
     head: h11.Request | None = None
     body = bytearray()
     while True:
@@ -160,7 +160,7 @@ async def _stream(
 
 
 async def _while_there(stream: trio.SocketStream, work: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Return what `work` returns; None where its client leaves first."""
+    """Return the result of `work`; None if the client disconnects first."""
     found: Result | None = None
     async with trio.open_nursery() as nursery:
 

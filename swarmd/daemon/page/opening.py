@@ -1,6 +1,6 @@
-"""Opens the node's page when `swarmd ui` asks for it, and /metrics where the configuration names an address.
+"""Opens the node's page if `swarmd ui` asks for it, and /metrics if the configuration sets an address.
 
-The server is loaded only then.
+The HTTP server is imported only then.
 """
 
 import errno
@@ -23,7 +23,7 @@ LOOPBACK = (HOST, "localhost", "::1")
 class PageOpening:
     """Answers "ui" of the control API.
 
-    It starts the page's server at the first call, and returns its address at each.
+    The first call starts the page's server; every call returns its address.
     """
 
     def __init__(self, nursery: trio.Nursery, handlers: Mapping[str, Handler]) -> None:
@@ -42,7 +42,7 @@ class PageOpening:
         return {"schema": 1, "address": self._address}
 
     async def serve_metrics(self, address: str) -> None:
-        """Serve /metrics at "host:port". Raises SwarmdError where the node cannot listen there."""
+        """Serve /metrics at "host:port". Raises SwarmdError if the node cannot listen there."""
         from swarmd.daemon.page.page import metrics_at
 
         host, port = split_address(address)
@@ -57,17 +57,17 @@ class PageOpening:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port"."""
+    """Split "host:port" into host and port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 async def listen(host: str, port: int, setting: str = "--listen") -> list[trio.SocketListener]:
-    """Listen at a TCP port; 0: any free one. Raises SwarmdError, which names the setting."""
+    """Listen at a TCP port; 0 means any free one. Raises SwarmdError, which names the setting."""
     try:
         return list(await trio.open_tcp_listeners(port, host=host))
     except OSError as error:
-        # A service starts again after the second: its networks or its name server may come late.
+        # Only after Unreachable does a service start again: its network or name server may come up late.
         kind = Unreachable if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_AGAIN) else SwarmdError
         raise kind(
             f"{setting}: {host}:{port}: cannot listen there: {error.strerror or error}. Choose another"

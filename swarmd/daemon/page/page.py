@@ -1,6 +1,6 @@
-"""The node's page as a server sees it: which request gets what.
+"""The routes of the node's page.
 
-All but the static files, which are for everybody, needs the token.
+Every request needs the token, except those for static files.
 """
 
 import secrets
@@ -17,11 +17,11 @@ from swarmd.daemon.page import access, rendering
 from swarmd.daemon.page.http import Request, Respond, Response, Send
 from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
-# How often the node's status is read while a page is shown.
+# Seconds between two readings of the node's status while a page is open.
 REFRESH_S = 1.0
-# After so long without news a page hears that the node is there: page.js waits three times as long.
+# After so many seconds without news, send a heartbeat. page.js waits three times as long for one.
 HEARTBEAT_S = 5.0
-# Operations of the control API that the page may ask for.
+# Operations of the control API that the page may call.
 ALLOWED = ("pause", "resume", "stop", "invitation", "compare")
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -40,7 +40,7 @@ _REFUSED = "This page needs the address that `swarmd ui` prints: run it as the u
 
 
 class NodePage:
-    """Answers requests for one node's page. handlers: the control API's."""
+    """Answers requests for one node's page. handlers: the control API's, by operation."""
 
     def __init__(self, handlers: Mapping[str, control.Handler]) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -70,7 +70,7 @@ class NodePage:
         return _plain(404, "There is nothing here.\n")
 
     async def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Pause for `for` seconds by the node's clock, from which the browser's may differ."""
+        """Pause for `for` seconds by the node's clock, as the browser's clock may differ."""
         seconds = arguments.get("for")
         until = {"until": time.time() + seconds} if isinstance(seconds, int) else {}
         paused: Mapping[str, Any] = await self._handlers["pause"](until)
@@ -99,7 +99,7 @@ class NodePage:
         )
 
     async def _watch(self, send: Send) -> None:
-        """Send events to one open page: everything at first, then what changed, or that nothing did."""
+        """Send events to one open page: first everything, then changes, or a heartbeat if nothing changes."""
         shown: dict[str, str] = {}
         curve: rendering.RewardCurve | None = None
         said = trio.current_time()
@@ -131,7 +131,7 @@ def _plain(status: int, text: str) -> Response:
 def metrics_at(status: control.Handler, *, anybody: bool) -> Respond:
     """Return the handler of /metrics, which needs no token.
 
-    anybody: whether other machines may ask, as the address is not a loopback one.
+    anybody: whether other machines may ask, because the address is not a loopback address.
     """
 
     async def respond(request: Request) -> Response:

@@ -19,7 +19,7 @@ Sample = tuple[Mapping[str, str], float | None]
 
 
 def exposition(status: Status) -> str:
-    """Render the node's metrics in Prometheus' text format, without those not known yet."""
+    """Render the node's metrics in Prometheus' text format, without those that are still unknown."""
     lines = []
     for name, what, samples in _metrics(status):
         known = [(labels, value) for labels, value in samples if value is not None]

@@ -1,7 +1,6 @@
-"""The node's page as HTML, in parts; a part is sent again when it changed.
+"""The node's page as HTML, in parts; a changed part is sent again.
 
-Pure; all text of files and peers is escaped. A part whose facts are missing is empty, and its section is not
-shown.
+Pure; all text from files and peers is escaped. A part without facts is empty, and its section is hidden.
 """
 
 import json
@@ -44,15 +43,15 @@ from swarmd.terminal import ago, printable
 
 PEERS_SHOWN = 40
 PARTS = ("state", "controls", "round", "try", "given", "cost", "peers", "refused", "judge", "limits", "node")
-# The menu of Pause: arguments of the control API; "for": seconds.
+# The entries of the Pause menu, with the arguments for the control API; "for" is in seconds.
 _PAUSES: Mapping[str, Mapping[str, Any]] = {
     "For 30 min": {"for": 1800},
     "For 2 h": {"for": 7200},
     "Until I resume it": {},
 }
-# So many questions of "Try it" make a tally.
+# Number of questions that one use of "Try it" asks.
 TRIED = 20
-# Title, key of the usage, divisor, digits.
+# Column title, field of the usage, divisor, decimal places.
 _COSTS = (
     ("CPU hours", "cpu_seconds", 3600, 3),
     ("kWh, estimated", "energy_wh", 1000, 2),
@@ -60,7 +59,7 @@ _COSTS = (
     ("MB received", "bytes_down", 1e6, 1),
     ("GB written", "bytes_written", 1e9, 2),
 )
-# By key of the configuration: the label, and the value's form.
+# Label and value format of each limit, by its key in the configuration.
 _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "limits.cpu": ("Share of the CPU", "{}"),
     "limits.priority": ("Priority", "{}"),
@@ -86,7 +85,7 @@ _LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
 
 
 def page(parts: Mapping[str, str], title: str) -> str:
-    """Render the whole page, with each part in its place."""
+    """Render the whole page with all its parts."""
     section = '<section id="{}" aria-live="off">{}</section>'.format
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title><meta'
@@ -131,7 +130,7 @@ def parts(status: Status, peers: Sequence[KnownPeer], now: float) -> dict[str, s
 
 
 class RewardCurve(msgspec.Struct):
-    """The chart's data: the last round, each round's reward, and how many others' rollouts it trained on."""
+    """The chart's data: the last round, and each round's reward and number of other nodes' rollouts."""
 
     last: int
     rewards: list[float | None]
@@ -171,7 +170,7 @@ def _state(status: Status) -> str:
 
 
 def _headline(status: Status) -> str:
-    """Compare the chart's first rounds with its last ones; "" before there are enough of both."""
+    """Compare the chart's first rounds with its last ones; "" if there are too few rounds."""
     rewards = status.rewards
     first, last = recent(rewards[:SMOOTH_ROUNDS]), recent(rewards)
     if len(rewards) < 2 * SMOOTH_ROUNDS or not first or not last:
@@ -240,7 +239,7 @@ def _round(status: Status) -> str:
             else "",
         ),
         ("Workers", workers_words(last.workers) if last else ""),
-        # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
+        # This is last: the style sheet keeps room for its longest form, so that nothing below moves.
         ("Time", time_words(last.seconds) if last else ""),
     ]
     return _facts(facts)
@@ -260,7 +259,7 @@ def _try(keeps_first: bool | None) -> str:
 
 
 def comparison(question: str, round_number: int, now: tuple[str, float], first: tuple[str, float]) -> str:
-    """Render a question with the two answers to it, each with its reward, side by side."""
+    """Render a question with both answers to it side by side, each with its reward."""
 
     def cell(answer: tuple[str, float]) -> str:
         text, reward = answer
@@ -276,7 +275,7 @@ def _pre(text: str) -> str:
 
 
 def invitation(text: str, notes: Iterable[str]) -> str:
-    """Render the invitation: the command for others, with a button that copies it."""
+    """Render the invitation: the command for other people, with a button that copies it."""
     command = f"swarmd join '{text}'"
     shown = (
         f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button"'
@@ -297,7 +296,7 @@ def _given(given: GivenRollouts, helped: int) -> str:
 
 
 def _cost(usage: UsageReport) -> str:
-    """Render what the node cost in each period; leave out what this machine cannot measure."""
+    """Render the node's usage in each period, without figures that this machine cannot measure."""
     times = [("Today", usage.today), ("This month", usage.month), ("In all", usage.total)]
     figures = [cost for cost in _COSTS if any(getattr(row, cost[1]) is not None for _, row in times)]
     rows = [
@@ -361,7 +360,7 @@ def _limits(limits: Mapping[str, Any]) -> str:
     on = [
         (_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value))
         for key, value in limits.items()
-        # Two are shown even if they are off: what a person asks first of a guest.
+        # Show these two even if they are off, because owners of a machine ask about them first.
         if (value and value not in ("100 %", "normal")) or key in ("when.battery", "when.hours")
     ]
     where = _paragraph(
@@ -410,7 +409,7 @@ def _facts(facts: Iterable[tuple[str, object]]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render a table of HTML cells; on a narrow screen each cell carries its column's name."""
+    """Render a table of HTML cells. On a narrow screen, each cell shows its column's name."""
     head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
     body = "".join(
         "<tr>"
@@ -429,7 +428,7 @@ def _paragraph(text: str, kind: str = "") -> str:
 
 
 def _marked(text: object) -> str:
-    """Escape text for HTML; commands between backticks become code."""
+    """Escape text for HTML, and mark commands between backticks as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", _text(text))
 
 

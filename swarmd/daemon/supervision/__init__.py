@@ -1,1 +1,1 @@
-"""The trainer's process: starts, restarts, and a watch for rounds that stop."""
+"""The trainer's process: starting, restarting, and detecting that it is stuck."""

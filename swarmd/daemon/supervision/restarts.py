@@ -1,8 +1,8 @@
-"""How long to wait before a dead trainer is restarted, and when to give up. Pure."""
+"""Decides how long to wait before a dead trainer is restarted, and when to give up. Pure."""
 
 from dataclasses import dataclass
 
-# Deaths in a row without progress between them.
+# Give up after so many deaths without progress between them.
 HOPELESS_DEATHS = 5
 
 
@@ -13,7 +13,7 @@ class Death:
     cause: str
     count: int  # deaths in a row, this one included
     backoff: float  # seconds before the next start
-    again: bool = False  # the second in a row with this cause that no restart can heal
+    again: bool = False  # the second death in a row with this cause, which a restart cannot cure
 
     @property
     def hopeless(self) -> bool:
@@ -28,9 +28,9 @@ class Deaths:
         self._lasting = ""
 
     def progress(self, reached: int) -> None:
-        """Record how far the work has come. Beyond the furthest point the count of failures starts anew.
+        """Record how far the work has come. Beyond the furthest point so far, the count of deaths restarts.
 
-        So a child that resumes from a checkpoint and always dies at the same place is not restarted for ever.
+        So a child that resumes from a checkpoint and always dies at the same place is not restarted forever.
         """
         if reached > self._furthest:
             self._furthest, self._count = reached, 0
@@ -38,10 +38,10 @@ class Deaths:
     def died(self, cause: str, *, lasting: bool = False) -> Death:
         """Record a death and return when to restart.
 
-        The first restart is immediate: one killed process says nothing about the next. Later ones wait twice
-        as long each time.
+        The first restart is immediate, because one killed process says nothing about the next. The wait
+        doubles with each later death.
 
-        lasting: whether the same cause will come again, as an error does while the model is loaded.
+        lasting: whether the same cause will probably come again, like an error while the model is loaded.
         """
         again = lasting and cause == self._lasting
         self._count, self._lasting = self._count + 1, cause if lasting else ""

@@ -1,6 +1,6 @@
-"""The trainer's process: started, sent messages, watched, and restarted when it dies (trio).
+"""The trainer's process: starts it, sends it messages, watches it, and restarts it if it dies (trio).
 
-Beside it run the processes that hand the node's figures to experiment trackers.
+Also runs the processes that pass the node's figures to experiment trackers.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ class TrainerChild:
 
     Args:
         on_message: called for every message, in order.
-        on_death: called when it died and will be restarted.
-        on_stuck: called when it is stuck (it is killed if that lasts), and with None when it works again.
+        on_death: called if it died and will be restarted.
+        on_stuck: called if it is stuck (it is killed if that lasts), and with None when it works again.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TrainerChild:
         self.on_message, self.on_death, self.on_stuck = on_message, on_death, on_stuck
         self.watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
-        # Why it ended, where we know more than its exit status.
+        # Why it ended, if more is known than its exit status.
         self._ending = ""
         self.pid: int | None = None
         self.restarts = 0
@@ -69,16 +69,16 @@ class TrainerChild:
     def tell(self, message: link.ToTrainer) -> None:
         """Queue a message and return at once.
 
-        What a dead trainer did not read goes to the next one.
+        Messages that a dead trainer did not read go to the next one.
         """
         self.watchdog.note_sent(message)
         self._outbox.put(message)
         self._wake.set()
 
     def stop(self, *, now: bool = False) -> None:
-        """Let it finish the current round, or cut it `now`, save and exit.
+        """Let the trainer finish its round, or with `now` cut it; then it saves and exits.
 
-        Kill it if it has not begun, for then there is nothing to save.
+        A trainer that has not begun is killed, as there is nothing to save.
         """
         if not self.ready:
             self.kill()
@@ -94,18 +94,18 @@ class TrainerChild:
                 os.kill(self.pid, 9)
 
     async def run(self) -> None:
-        """Run trainers until one has finished, was stopped, or died too often; then `failed` says why."""
+        """Run trainers until one finished or was stopped, or they died too often (then `failed` says why)."""
         while True:
             lasting = False
             try:
                 process, ours = await self._start()
             except OSError as error:
-                # There are no more processes or open files, or the log cannot be written.
+                # The limit of processes or open files is reached, or the log cannot be written.
                 cause = f"it cannot be started: {error}"
             else:
                 status = await self._talk_until_end(process, ours)
                 cause = self._ending or _cause(status, self.log_file)
-                # Memory may be short for a moment, and somebody may have killed it.
+                # A killed process may have met a short lack of memory, or a person; that need not come again.
                 lasting = not self.ready and status not in (-signal.SIGKILL, -signal.SIGTERM)
             if self.finished or self._told_to_stop.is_set() or self.failed is not None:
                 return
@@ -129,22 +129,22 @@ class TrainerChild:
         """
         self.ready = False
         with contextlib.suppress(FileNotFoundError):
-            # The log of the run before is kept.
+            # Keep the previous run's log.
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         ours, theirs = socket.socketpair()
         try:
             with theirs, self.log_file.open("ab") as output:
-                # Opened to append, so that it can be cut while it is written.
+                # Append mode, so that the file can be truncated while the trainer writes to it.
                 process = await trio.lowlevel.open_process(
-                    # -P: no file of the working folder is imported
+                    # -P: import no file of the working folder
                     [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # so Ctrl-C goes to the daemon alone, which tells the trainer
-                    # Where other programs compute as well, threads that spin while they wait for each other
-                    # take four times as long.
+                    start_new_session=True,  # Ctrl-C must reach only the daemon, which tells the trainer
+                    # If other programs compute as well, threads that spin while they wait for each other take
+                    # four times as long.
                     env={"OMP_WAIT_POLICY": "passive", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 )
         except OSError:
@@ -155,7 +155,7 @@ class TrainerChild:
     async def _talk_until_end(self, process: trio.Process, ours: socket.socket) -> int:
         self.pid, self._stuck, self._ending = process.pid, None, ""
         if self._told_to_stop.is_set():
-            # The stop came while the process was being started.
+            # The request to stop came while the process was starting.
             self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:
@@ -230,26 +230,26 @@ class TrainerChild:
 
 
 def _keep_short(log_file: Path) -> None:
-    """Set the log's lines aside, as those of swarmd.log are.
+    """Limit the log's size: copy a long log to FILE.1, like swarmd.log, and truncate it.
 
-    The process goes on writing to the file, so its lines are copied.
+    It is copied, not renamed, because the process goes on writing to the open file.
     """
     with contextlib.suppress(OSError):
         if log_file.stat().st_size <= LOG_BYTES:
             return
         with contextlib.suppress(OSError):
-            # On a full disk it is cut all the same.
+            # Truncate it even if the copy fails on a full disk.
             shutil.copyfile(log_file, log_file.with_name(log_file.name + ".1"))
         os.truncate(log_file, 0)
 
 
-# The line behind a traceback, which says what was raised: what CUDA adds in more lines is the same for every
-# error. Of several trainers torch puts the rank before each line.
+# The line after a traceback, which names the error. CUDA adds more lines, which are the same for every error.
+# If there are several trainers, torch puts the rank in front of each line.
 _RAISED: Final = re.compile(r'^(|\[rank0\]: )  File ".*\n(?:\1 .*\n)*\1(.+: \n+.+|.+)', re.MULTILINE)
 
 
 def _cause(status: int, log_file: Path) -> str:
-    """Describe why the trainer ended: the exit status and, unless it was killed, what the log ends with."""
+    """Describe why the trainer ended: its exit status and, unless it was killed, the end of its log."""
     if status < 0:
         return exit_words(status)
     with contextlib.suppress(OSError):
@@ -268,7 +268,7 @@ LOG_FILE = "tracking.log"
 async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], None]) -> None:
     """Run a tracker until cancelled.
 
-    One that fails is reported once and not started again: the figures are in metrics.jsonl.
+    A failure is reported once, and the tracker is not restarted: the figures are in metrics.jsonl.
     """
     try:
         with (folder / LOG_FILE).open("ab") as output:
@@ -293,7 +293,7 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
     finally:
         if process.returncode is None:
             process.terminate()
-            # It writes what it has.
+            # Give it time to write its last figures.
             with trio.CancelScope(shield=True), trio.move_on_after(10.0):
                 await process.wait()
             if process.returncode is None:

@@ -1,11 +1,12 @@
 """Watchdog: tells a stuck trainer from a slow one. Pure.
 
-There are two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its
-loop does (`link.Alive`): where it is silent, it is stopped, or the machine is overloaded. And rounds end: a
-loop hangs if no round ends for many times its slowest lately.
+There are two signs. First, silence: a separate thread of the trainer's process sends a message every few
+seconds, even if the training loop hangs (`link.Alive`). Without messages, the process is stopped or the
+machine is overloaded. Second, a hanging loop: no round has ended for many times the duration of its slowest
+recent round.
 
-Time is added up check by check, at most MAX_COUNTED_S for each. So time in which the daemon itself was
-suspended, with the machine, does not count.
+Time is added up from check to check, at most MAX_COUNTED_S for each. So the time while the whole machine, and
+with it the daemon, was suspended does not count.
 """
 
 from collections import deque
@@ -15,16 +16,16 @@ from swarmd import link
 from swarmd.state.status import NodeState, Trouble
 from swarmd.terminal import duration_words
 
-# What one check may add.
+# The most seconds that one check may add.
 MAX_COUNTED_S: Final = 2.0
 
 
-# Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded.
-# Silence of the process until it counts as stuck, and until it is killed.
+# Limits in seconds, and in multiples of the slowest recent round. Both must be exceeded.
+# Seconds of silence until the process counts as stuck, and until it is killed.
 SILENT_S, SILENT_END_S = 15.0, 300.0
-# The first until its first round has ended: imports hold up every thread of a process.
+# Replaces SILENT_S until the first round has ended, because imports block every thread of a process.
 IMPORTING_S = 300.0
-# Time without the end of a round until it counts as stuck, and until it is killed.
+# Seconds without the end of a round until it counts as stuck, and until it is killed.
 HANGING_S, HANGING_END_S = 300.0, 1800.0
 HANGING_ROUNDS, HANGING_END_ROUNDS = 5.0, 20.0
 
@@ -36,7 +37,7 @@ class Stuck(Trouble, frozen=True):
 class Watchdog:
     """Watches the trainers of one daemon, one after the other.
 
-    pace: `round.pace`, seconds of which a loop may rest between two rounds.
+    pace: `round.pace`, the seconds that the training loop may rest between two rounds.
     """
 
     def __init__(self, pace: float = 0.0) -> None:
@@ -46,16 +47,16 @@ class Watchdog:
         self.started(0.0)
 
     def started(self, now: float) -> None:
-        """Start anew for a trainer process that starts now."""
+        """Reset the state for a trainer process that starts now."""
         self._looked = now
         self._silent = self._without_round = 0.0  # seconds
         self._played = self._resting = False
-        self._state: NodeState | None = None  # of the trainer, as it says; None: it has said nothing
+        self._state: NodeState | None = None  # the trainer's state, as it reports it; None: no message yet
 
     def note_sent(self, message: link.ToTrainer) -> None:
-        """Record what the trainer is told.
+        """Record a message to the trainer.
 
-        While it rests for the CPU share it ends no round, and it does not report that rest as a state.
+        While the trainer rests for the CPU share it ends no round, and does not report that rest as a state.
         """
         if isinstance(message, link.Pause | link.Resume):
             self._resting = isinstance(message, link.Pause)
@@ -71,7 +72,7 @@ class Watchdog:
                 self._without_round = 0.0
 
     def check(self, now: float) -> Stuck | None:
-        """Return why the trainer is stuck now, or None; to be called about once a second."""
+        """Return why the trainer is stuck now, or None. Call it about once a second."""
         passed, self._looked = min(MAX_COUNTED_S, max(0.0, now - self._looked)), now
         self._silent += passed
         if self._state is NodeState.TRAINING and not self._resting:
