@@ -5,8 +5,8 @@
     guest, judging    limits and pauses; the judge's questions
     board        `StatusBoard`: the part of the node's status that the daemon itself keeps
 
-`status` joins the knowledge of all of them into one `Status`. The terminal, the page and `swarmd status` are
-functions of it.
+`status` joins the knowledge of all of them into one `Status`. The terminal, the page and `swarmd status`
+render it.
 
 Everything runs in one trio loop. `Daemon` builds the parts and passes messages between them. The parts do not
 know `Daemon`; they report through callables. If the trainer crashes, the node stays in the swarm; if the
@@ -207,7 +207,7 @@ class Daemon:
         """Show how the node ended. Raises SwarmdError if the trainer failed."""
         known = self.board.known
         if known.state is not NodeState.STOPPED and self.child.failed is None:
-            # The process was killed.
+            # The trainer's process was killed.
             lost = (
                 f"{many(known.round, 'round')}, {known.saved} of them saved"
                 if self.child.ready
@@ -238,7 +238,7 @@ class Daemon:
             now_connected = {peer.id for peer in self.member.peers()}
             for news in connection_news(connected, now_connected):
                 self.view.talk(news)
-            # Show each reason only once: the status and each round's line keep counting.
+            # Show each reason as a message only once; the status and each round's line show the counts.
             for reason, count in refused.items():
                 if reason not in self._advised and reason.value not in HARMLESS:
                     self._advised.add(reason)

@@ -33,7 +33,7 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
 
     Raises:
         ConfigError: the node is in no swarm.
-        Unreachable: there is no address to name.
+        Unreachable: no address is known.
     """
     if config.swarm.engine == "none":
         raise ConfigError(
@@ -83,7 +83,10 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
 
 
 def place(address: str) -> str:
-    """Return from where an address can be dialled: "machine", "network" or "internet"; judged by the text."""
+    """Return from where an address can be dialled: "machine", "network" or "internet".
+
+    Only the address itself is considered.
+    """
     endpoint = parse_endpoint(address)
     if endpoint is None or only_here(address):
         return "machine"

@@ -36,7 +36,7 @@ class Participant:
 
     member               key and p2p engine; its inbox admits frames before any other part sees them
     driver, exchange     run the exchange: which rollouts to send, when; which to fetch, and from which peer
-    roster, isolation    which peers are heard; why none is
+    roster, isolation    know which peers are heard, and why none is
     given                counts how often other nodes trained on our rollouts, as they report it
     """
 

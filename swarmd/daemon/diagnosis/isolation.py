@@ -34,7 +34,7 @@ class Facts:
     digest: str = ""  # digest of our swarm
     runs: str = ""  # our versions of swarmd and of the task library
     heard: bool = False  # whether any peer is heard
-    # Whether this machine has no route to any bootstrap address, nor to the internet.
+    # Whether this machine has no route to any bootstrap address or to the internet.
     offline: bool = False
     connected: int = 0  # connected members
     helpers: int = 0  # connected members that say that they train nothing
@@ -42,7 +42,7 @@ class Facts:
     unknown: int = 0
     companions: int = 0  # lower bound of the other nodes of our curriculum that any peer sees
     others: Mapping[str, int] = field(default_factory=dict)  # nodes of other curricula seen by peers, by name
-    introduced: Sequence[Introduced] = ()  # what peers say of themselves
+    introduced: Sequence[Introduced] = ()  # peers' answers about themselves
     bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, and its "address"
     # Refused frames since a peer was last heard.
     refused: Mapping[Reason, int] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Stage(IntEnum):
     """The stage from which a cause is shown; it stays shown at later stages."""
 
     HEARD = 0  # shown even while peers are heard
-    AT_ONCE = 1  # shown at once when nobody is heard
-    SETTLED = 2  # shown when the node had time to connect and to be seen
+    AT_ONCE = 1  # shown at once when no peer is heard
+    SETTLED = 2  # shown once the node had time to connect and to be seen
     PATIENT = 3  # shown when no peer was heard for longer than rounds take
 
 
@@ -76,7 +76,7 @@ class Cause:
         return Trouble(self.says.format(**blanks), self.remedy.format(**blanks))
 
 
-# Beginning of the only cause that is no fault: somebody has to found a swarm.
+# Beginning of the cause that reports do not call bad: somebody has to found a swarm.
 FIRST_HERE = "you are the first here"
 TWIN = Cause(
     "another node runs with this node's key: {what}",

@@ -28,7 +28,7 @@ Survey = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked. good: None if it is neither good nor bad."""
+    """The result of one check. good: None if it is neither good nor bad."""
 
     about: str
     good: bool | None

@@ -205,7 +205,7 @@ async def _dialled_back(member: Member) -> Mapping[PeerId, DialBackReply]:
 
 
 def listen_ports(addresses: Sequence[str]) -> list[int]:
-    """Return the ports of a member's addresses, those that other machines can dial first."""
+    """Return the ports of a member's addresses; first the ports that other machines can dial."""
     endpoints = [
         (only_here(address), endpoint)
         for address in addresses

@@ -2,7 +2,7 @@
 
 It is a task of the daemon (trio). It pauses training in one way only: it tells the trainer to rest, and the
 trainer does so before its next token or micro-batch (`TrainerLink.rest`). A pause comes with its cause. Short
-rests without a cause keep the CPU share.
+rests, which have no cause, keep the CPU share.
 """
 
 import logging

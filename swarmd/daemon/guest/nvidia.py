@@ -94,7 +94,7 @@ class NvidiaGpus:
         try:
             samples = self.nvml.nvmlDeviceGetProcessUtilization(gpu, self._sampled.get(index, 0))
         except self.nvml.NVMLError as error:
-            # No newer sample: the GPU was idle. The bindings then raise an error even for NVML's success.
+            # No newer sample: the GPU was idle. The bindings then raise an error, even for NVML_SUCCESS.
             if error.value in (self.nvml.NVML_SUCCESS, self.nvml.NVML_ERROR_NOT_FOUND):
                 return 0.0
             raise

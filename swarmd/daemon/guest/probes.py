@@ -1,4 +1,4 @@
-"""Probes of the platform for battery, load and metered network; None if the platform cannot tell.
+"""Probes for battery, load and metered network. They return None if the platform cannot tell.
 
 Functions that query the platform are arguments, so that tests can replace them. `nvidia` probes the GPUs.
 """
@@ -126,7 +126,7 @@ class Probes:
         Args:
             now: seconds.
             ours: the node's CPU seconds since the last call with a number. None if they are not completely
-                known; the last load is returned again.
+                known; the load of the last call is returned then.
         """
         when = self._when
         if ours is not None and (load := self._load(ours)) is not None:

@@ -1,4 +1,4 @@
-"""The usage ledger, a small file in the state folder: the node's usage and help by day, month and in total.
+"""The usage ledger: a small file with the node's costs and its help to other nodes, by day, month and in all.
 
 Days and months are in the machine's time zone. The file is replaced as a whole, so kill -9 loses only the
 usage since the last save.

@@ -1,1 +1,1 @@
-"""The node's judge: being evaluated by it, and reading what judges publish."""
+"""The client's side of judges: being evaluated, and reading the data that judges publish."""

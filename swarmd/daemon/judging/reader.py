@@ -33,7 +33,7 @@ ANSWER_TIMEOUT_S = 20.0
 
 K = TypeVar("K")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**37)]  # since 1970; a later year cannot be written
+_Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**37)]  # since 1970; later years cannot be formatted
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
@@ -143,7 +143,7 @@ def ask(
 @dataclass(frozen=True, slots=True)
 class EvidenceCheck:
     what: str
-    holds: bool | None  # None: it cannot be checked, or not yet
+    holds: bool | None  # None: it cannot be checked yet
     why: str
 
 
@@ -285,7 +285,7 @@ class _Queued(msgspec.Struct, frozen=True):
 
 
 class VerifiedOutcome(msgspec.Struct, frozen=True):
-    """A judge's answer about an upload."""
+    """The state of an upload's verification, as the judge reports it."""
 
     verification: str
     peer: str

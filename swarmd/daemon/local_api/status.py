@@ -32,7 +32,7 @@ from swarmd.types import RoundLine, Score, ShownRollout
 
 # Rounds in the reward curve, and rounds whose answers `swarmd status --answers` shows.
 KEPT_REWARDS, KEPT_ANSWERS = 500, 8
-LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections
+LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside [limits] and [when]
 
 
 class StatusBoard:

@@ -1,7 +1,7 @@
 """Decides which requests to the node's page are allowed. Pure.
 
-The page listens on loopback, where every program and every web page open on this machine can send it
-requests. Three rules:
+The page listens on loopback. Every program on this machine, and every web page open in its browsers, can send
+requests there. So there are three rules:
 
 - The Host header names loopback. A hostile web site that points its name at 127.0.0.1 (DNS rebinding) sends
   its own name there.

@@ -67,7 +67,7 @@ async def listen(host: str, port: int, setting: str = "--listen") -> list[trio.S
     try:
         return list(await trio.open_tcp_listeners(port, host=host))
     except OSError as error:
-        # Only after Unreachable does a service start again: its network or name server may come up late.
+        # A service restarts after Unreachable (network or name server may be late), not after SwarmdError.
         kind = Unreachable if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_AGAIN) else SwarmdError
         raise kind(
             f"{setting}: {host}:{port}: cannot listen there: {error.strerror or error}. Choose another"

@@ -1,6 +1,6 @@
-"""The routes of the node's page.
+"""The routes of the node's page, and /metrics.
 
-Every request needs the token, except those for static files.
+Every request to the page needs the token, except those for static files.
 """
 
 import secrets

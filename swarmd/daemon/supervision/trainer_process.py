@@ -26,7 +26,7 @@ from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
 log = logging.getLogger(__name__)
 
-# How often to check whether the trainer is stuck.
+# Seconds between two checks whether the trainer is stuck.
 CHECK_EVERY_S = 1.0
 
 
@@ -60,7 +60,7 @@ class TrainerChild:
         self.restarts = 0
         self.failed: link.TrainerFailed | None = None
         self.finished = False
-        self.ready = False  # whether the model is loaded and rounds run
+        self.ready = False  # whether the model is loaded, so that rounds can run
         self._told_to_stop = trio.Event()
         self._deaths = Deaths()
         self._outbox = link.MessageQueue()
