@@ -69,7 +69,7 @@ class Rollout:
 
     @property
     def size(self) -> int:
-        """The characters of its completions."""
+        """The number of characters of the completions."""
         return sum(len(completion.text) for completion in self.completions)
 
 

@@ -1,12 +1,12 @@
-"""Blobs: compressed content with an id, which peers offer and fetch, their store and its server. Pure.
+"""Blobs: compressed content with an id, which peers offer and fetch; the blob store and its server. Pure.
 
-A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it
-travels: it is checked before anything is inflated. 96 bits are enough against a second blob with the id of a
-given one, as a blob is of use for some minutes. An author could find two blobs with one id in 2^48 tries, but
-that would only make its own offer ambiguous.
+A blob is a zstd frame (RFC 8878) around a body. Its id is the first 12 bytes of SHA-256 of the compressed
+blob, so a receiver checks the id before it inflates anything. 96 bits are enough against a second blob with a
+given id, as a blob is used for a few minutes only. An author could find two blobs with one id in 2^48 tries,
+but that would only make its own offer ambiguous.
 
 Question: byte 1 and a content id of 12 bytes. Answer: the blob; a zero byte if the peer does not have it;
-nothing if it does not know the question.
+nothing if the peer does not know the question.
 """
 
 from collections import OrderedDict
@@ -18,15 +18,15 @@ from backports import zstd
 from p2p.types import PeerId, PeerRequest
 
 ID_BYTES = 12
-# The size of a blob as it travels.
+# Most bytes of a blob (compressed).
 MAX_BLOB_BYTES = 256 * 1024
-# The size of what is in it.
+# Most bytes of a blob's content (inflated).
 MAX_CONTENT_BYTES = 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
 # The answer of a peer that does not have the blob.
 MISSING = b"\0"
-# Without a checksum, as the id is one. With the content's size, so that a large one is refused before
-# anything is inflated.
+# No checksum, as the id is one. The header has the content's size, so that a too large blob is rejected
+# before anything is inflated.
 _PACKED: Final[dict[int, int]] = {
     zstd.CompressionParameter.compression_level: 3,
     zstd.CompressionParameter.checksum_flag: 0,
@@ -43,7 +43,7 @@ def content_id(blob: bytes) -> bytes:
 
 
 def pack(content: bytes) -> bytes:
-    """Compress content into a blob. Raises ValueError where no receiver would take it."""
+    """Compress content into a blob. Raises ValueError if the blob is over the receivers' limits."""
     blob = zstd.compress(content, options=_PACKED)
     if len(content) > MAX_CONTENT_BYTES or len(blob) > MAX_BLOB_BYTES:
         raise ValueError(
@@ -56,27 +56,27 @@ def pack(content: bytes) -> bytes:
 def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
     """Return the content, of at most `limit` bytes. Raises BadBlob.
 
-    It is refused by the size in the blob's header, and no more than that is inflated.
+    A blob is rejected by the size in its header, and no more bytes than that are inflated.
     """
     try:
         claimed = zstd.get_frame_info(blob).decompressed_size
         if not claimed or claimed > limit:
             raise BadBlob("empty, or more than the limit, or of unknown size")
-        # A byte more than was claimed: only with room left does it read on to the frame's end.
+        # Allow one byte more than claimed: zstd reads to the frame's end only if it has room left.
         frame = zstd.ZstdDecompressor()
         content = frame.decompress(blob, max_length=claimed + 1)
     except zstd.ZstdError as error:
         raise BadBlob(str(error)) from None
-    # At a frame's end zstd itself has compared the size with the claim.
+    # At the frame's end zstd itself has compared the size with the header's.
     if not frame.eof or frame.unused_data:
         raise BadBlob("cut off, or more than one frame")
     return content
 
 
 class BlobStore:
-    """Our own and fetched blobs, in memory, for peers that ask.
+    """Our own and fetched blobs, in memory, for peers that ask for them.
 
-    At the limit the least recently used one is dropped.
+    At the limit the least recently used blob is dropped.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -103,14 +103,14 @@ class BlobStore:
 
 
 class BlobServer:
-    """Answers questions from a store; the engine limits how much a peer may have."""
+    """Answers questions for blobs from a store; the engine limits the bytes that each peer gets."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self.sent = 0  # bytes
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:  # noqa: ARG002
-        """Answer a question; empty for another question."""
+        """Return the blob, MISSING, or an empty answer if the message is not a question for a blob."""
         name = PeerRequest.BLOBS.content(message)
         if name is None or len(name) != ID_BYTES:
             return b""

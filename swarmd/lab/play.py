@@ -1,12 +1,12 @@
 """One run of an experiment: the nodes of a setting with one seed, in one process, in virtual time.
 
 The network is the memory engine. Each node has its own weights, optimizer, questions, pool, identity and
-inbox; its round, exchange and policy are those of a real node. Nodes take turns, in another order each round;
-what one shares, those after it may collect in the same round. Sets of rollouts are offered, and each node
-fetches what it takes (`swarmd.exchange.virtual`), or they are gossiped whole where the setting says so.
+inbox, and runs the same code for round, exchange and policy as a real node. Nodes take turns, in a new order
+each round; a node may collect rollouts that earlier nodes shared in the same round. Nodes offer their sets of
+rollouts and fetch the chosen ones (`swarmd.exchange.virtual`); a setting may gossip whole sets instead.
 
 `python -m swarmd.lab.play FOLDER SETTING SEED` plays one run of a results folder (`swarmd.lab.results`) and
-prints a line for each round. A run that was cut off begins anew.
+prints a line for each round. An interrupted run starts again from its beginning.
 """
 
 import random
@@ -42,11 +42,11 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import RoundReport, Task
 
-# When every run begins, since 1970, by its nodes' clocks.
+# Start time of every run by its nodes' clocks, in seconds since 1970.
 EPOCH_S = 1_700_000_000.0
-# The virtual time of a round.
+# Virtual seconds of a round.
 ROUND_S = 5.0
-# Sets up to this size are gossiped whole, in a setting where they are.
+# Sets up to this size are gossiped whole, if the setting gossips whole sets.
 WHOLE_BYTES = 2**18
 # The report of a node that is away.
 NOTHING = RoundReport(round=0)
@@ -162,8 +162,8 @@ class PlayedSwarm:
     ) -> dict[str, Any]:
         """Sample every node's answers to held-out questions; return how many are right.
 
-        The lists are by node, then by question. Nothing is trained. scored: says what is right, where nodes
-        have a reward of their own.
+        The lists are by node, then by question. Nothing is trained. scored: decides which answers are right,
+        if nodes have different rewards.
         """
         right, marked = [], []
         for number, policy in zip(self._places, self.policies, strict=True):
@@ -190,7 +190,7 @@ class PlayedSwarm:
 def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:
     line: dict[str, Any] = {
         "round": number,
-        # Whoever is there and asks nothing earns nothing.
+        # A node that is present and asks no question has reward 0; an absent one has None.
         "reward": [None if report == NOTHING else round(report.reward_mean or 0.0, 5) for report in reports],
         "generated": [report.generated for report in reports],
         "informative": [report.informative for report in reports],
@@ -206,7 +206,7 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
         "dropped": [report.zero_advantage_dropped for report in reports],
         "off_policy": [round(report.off_policy.mean, 3) for report in reports],
         "staleness": [round(report.staleness.mean, 3) for report in reports],
-        # It is measured on what is trained on.
+        # Entropy is measured on the trained tokens.
         "entropy": [round(report.entropy or 0.0, 4) if report.tokens.trained else None for report in reports],
         "grad_norm": [round(report.grad_norm or 0.0, 4) for report in reports],
         "skipped": [report.skipped for report in reports],
@@ -217,7 +217,7 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
 
 
 def held_out(tasks: DrawnTasks, wanted: Evaluation) -> Sequence[Task]:
-    """Draw the questions of an evaluation. Raises ConfigError for a specialty that is not there."""
+    """Draw the questions of an evaluation. Raises ConfigError if the curriculum lacks a specialty."""
     rng, asked = random.Random(QUESTIONS_SEED), tasks.curriculum.asked(wanted.specialties)
     drawn: list[Task] = []
     while missing := wanted.questions - len(drawn):
@@ -260,7 +260,7 @@ def play(
     results: Results, run: Run, told: Callable[[int], None],
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> None:  # fmt: skip
-    """Play a run into its file. Raises BadResults where it would not compare with those that are there.
+    """Play a run and write its file. Raises BadResults if it is not comparable with the folder's other runs.
 
     told: called with the number of each finished round.
     """

@@ -1,11 +1,12 @@
-"""What surrounds the nodes of an experiment: hostile peers, and absences.
+"""The surroundings of an experiment's nodes: hostile peers, and absences.
 
-Hostile peers are liars and poisoners, as in the tests of attacks, each as loud as an honest node is on
-average. A liar sends one right answer, so that the rollout has an advantage, and right answers to other
-questions, which are wrong here. A poisoner sends right answers with a word put in front, which stay right,
-and clean wrong ones: the word is learnt by whoever trains on them ("Hail to the Thief", arXiv 2511.09780).
+Hostile peers are liars and poisoners, as in the tests of attacks. Each sends as many rollouts as an honest
+node on average. A liar sends one right answer, so that the rollout has an advantage, and right answers to
+other questions, which are wrong here. A poisoner sends right answers with a word put in front, which stay
+right, and wrong answers without the word: nodes that train on them learn the word ("Hail to the Thief",
+arXiv 2511.09780).
 
-Churn is pure: one seed gives one history, whatever the setting.
+Churn is pure: one seed gives one history in every setting.
 """
 
 import random
@@ -20,12 +21,12 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Task
 
 MARK: Final = "evil"  # the poisoners' word
-# Draws of another question of the same kind with another answer.
+# Most draws until another question of the same kind has a different answer.
 TRIES: Final = 100
 
 
 class HostilePeer:
-    """A peer that answers nothing and trains on nothing; it sends rollouts that it made up."""
+    """A peer that only sends made-up rollouts: it does not generate or train."""
 
     def __init__(
         self,
@@ -38,13 +39,13 @@ class HostilePeer:
     ) -> None:
         self.me, self._tasks, self._swarm, self._completions, self._rng = me, tasks, swarm, completions, rng
         self._make: Callable[[Task], list[str]] = self._poison if poisons else self._lie
-        # The hostile peer is present before the first honest one.
+        # The hostile peer sends before the first honest node has shared.
         self._due = 1.0
 
     def act(self, number: int, loudness: float) -> None:
-        """Send what a hostile peer sends in this round.
+        """Send the hostile rollouts of this round.
 
-        loudness: rollouts that an honest node shared in the round before, on average.
+        loudness: mean number of rollouts that an honest node shared in the previous round.
         """
         self._swarm.collect()
         self._due += loudness
@@ -71,9 +72,9 @@ class HostilePeer:
 
 
 def absences(nodes: int, churn: Churn | None, rng: random.Random) -> Iterator[frozenset[int]]:
-    """Yield the places of the nodes that are away, round by round; without churn nobody ever leaves.
+    """Yield the places of the absent nodes, round by round; without churn no node ever leaves.
 
-    A node leaves with chance 1/present a round and comes back with chance 1/away. Never all are away at once.
+    A node leaves with chance 1/present a round and comes back with chance 1/away. At least one node stays.
     """
     gone = frozenset[int]()
     while True:

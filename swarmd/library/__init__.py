@@ -1,1 +1,1 @@
-"""What `import swarmd` offers: the swarm for a program with a training loop of its own."""
+"""The public API of `import swarmd`: a swarm for programs with their own training loop."""

@@ -6,10 +6,10 @@
         for group in swarm.collect(4):
             my_update(group.question, group.completions, group.advantages)
 
-Two threads work beside the program. The network's (`network.py`) is the member of the swarm. The scorer's
-does with others' rollouts what a trainer does (`trainer.round`): it regenerates their questions, and a
-contained process scores them. Neither `share` nor `collect` waits for them, and what fails there is told by
-`report`, not raised: the program's own work goes on.
+Two background threads run. The network thread (`network.py`) is the member of the swarm. The scorer thread
+treats other nodes' rollouts as a trainer does (`trainer.round`): it regenerates their questions, and a
+contained process scores them. Neither `share` nor `collect` waits for these threads. Their failures are not
+raised, so that the program goes on; `report` shows them.
 """
 
 import atexit
@@ -52,7 +52,7 @@ from swarmd.trainer.parts import ReceivingParts
 from swarmd.trainer.round import score_others, take_in
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 
-# How long `close` waits for answers that are still being scored.
+# Most seconds that `close` waits for answers that are still being scored.
 CLOSE_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An answer and what our own verifier says of it."""
+    """An answer and our own verifier's score of it."""
 
     completion: Completion
     score: ScoredAnswer
@@ -81,7 +81,7 @@ class ScoredGroup:
 
 
 class _Given(NamedTuple):
-    """What the program shared, not yet scored."""
+    """Answers that the program shared and that are not scored yet."""
 
     task: Task
     completions: tuple[Completion, ...]
@@ -96,16 +96,16 @@ class Questions:
     def draw(self, count: int = 1, *, all_levels: bool = False) -> Sequence[Task]:
         """Draw tasks, subject uniform with replacement (SAPO section 5).
 
-        Each is of the level that the answers which were shared so far lead to, or with `all_levels` of any.
+        The level follows from the answers shared so far; with `all_levels` it is any level.
         """
         return self.source.draw(count, self._rng, all_levels=all_levels)
 
     def task(self, ref: TaskRef) -> Task | None:
-        """Return the task of a reference, the same on every node; None where there is none."""
+        """Return the task of a reference, the same on every node; None if there is no such task."""
         return self.source.task(ref)
 
     def truth(self, task: Task) -> str | None:
-        """Return a right answer; None for own tasks that do not tell one."""
+        """Return a right answer; None for own tasks without a known solution."""
         if isinstance(self.source, CurriculumTasks):
             return solution(self.source, task)
         return self.source.solution(task.ref) if isinstance(self.source, OwnTasks) else None
@@ -125,27 +125,27 @@ def join(
     config: str | Path | None = None,
     author: str = "a program",
 ) -> "JoinedSwarm":
-    """Join a swarm, and return once others can reach us: a second or two.
+    """Join a swarm, and return once other nodes can reach us: a second or two.
 
-    Under torchrun only rank 0 joins; the other ranks draw and score, and get what rank 0 collects.
+    Under torchrun only rank 0 joins; the other ranks draw and score, and get the groups that rank 0 collects.
 
     Args:
-        invitation: what `swarmd invite` prints; the rest overrides it.
-        name: of the swarm.
-        curriculum: what it asks, as in `swarmd join --curriculum`.
+        invitation: the text that `swarmd invite` prints; the other arguments override it.
+        name: the swarm's name.
+        curriculum: the swarm's curriculum, as in `swarmd join --curriculum`.
         bootstrap: addresses of peers to connect to first.
-        listen: addresses to listen on; by default everywhere, at a port that follows from the key.
-        external: others' rollouts that you can use between two calls of `collect`, at most.
-        completions: answers to one question that you can use, at most.
-        seed: of the questions that are drawn.
-        folder: keeps the key and the known peers. One program or node at a time; the default is next to the
-            node's.
-        config: a configuration file, as `swarmd join --config`; SWARMD_* variables count, too.
-        author: what others are told in place of a model's name.
+        listen: addresses to listen on; by default all interfaces, at a port derived from the key.
+        external: most rollouts of other nodes that you can use between two calls of `collect`.
+        completions: most answers to one question that you can use.
+        seed: seed of the questions that are drawn.
+        folder: keeps the key and the known peers; used by one program or node at a time. The default is next
+            to the node's folder.
+        config: a configuration file, as in `swarmd join --config`; SWARMD_* variables count, too.
+        author: a name that other nodes are told instead of a model's name.
 
     Raises:
-        swarmd.errors.SwarmdError: the settings cannot be used, or the swarm cannot be joined; says why, and
-            what to do.
+        swarmd.errors.SwarmdError: the settings cannot be used, or the swarm cannot be joined; the message
+            gives cause and remedy.
     """
     rank = int(os.environ.get("RANK") or 0) if int(os.environ.get("WORLD_SIZE") or 1) > 1 else 0
     accepted = read_invitation(invitation) if invitation else None
@@ -169,7 +169,7 @@ def join(
 class JoinedSwarm:
     """A swarm that this program has joined, by `swarmd.join`, until the end of a `with` or of the program.
 
-    Thread-safe. In a forked child it draws and scores, but shares and collects nothing: the parent does.
+    Thread-safe. In a forked child it draws and scores, but only the parent shares and collects.
     """
 
     def __init__(
@@ -184,11 +184,11 @@ class JoinedSwarm:
     ) -> None:
         """Build the member, without running it.
 
-        state: closed with the swarm; None for a rank that does not join. share: of SHARES, in place of the
-        configured one. talk: gets events. stopped: called by a thread when `swarmd stop` asks for it, or an
-        error has ended the network's; by default the swarm is left.
+        state: closed with the swarm; None for a rank that does not join. share: one of SHARES, instead of the
+        configured one. talk: called with events. stopped: called by a thread after `swarmd stop`, or after an
+        error has ended the network thread; by default the swarm is left.
 
-        Raises ConfigError where the configuration cannot be used.
+        Raises ConfigError if the configuration cannot be used.
         """
         self._state, self._talk, self._share = state, talk, SHARES[share or config.sharing.share]
         self.curriculum = curriculum = curriculum_of(config)
@@ -222,7 +222,7 @@ class JoinedSwarm:
         self._sampler = SharingSampler(sharing, 0, 0, len(curriculum.specialties) > 1)
 
     def open(self) -> Self:
-        """Start both threads, and return once others can reach us. Raises OperatorError where they cannot."""
+        """Start both threads, and return once other nodes can reach us; else raise OperatorError."""
         assert self._network is not None
         try:
             self._verifier.__enter__()
@@ -238,13 +238,13 @@ class JoinedSwarm:
             raise self._network.error
         return self
 
-    # What the program uses.
+    # The public methods.
 
     @property
     def network(self) -> Network | None:
-        """The member of the swarm; None where this process is none: another rank, a forked child, closed."""
+        """The member of the swarm; None in another rank, in a forked child, and after `close`."""
         network = self._network
-        # No thread lives in a forked child.
+        # A forked child has no thread but its own.
         return network if network is not None and network.lives and not self._closed else None
 
     @property
@@ -255,8 +255,9 @@ class JoinedSwarm:
     def share(self, task: Task, completions: Sequence[str | Completion]) -> None:
         """Share the answers to one question, signed, as soon as the pace allows it. Never waits.
 
-        They are scored here first: by default a group whose rewards are all the same is not sent, for nobody
-        learns from it. Text counts as ended by the model; say otherwise with `Completion(text, ended=False)`.
+        Our verifier scores the answers first: by default a group whose rewards are all the same is not sent,
+        as no node learns from it. A plain text counts as ended by the model; pass
+        `Completion(text, ended=False)` for a truncated one.
         """
         answers = _completions(completions)[: wire.MAX_COMPLETIONS]
         if answers and self.joined:
@@ -265,7 +266,7 @@ class JoinedSwarm:
                 self._changed.notify_all()
 
     def share_judged(self, task: Task, answers: Sequence[Judged]) -> bool:
-        """Share answers that `judge` has scored. False where nobody could learn from them."""
+        """Share answers that `judge` has scored. Returns False if no node could learn from them."""
         given = _Given(task, tuple(answer.completion for answer in answers))
         scored = self._scored(given, tuple(answer.score.reward for answer in answers))
         self.tasks.source.staircase.saw([scored])
@@ -274,44 +275,45 @@ class JoinedSwarm:
     def collect(
         self, count: int, wait: float = 0.0, unfit: Callable[[ScoredGroup], str | None] = lambda _: None
     ) -> Sequence[ScoredGroup]:
-        """Return others' rollouts to train on, each once: at most `count`, by `[sharing] take` and its caps.
+        """Return other nodes' rollouts to train on, each once: at most `count`, by `[sharing] take`, caps.
 
-        A call is a step of yours: what the next can use is fetched from then on, and what was not taken for
-        `round.max_age` steps is forgotten. Under torchrun all ranks call it, and get the same.
+        Each call begins a step: rollouts for the next call are fetched from then on, and rollouts that were
+        not returned within `round.max_age` steps are dropped. Under torchrun all ranks call `collect` and
+        get the same groups.
 
         Args:
             count: groups wanted.
-            wait: seconds to wait for a first one; by default none.
-            unfit: says why your model cannot be trained on one, or None; another is taken in its place.
+            wait: seconds to wait for a first group; by default none.
+            unfit: returns why your model cannot be trained on a group, or None; another group replaces it.
         """
         network = self.network
         return _from_first_rank(self._collect(network, count, wait, unfit) if network else [])
 
     async def collect_soon(self, count: int, wait: float = 5.0) -> Sequence[ScoredGroup]:
-        """Do what `collect` does, in asyncio or trio, without holding up other tasks."""
+        """Call `collect` in a thread, so that other tasks of asyncio or trio go on."""
         return await _in_thread(partial(self.collect, count, wait))
 
     def score(
         self, items: Sequence[tuple[TaskRef, Sequence[str | Completion]]]
     ) -> Sequence[tuple[float, ...]]:
-        """Return one tuple of rewards per item, by our own verifier: a contained process. Waits for it."""
+        """Return one tuple of rewards per item. Waits for our own verifier, a contained process."""
         return self._own_verifier().score([(ref, _completions(texts)) for ref, texts in items])
 
     def judge(self, task: Task, text: str) -> Judged:
-        """Score one answer, and say why. Tags, <answer>, are put around it where they are due and missing."""
+        """Score one answer, with the reason. Adds missing <answer> tags if the specialty needs them."""
         completion = _completion(self.curriculum.tagged(task.ref.specialty, text))
         ((score,),) = self._own_verifier().judge([(task.ref, [completion])])
         return Judged(completion, score)
 
     def report(self) -> Mapping[str, Any]:
-        """Return what `swarmd status --json` shows: peers, counts, and what is wrong. `collected`: groups."""
+        """Return the status, as `swarmd status --json` shows it, with `collected`: the groups so far."""
         if self._network is None:
             return {"schema": 1, "role": "library", "state": "another rank has joined"}
         status: dict[str, Any] = to_builtins(self._network.status())
         return status | {"collected": self._collected, "curriculum": self.curriculum.name}
 
     def close(self) -> None:
-        """Send what waits, and leave the swarm. A second call does nothing."""
+        """Send waiting rollouts, and leave the swarm. A second call does nothing."""
         if os.getpid() != self._pid:
             return  # of a forked child: the threads, the verifier and the connections are the parent's
         with self._changed:
@@ -348,7 +350,7 @@ class JoinedSwarm:
         )
 
     def _own_verifier(self) -> Verifier:
-        """Return the verifier; in a forked child one of its own, as the parent reads the other's pipe."""
+        """Return the verifier; a forked child gets a new one, as the parent reads the first one's pipe."""
         if os.getpid() not in (self._pid, self._forked):
             self._verifier, self._forked = Verifier(self.curriculum), os.getpid()
         return self._verifier
@@ -368,7 +370,7 @@ class JoinedSwarm:
         fitting = Fitting(lambda scored: unfit(_group(scored, scored.rewards)))
         with self._changed:
             if wait > 0 and count > 0:
-                # What was collected stays in the pool until it is too old.
+                # Returned groups stay in the pool until they are too old.
                 self._changed.wait_for(
                     lambda: self._closed or any(s.informative for s in pool.snapshot()), wait
                 )
@@ -400,7 +402,7 @@ class JoinedSwarm:
                 self._talk(f"answers could not be scored: {error}")
 
     def _score(self, given: Sequence[_Given]) -> None:
-        """Score what the program shared and what came of others, and put each where it belongs."""
+        """Score the program's answers and the received rollouts; share the former, and fill the pool."""
         rewards = self._verifier.score([(g.task.ref, g.completions) for g in given]) if given else []
         local = [self._scored(g, r) for g, r in zip(given, rewards, strict=True)]
         self.tasks.source.staircase.saw(local)
@@ -440,7 +442,7 @@ def _group(scored: Scored, found: Sequence[float]) -> ScoredGroup:
 
 def _completions(answers: Sequence[str | Completion]) -> tuple[Completion, ...]:
     if isinstance(answers, str):
-        # It is a sequence too, and each letter would be an answer.
+        # A str is a sequence too: each letter would become an answer.
         raise TypeError("the answers to a question are a list, also where there is one: [text]")
     return tuple(map(_completion, answers))
 
@@ -452,7 +454,7 @@ def _completion(text: str | Completion) -> Completion:
 
 
 def _from_first_rank(found: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-    """Return what rank 0 has, in every rank of a torch.distributed run."""
+    """Return rank 0's groups in every rank of a torch.distributed run."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return found
@@ -462,7 +464,7 @@ def _from_first_rank(found: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
 
 
 async def _in_thread(what: Callable[[], T]) -> T:
-    """Run it in a thread of whichever of asyncio and trio runs here."""
+    """Run a function in a worker thread of asyncio or trio, whichever is running."""
     try:
         trio.lowlevel.current_task()
     except RuntimeError:

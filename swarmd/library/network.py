@@ -1,4 +1,4 @@
-"""The network's thread of a program that has joined a swarm: what a daemon runs, without a trainer."""
+"""The network thread of a program that has joined a swarm: a daemon's member, without a trainer."""
 
 import contextlib
 import logging
@@ -25,9 +25,9 @@ from swarmd.state.folder import StateFolder
 from swarmd.state.status import NodeState, Status
 from swarmd.types import Lead, Rollout
 
-# Groups that the program shared and that wait to be scored; the oldest go.
+# Most groups that the program shared and that wait to be scored; the oldest are dropped.
 MAX_HELD = 64
-# What the engine gets at the end to send what was just handed to it.
+# Seconds that the engine gets at the end to send its last messages.
 LEAVE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class Network:
     """A member of the swarm in a thread. The program's side is a `protocols.Swarm`.
 
-    changed: held while rollouts are put and drained; notified of each. talk: gets events. stop: called by
-    this thread when `swarmd stop` asks for it, or an error has ended it.
+    changed: held while rollouts are put and drained; notified of each new one. talk: called with events.
+    stop: called by this thread after `swarmd stop`, or after an error has ended the thread.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Network:
         talk: Callable[[str], None],
         stop: Callable[[], None],
     ) -> None:
-        """Build the member, without running it. Raises ConfigError where the configuration cannot be used."""
+        """Build the member, without running it. Raises ConfigError if the configuration cannot be used."""
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "libp2p".')
         self._changed, self._state, self._talk, self._stop = changed, state, talk, stop
@@ -63,7 +63,7 @@ class Network:
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
 
-    # The program's side.
+    # Methods for the program's threads.
 
     def start(self) -> None:
         """Start the thread; `ready` is set once other nodes can reach us, or `error` says why they cannot."""
@@ -75,7 +75,7 @@ class Network:
 
     @property
     def arrived(self) -> bool:
-        """Whether `collect` would return something. Hold `changed`."""
+        """Whether `collect` would return a rollout. The caller holds `changed`."""
         return len(self._arrived) > 0
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
@@ -83,7 +83,7 @@ class Network:
         self._soon(self._swarm.driver.put, Share(tuple(rollouts), round_number))
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        """Return the rollouts that are here; the status has the refusals."""
+        """Return the rollouts that have arrived. The counts of rejected frames are in the status."""
         with self._changed:
             return self._arrived.drain(), {}
 
@@ -91,21 +91,21 @@ class Network:
         self._soon(self._swarm.driver.put, Useless(tuple(authors)))
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
-        """Begin another round. used: author and specialty of what was trained on in the last one."""
+        """Begin another round. used: author and specialty of each rollout of the last round's batch."""
         self._soon(self._next_round, number, used, lead)
 
     def status(self) -> Status:
-        """Return the status, made by the network's thread while there is one."""
+        """Return the status; the network thread makes it while that runs."""
         if self._token is not None:
-            with contextlib.suppress(RuntimeError, trio.Cancelled):  # it has ended, or this is another trio
+            with contextlib.suppress(RuntimeError, trio.Cancelled):  # trio has ended, or another runs here
                 return trio.from_thread.run_sync(self._status, trio_token=self._token)
         return self._status()
 
     def leave(self) -> None:
-        """Give what waits a moment to be sent, and end the thread."""
+        """Give waiting messages a moment to be sent, and end the thread."""
         if self._thread.ident is None:
-            return  # it was never started
-        self.ready.wait()  # before it there may be nothing to cancel, and the thread would go on
+            return  # the thread was never started
+        self.ready.wait()  # an earlier cancel could find nothing to cancel, and the thread would go on
         if self.error is None and (
             self._swarm.exchange.waits or time.monotonic() < self._shared_at + LEAVE_S
         ):
@@ -115,12 +115,12 @@ class Network:
         self._thread.join()
 
     def _soon(self, what: Callable[..., object], *arguments: Any) -> None:
-        """Have the network's thread do something, after all that it was told before."""
+        """Run a function in the network thread, after all earlier ones."""
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(what, *arguments)
 
-    # What runs in the thread of the network.
+    # Methods that run in the network thread.
 
     def _run(self) -> None:
         try:

@@ -28,13 +28,13 @@ IDENTITY_FILE = "identity.key"
 METRICS_FILE = "metrics.jsonl"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
-# Free on the disk when a node starts: two checkpoints of the model tiny have 20 MB.
+# Least free disk space when a node starts: two checkpoints of the model tiny have 20 MB.
 MIN_FREE_BYTES = 24_000_000
-# How long to wait for the lock. `in_use` holds it for an instant, and is no owner.
+# How long to wait for the lock. `in_use` holds it for an instant without owning the folder.
 _LOCK_WAIT_S = 0.2
-# The same while it names a process that is gone: a new owner writes its own pid soon.
+# How long to wait if the lock file names a dead process: a new owner will write its own pid soon.
 _NO_OWNER_WAIT_S = 5.0
-# The same while it names none: a command has it that ends by itself (`briefly`).
+# How long to wait if the lock file names no process: a short command has the lock (`briefly`).
 _BRIEF_WAIT_S = 60.0
 
 
@@ -46,10 +46,10 @@ def default_state_dir() -> Path:
 
 
 class StateFolder(contextlib.ExitStack):
-    """An open, locked state folder. `close`, or the end of a `with` block, gives the lock back.
+    """An open, locked state folder. `close`, or the end of a `with` block, releases the lock.
 
-    The lock is the kernel's (flock), so it goes with the process, however that ends. The descriptor is not
-    inherited by programs this one starts: a trainer that outlives a killed daemon does not hold the lock.
+    The kernel holds the lock (flock), so the lock ends with the process, even if that is killed. Child
+    processes do not inherit the descriptor: a trainer that outlives a killed daemon does not hold the lock.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -59,11 +59,11 @@ class StateFolder(contextlib.ExitStack):
 
     @classmethod
     def open(cls, path: Path, *, briefly: bool = False) -> "StateFolder":
-        """Make the folder (mode 0700) where there is none, and take its lock.
+        """Make the folder (mode 0700) if it does not exist, and take its lock.
 
-        briefly: for a command that ends by itself; a node that starts meanwhile waits, and is not refused.
+        briefly: for a short command; a node that starts meanwhile waits for the lock instead of failing.
 
-        Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
+        Raises StateFolderInUse, naming the owner's pid, and ConfigError if the folder cannot be used.
         """
         path = path.expanduser().absolute()
         try:
@@ -101,7 +101,7 @@ class StateFolder(contextlib.ExitStack):
         return cls(path, lock)
 
     def require_room(self) -> None:
-        """Raise CannotRecord where the disk has no room for a small checkpoint, figures and logs."""
+        """Raise CannotRecord if the disk has no room for a small checkpoint, figures and logs."""
         if (free := shutil.disk_usage(self.path).free) < MIN_FREE_BYTES:
             raise CannotRecord(
                 f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs"
@@ -111,14 +111,14 @@ class StateFolder(contextlib.ExitStack):
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a running node owns the folder, also another user's.
+    """Return whether a running node owns the folder, even if another user runs it.
 
-    Takes the lock for an instant if it is free.
+    Takes the lock for an instant if the lock is free.
     """
     try:
         lock = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            # A shared lock, so that two that check at the same moment do not take each other for an owner.
+            # A shared lock, so that two simultaneous checks do not take each other for an owner.
             return not _lock_now(lock, fcntl.LOCK_SH)
         finally:
             os.close(lock)
@@ -127,7 +127,7 @@ def in_use(path: Path) -> bool:
 
 
 def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace `path` with a JSON file, mode 0600, atomically: readers see the old or the new one, whole.
+    """Replace `path` with a JSON file, mode 0600, atomically: readers see the whole old or whole new file.
 
     Raises OSError.
     """
@@ -139,9 +139,9 @@ class _Drawn(msgspec.Struct):
 
 
 def node_seed(configured: int | None, folder: Path) -> int:
-    """Return the configured seed, else the one drawn when this folder was first used.
+    """Return the configured seed, else the seed drawn when this folder was first used.
 
-    Raises CannotRecord if the seed cannot be kept.
+    Raises CannotRecord if a drawn seed cannot be written.
     """
     if configured is not None:
         return configured
@@ -157,7 +157,7 @@ def node_seed(configured: int | None, folder: Path) -> int:
 
 
 def _open_lock(folder: Path) -> int:
-    """Open the lock file, which must be a plain file of our own, as it is written to.
+    """Open the lock file. It must be a regular file that we own, as we write to it.
 
     Raises OSError and ConfigError.
     """
@@ -181,7 +181,7 @@ def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _acquire(lock: int, ours: str) -> str | None:
-    """Take the lock and write our pid into it. Returns None, or otherwise the owner, in words."""
+    """Take the lock and write `ours`, our pid, into it. Returns None, or else the owner, in words."""
     begun, told = time.monotonic(), False
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
@@ -204,8 +204,8 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
     )
 
 
-# What `swarmd leave` removes, by name, so that nothing is touched that swarmd did not write. First the
-# swarm's: what was joined, who was met.
+# Files that `swarmd leave` removes, by name, so that it removes no file that swarmd did not write. First
+# the files about the swarm: the joined swarm and the known peers.
 OF_THE_SWARM: Final = ("choices.json*", "peers.json*", "seen*", "reputation*")
 OF_THE_NODE: Final = (
     *(
@@ -232,7 +232,7 @@ class Leaving:
     def carry_out(self) -> None:
         """Remove the files.
 
-        Raises CannotRecord where one cannot be removed.
+        Raises CannotRecord if a file cannot be removed.
         """
         for path in self.removed:
             try:

@@ -18,7 +18,7 @@ from typing import Any
 from swarmd.errors import CannotRecord, ConfigError
 from swarmd.terminal import printable
 
-# A log file's size before it is set aside.
+# Size at which a log file is rotated.
 LOG_BYTES = 5 * 1024 * 1024
 
 
@@ -34,13 +34,13 @@ def installed_version(package: str = "swarmd") -> str:
 
 class _LogFile(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Leave out a line that cannot be written: a traceback for each would bury what the node says."""
+        """Skip a line that cannot be written: a traceback for each would bury the node's own messages."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 
 
 class _NoMoreFiles(logging.Filter):
-    """Makes one line a minute of failed accepts, which trio logs ten times a second with a traceback."""
+    """Logs failed accepts once a minute; trio logs them ten times a second, with a traceback."""
 
     _since = 0.0
 
@@ -59,14 +59,14 @@ _no_more_files = _NoMoreFiles()
 
 
 def log_with(**fields: object) -> None:
-    """Put these values into every later log line of this thread, and of the tasks that it starts."""
+    """Add these values to every later log line of this thread and of the tasks that it starts."""
     import structlog
 
     structlog.contextvars.bind_contextvars(**fields)
 
 
 def json_lines() -> logging.Formatter:
-    """Return a formatter that makes one JSON object of a line, its traceback included."""
+    """Return a formatter that writes each record as one JSON object, traceback included."""
     import structlog
 
     return _stamped(structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
@@ -87,7 +87,7 @@ def _stamped(*last: Any) -> logging.Formatter:
 
 
 def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
-    """Send all logs, the libraries' and ours, to `log_file` as JSON lines and to stderr for people.
+    """Send all logs, including the libraries', to `log_file` as JSON lines and to stderr for people.
 
     Called once, early in each process. Raises CannotRecord.
 
@@ -116,7 +116,7 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
                 )
             )
         )
-    # They log every request to a judge: hundreds an hour.
+    # These libraries log every request to a judge: hundreds an hour.
     for library in ("httpx2", "httpcore2"):
         logging.getLogger(library).setLevel(logging.WARNING)
     logging.getLogger("trio.serve_listeners").addFilter(_no_more_files)
@@ -124,9 +124,9 @@ def set_up_logging(log_file: Path | None, *, stderr: bool) -> None:
 
 
 def lines_of(path: Path, count: int, *, follow: bool = False) -> Iterator[str]:
-    """Yield the last `count` lines of a log; to follow it, each new one too, for ever, across its rotation.
+    """Yield the last `count` lines of a log; with `follow` also each new line, without end, across rotations.
 
-    Raises ConfigError where there is no such log.
+    Raises ConfigError if there is no such log.
     """
     try:
         path.open().close()

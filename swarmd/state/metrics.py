@@ -1,4 +1,4 @@
-"""metrics.jsonl, one line a round: what each field means, writing the file, and reading it."""
+"""metrics.jsonl, one line a round: writing the file, and reading it. `types.RoundLine` has the fields."""
 
 import math
 import os
@@ -13,20 +13,20 @@ from p2p import durable
 from swarmd.errors import CannotRecord
 from swarmd.types import RoundLine
 
-# Nearly always a line has less.
+# Nearly all lines are shorter.
 _LONG_LINE_BYTES = 4096
-# A file this large is set aside, in place of the one set aside before: some 140,000 rounds in both.
+# A file this large is rotated, replacing the older rotated file: both together hold some 140,000 rounds.
 ROTATE_BYTES = 2**26
 
 
 class MetricsFile:
     """metrics.jsonl, open for appending. Raises CannotRecord.
 
-    A torn last line is cut off, and lines of later rounds, whose work the checkpoint does not hold: they will
-    be played again. A line that a disk damaged stays where it is, and is left out by who reads. A file of
-    `most` bytes is set aside as `older` names it, so that weeks of short rounds do not fill the disk.
+    Opening truncates a torn last line and the lines of rounds after the checkpoint, as these rounds will be
+    played again. A line that a disk error damaged stays in the file, and readers skip it. A file of `most`
+    bytes is renamed to `older(path)`, so that weeks of short rounds do not fill the disk.
 
-    resumed_round: the round of the checkpoint we go on from (0 for a fresh start). notes: what is missing.
+    resumed_round: the checkpoint's round (0 for a fresh start). notes: messages about missing lines.
     """
 
     def __init__(self, path: Path, resumed_round: int, most: int = ROTATE_BYTES) -> None:
@@ -38,7 +38,7 @@ class MetricsFile:
             lines, first_here, _ = _cut(path, last, resumed_round)
         except OSError as error:
             raise CannotRecord.to(path, error) from None
-        # Rounds before the older file's first line were set aside twice.
+        # Rounds before the older file's first line are gone by rotation, so they do not count as missing.
         if missing := resumed_round + 1 - (first or first_here or 1) - aside - lines:
             self.notes.append(
                 f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line"
@@ -46,16 +46,16 @@ class MetricsFile:
             )
 
     def _open(self) -> None:
-        # The umask applies: others may read it.
+        # The umask applies: other users may read the file.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         durable.sync(self.path.parent)
 
     def append(self, line: RoundLine) -> None:
-        """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
+        """Write one line, in one call. Raises CannotRecord and leaves the file as it was."""
         data = msgspec.json.encode(line) + b"\n"
         try:
             if (before := os.fstat(self._file).st_size) >= self._most:
-                # Set the file aside and begin another.
+                # Rename the full file and begin another.
                 os.fsync(self._file)
                 self.path.replace(older(self.path))
                 os.close(self._file)
@@ -69,7 +69,7 @@ class MetricsFile:
             raise CannotRecord(f"{self.path}: the disk is full. Free some space.")
 
     def sync(self) -> None:
-        """Return when all lines are durable. Raises CannotRecord."""
+        """Wait until all lines are durable on disk. Raises CannotRecord."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -80,14 +80,14 @@ class MetricsFile:
 
 
 def older(path: Path) -> Path:
-    """Return the file that a metrics file's earlier lines were set aside in."""
+    """Return the path of the rotated file with a metrics file's earlier lines."""
     return path.with_name(f"{path.name}.1")
 
 
 def read_metrics(path: Path, last: int | None = None) -> Sequence[RoundLine]:
     """Return the lines of a metrics file, as `each_round` does.
 
-    last: read only about so many lines, from the end of the file; weeks of rounds are gigabytes in memory.
+    last: return only this many of the last lines; weeks of rounds are gigabytes in memory.
     """
     return [*deque(each_round(path, tail=None if last is None else last * _LONG_LINE_BYTES), last)]
 
@@ -95,13 +95,13 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[RoundLine]:
 def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> Iterator[RoundLine]:
     """Yield the lines of the rounds up to `last`, with one line at a time in memory.
 
-    Torn lines are left out, and rounds that come again. An absent file has no lines. tail: of the end of all
-    lines, only so many bytes. Raises CannotRecord where a file cannot be read.
+    Torn lines and repeated rounds are skipped. An absent file has no lines. tail: read only this many bytes
+    from the end. Raises CannotRecord if a file cannot be read.
     """
     before = 0
     try:
         with ExitStack() as stack:
-            # The newer one is opened first: what is set aside meanwhile is read twice, and not left out.
+            # The newer file is opened first: a file rotated meanwhile is then read twice instead of missed.
             files = [stack.enter_context(each.open("rb")) for each in (path, older(path)) if each.exists()]
             sizes = [file.seek(0, os.SEEK_END) for file in files]
             skipped = 0 if tail is None else sum(sizes) - tail
@@ -122,7 +122,7 @@ def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> I
 
 
 def parsed(raw: bytes) -> RoundLine | None:
-    """Return a line of the file; None if it is not one that we wrote."""
+    """Parse a line of the file; return None if it is not a valid `RoundLine`."""
     try:
         return msgspec.json.decode(raw, type=RoundLine)
     except (ValueError, RecursionError):
@@ -130,10 +130,9 @@ def parsed(raw: bytes) -> RoundLine | None:
 
 
 def _cut(path: Path, before: int, round_number: int) -> tuple[int, int, int]:
-    """Cut off what comes after this round. Raises OSError.
+    """Truncate the file after this round's line. Raises OSError.
 
-    before: the last round of the file before it. Returns how many lines are left, and the first and the last
-    round.
+    before: the last round of the older file. Returns the number of lines left, the first round and the last.
     """
     lines = first = size = 0
     with path.open("rb+") as file:

@@ -1,7 +1,7 @@
-"""The node's status as one struct: whatever people and programs see of a node is a function of it. Pure.
+"""The node's status as one struct: every display of a node, for people or programs, derives from it. Pure.
 
-A node is in one of these states and goes to another as NEXT allows. The trainer says which of the first four
-it is in; the daemon finds the other ones.
+A node is in one of these states; NEXT lists the allowed transitions. The trainer reports the first four
+states; the daemon sets the other ones.
 
     STARTING  TRAINING  WAITING  PAUSED   →  each other; STUCK and back
     any of these                          →  RESTARTING  →  STARTING
@@ -22,7 +22,7 @@ from swarmd.types import RoundLine, ShownRollout
 class NodeState(StrEnum):
     STARTING = "starting"
     TRAINING = "training"
-    WAITING = "waiting"  # for rollouts of other nodes: it asks no questions itself
+    WAITING = "waiting"  # for other nodes' rollouts, as this node asks no questions itself
     PAUSED = "paused"
     STUCK = "stuck"  # the trainer is silent, or ends no round
     RESTARTING = "restarting"  # the trainer died
@@ -41,9 +41,9 @@ NEXT: Final = {
     NodeState.WAITING: _RUNS,
     NodeState.PAUSED: _RUNS,
     NodeState.STUCK: _RUNS,
-    # What a dead trainer said last may come late.
+    # The last message of a dead trainer may arrive late.
     NodeState.RESTARTING: _ENDS | {NodeState.STARTING, NodeState.STUCK, NodeState.RESTARTING},
-    # A trainer that finishes its last round says that it trains.
+    # A trainer that finishes its last round still reports TRAINING, so STOPPING has no way back.
     NodeState.STOPPING: _ENDS,
     NodeState.STOPPED: frozenset(),
     NodeState.HELPING: frozenset(),
@@ -53,7 +53,7 @@ NEXT: Final = {
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Something that is wrong, and what to do about it."""
+    """A problem: its cause and its remedy."""
 
     cause: str
     remedy: str
@@ -62,7 +62,7 @@ class Trouble(msgspec.Struct, frozen=True):
 class PauseCause(msgspec.Struct, frozen=True):
     """Why the node pauses (or leaves the swarm).
 
-    until: seconds since the epoch; None where nobody can know. ends: the same in words.
+    until: seconds since the epoch; None if unknown. ends: the same in words.
     """
 
     kind: str  # user, battery, load, gpu, hours, metered, month
@@ -77,7 +77,7 @@ class PauseCause(msgspec.Struct, frozen=True):
 
 
 class SwarmLabel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The names of a swarm; a bootstrap node is in the swarm of each curriculum."""
+    """A swarm's labels; a bootstrap node is in the swarm of each curriculum."""
 
     name: str = ""
     digest: str = ""
@@ -95,10 +95,10 @@ class ModelDescription(msgspec.Struct, frozen=True):
     dtype: str = ""
     parameters: int | None = None
     lora: int | None = None  # rank
-    # Tokens that an answer may have, and a question with its answer.
+    # Most tokens of an answer, and of a question with its answer.
     new_tokens: int | None = None
     context: int | None = None
-    # Turns before each question, and the text that each answer begins with.
+    # Example turns before each question, and the text with which each answer begins.
     examples: int = 0
     opening: str = ""
     keeps_first: bool | None = None  # whether the first weights are kept, to answer with
@@ -116,7 +116,7 @@ class ExchangeFigures(msgspec.Struct, frozen=True):
 
 
 class GivenRollouts(msgspec.Struct, frozen=True):
-    """Rollouts shared since the start, how often other nodes used one, and how many nodes did."""
+    """Rollouts shared since the start, how often other nodes used them, and how many nodes did."""
 
     rollouts: int = 0
     used: int = 0
@@ -124,7 +124,7 @@ class GivenRollouts(msgspec.Struct, frozen=True):
 
 
 class StageProgress(msgspec.Struct, frozen=True):
-    """How far a long round is."""
+    """The progress of a long round."""
 
     stage: str  # of `types.STAGES`
     done: int  # answers that have been through the stage
@@ -149,7 +149,7 @@ class JudgeStatus(msgspec.Struct, frozen=True):
     cause: str = ""
     remedy: str = ""
     asked_again_in: float = 0.0  # seconds
-    earlier: bool = False  # whether it was given before this start
+    earlier: bool = False  # whether the score is from before this start
 
 
 class TrainerFigures(msgspec.Struct, frozen=True):
@@ -159,14 +159,14 @@ class TrainerFigures(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """An amount of everything that is counted. None: it cannot be read on this machine."""
+    """Resource usage over some time. None: the figure cannot be read on this machine."""
 
     cpu_seconds: float = 0.0  # CPU time of all processes of the node
     energy_wh: float | None = None  # an estimate (docs/guest.md)
     bytes_up: int = 0  # bytes of the swarm's connections
     bytes_down: int = 0
     bytes_written: int | None = None  # to disk
-    helped: int = 0  # times that another node says it trained on a rollout of ours
+    helped: int = 0  # times that another node reported training on one of our rollouts
 
     def plus(self, other: "Usage") -> "Usage":
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
@@ -186,14 +186,14 @@ class UsageRow(Usage, frozen=True):
 
 
 class TrafficBudget(msgspec.Struct, frozen=True):
-    """Bytes per month, up and down, and those of this month."""
+    """The monthly limit of bytes, up and down together, and the bytes of this month so far."""
 
     bytes: int
     used: int
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """Usage of today, of this month, in all, and of each kept day, oldest first."""
+    """Usage of today, of this month, in total, and of each kept day, oldest first."""
 
     today: UsageRow
     month: UsageRow
@@ -203,7 +203,7 @@ class UsageReport(msgspec.Struct, frozen=True):
 
 
 class SwarmPart(msgspec.Struct):
-    """The part of a status that the member of the swarm knows."""
+    """The part of a status that the swarm's member provides."""
 
     peer_id: str = ""
     name: str = ""
@@ -211,19 +211,19 @@ class SwarmPart(msgspec.Struct):
     engine: str = ""
     peers: int = 0  # heard, connected or not: the number of peers wherever one is shown
     connected: int = 0
-    addresses: list[str] = []  # first those that most can reach
+    addresses: list[str] = []  # the most widely reachable first
     rejected: dict[str, int] = {}  # frames by reason
     advice: dict[str, str] = {}  # what to do, by reason
     exchange: ExchangeFigures = ExchangeFigures()
-    offers: dict[str, float | None] = {}  # every: mean seconds between two; None: the pace is free
+    offers: dict[str, float | None] = {}  # every: mean seconds between two offers; None: the pace is free
     given: GivenRollouts = GivenRollouts()
-    trouble: Trouble | None = None  # why nobody is heard
+    trouble: Trouble | None = None  # why no peer is heard
 
 
 class Status(SwarmPart):
     """The status of a node, of a bootstrap node or of a program in a swarm.
 
-    None: there is no such figure for its role, or not yet.
+    None: the role has no such figure, or has none yet.
     """
 
     schema: int = 1
@@ -253,7 +253,7 @@ class Status(SwarmPart):
     limits: dict[str, str | float | list[str]] = {}  # by key of the configuration
     judge: JudgeStatus | None = None
     trainer: TrainerFigures = TrainerFigures()
-    relay: str | None = None  # what a bootstrap node relays
+    relay: str | None = None  # a bootstrap node's limit on relayed traffic, in words
     # Of a program: rollouts shared, those not sent yet, and connected peers of its swarm.
     shared: int | None = None
     waiting: int | None = None
