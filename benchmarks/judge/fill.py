@@ -7,9 +7,9 @@ The first takes a minute of CPU for a million. Peers differ in skill, in how oft
 when they begin; half of them are in the swarm and learn a fifth faster. `swarmd-judge serve --curriculum
 tiny-9 --database judge.sqlite3` shows the pages.
 
-The second times what a judge does for its answers. "cold": its work in this process, with nothing kept from
-before, in seconds of CPU. The others: over HTTP, as a reader has them from a real judge on loopback, which
-keeps some answers for a few seconds.
+The second measures the time of the judge's answers. "cold": CPU seconds of the work in this process, without
+any cache. The other lines: over HTTP from a real judge on loopback, which caches some answers for a few
+seconds.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def history(
 def histories(
     many: int, of: int, seed: int, alive: bool = False
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Make peers, few of which have many evaluations, as in any crowd of volunteers."""
+    """Make peers; only a few have many evaluations, as is usual among volunteers."""
     rng = random.Random(seed)
     weights = [rng.lognormvariate(0.0, 0.8) for _ in range(of)]
     scale = many / sum(weights)
@@ -193,7 +193,7 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
 def read(database: str, times: int) -> Iterator[dict[str, Any]]:
     """Measure how long each answer takes, the judge's processor time for it, and its size.
 
-    Each call asks for another part of it.
+    Each call asks for another part of the answer.
     """
     yield from cold(database, times)
     with serving(database) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
@@ -217,7 +217,7 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
 def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
     """Return the addresses of every page and answer.
 
-    Where there are several parts, no two calls ask for the same.
+    If an answer has several parts, no two calls ask for the same one.
     """
     after: int | None = 0
     nodes: list[str] = []

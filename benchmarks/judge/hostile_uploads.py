@@ -2,12 +2,12 @@
 
     python -m benchmarks.judge.hostile_uploads [--seed 1] [--json]
 
-The judge is a process of its own on loopback, with the tiny model. Each upload comes from another peer and
-another network. Seconds are from the first byte sent to the last byte of the refusal; memory is what the
-judge's peak rises by (VmHWM, reset before each: Linux). A slow upload never sends its last byte: its seconds
-are the judge's patience, so its processor time is what counts. At the end good weights are uploaded, which
-have to be evaluated, and refused uploads must have left no file, no row, and started no process. With --json
-the last line is one object. Exit code 1 where something got through or a bound is broken.
+The judge is a separate process on loopback, with the tiny model. Each upload comes from a different peer and
+network. Seconds run from the first byte sent to the last byte of the rejection. Memory is the rise of the
+judge's peak (VmHWM, reset before each upload; Linux). A slow upload never sends its last byte: its seconds
+are the judge's timeout, so only its CPU time counts. At the end good weights are uploaded and must be
+evaluated. Rejected uploads must have left no file and no row, and started no process. With --json the last
+line is one object. Exit code 1: an upload was accepted or a limit was exceeded.
 """
 
 import argparse

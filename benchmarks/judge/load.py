@@ -5,11 +5,11 @@
     python -m benchmarks.judge.load --kills 100
 
 An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. A
-key's round grows with each. The judge is a process of its own on loopback; the client shares the machine with
-it. With --workers there are several judges of one PostgreSQL, and a key goes always to the same one. Latency
-is that of one request, from its due time at --rate, so a lagging judge shows. A judge makes its questions in
-its first half minute; with --up 0 the load comes meanwhile. With --kills the judge is killed at random
-moments under load, and every acknowledged answer is looked for afterwards.
+key's round grows with each. The judge is a separate process on loopback; the client shares the machine with
+it. With --workers several judges share one PostgreSQL, and each key always uses the same judge. Latency is of
+one request, counted from its due time at --rate, so that a lagging judge shows. A judge generates its
+questions in its first half minute; with --up 0 the load comes meanwhile. With --kills the judge is killed at
+random moments under load, and every acknowledged answer is looked up afterwards.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Load:
 
 
 class Caller:
-    """One connection that is kept."""
+    """One persistent connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

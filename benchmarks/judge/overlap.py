@@ -1,11 +1,11 @@
-"""How many of a judge's questions have a text that training has too, by specialty.
+"""The share of a judge's questions whose text does not occur in training, by specialty.
 
     python -m benchmarks.judge.overlap [CURRICULUM ...] [--training 4000] [--held-out 1000] [--seeds 1 2 3]
 
-A judge draws from numbers that no node trains on, and of texts that none trains on where there are enough
-(swarmd/tasks/held_out.py). 4,000 training questions of a specialty are what eight nodes ask in a thousand
-rounds. Prints the share of the judge's questions whose text is not among so many training questions, the mean
-of the seeds with its extremes. `judge.figures.overlap` holds the means, and the judge's page shows them.
+A judge draws numbers that no node trains on, and, if there are enough, texts that no node trains on
+(swarmd/tasks/held_out.py). Eight nodes ask 4,000 training questions of a specialty in a thousand rounds.
+Prints the share of the judge's questions whose text is not among that many training questions: mean, lowest
+and highest over the seeds. `judge.figures.overlap` holds the means, and the judge's page shows them.
 """
 
 import argparse

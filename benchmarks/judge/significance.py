@@ -1,13 +1,12 @@
-"""How often the judge calls the swarm better: where it is not (A/A), and where it is by a fifth (power).
+"""How often the judge calls the swarm better if it is not (A/A), and if it is by a fifth (power).
 
     python -m benchmarks.judge.significance --runs 1000
 
-A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its
-pace and how often it is evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to
-the next, so its evaluations depend on each other. Nodes begin at different times and leave for good at
-different rounds. Somebody looks at a test of all answers after every fifth round of the clock, and
-at the judge's verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py and
-intervals.py.
+Simulated nodes learn along different curves: they differ in skill (log-normal, 20 %), in pace, and in how
+often they are evaluated (every 1, 2, 3 or 5 rounds). A node's level drifts every five rounds, so its
+evaluations depend on each other. Nodes begin at different times and leave for good at different rounds. A
+reader looks at a test of all answers after every fifth round of the clock, and at the judge's verdict at
+every moment. The statistics are the judge's own code: judge/figures/rounds.py and intervals.py.
 """
 
 import argparse
@@ -64,7 +63,7 @@ def answers(swarm: int, solo: int, gain: float, rng: random.Random) -> list[Answ
 
 
 class Looking:
-    """What the judge shows after each round of the clock."""
+    """The judge's figures after each round of the clock."""
 
     def __init__(self) -> None:
         self._progress: dict[tuple[str, int], PeerProgress] = {}
@@ -92,7 +91,7 @@ class Looking:
 def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
     """Return the one-sided p of the two-sample test of shares over all answers.
 
-    It is what one would do who takes no notice of nodes.
+    This naive test ignores that answers of one node depend on each other.
     """
     (n, right), (n_solo, right_solo) = swarm, solo
     share = (right + right_solo) / (n + n_solo)

@@ -1,4 +1,4 @@
-"""Shows what two families of models teach each other, from the results of the experiment `families.toml`.
+"""Shows how two families of models learn from each other, from the results of `families.toml`.
 
     python -m tiny_models.make --family llama --steps 0.6 --out llama
     swarmd lab run benchmarks/lab/families.toml --seeds 3
@@ -41,7 +41,7 @@ def passed(results: Results, run: Run, places: Sequence[int]) -> float:
 
 
 def refused(results: Results, run: Run, places: Sequence[int]) -> tuple[float, float]:
-    """Return the shares of others' rollouts that could not be trained on, and that the gate refused."""
+    """Return the shares of external rollouts that could not be trained on, and that the gate rejected."""
     rounds = [line for line in results.lines(run) if line["round"]]
     used, unfit, gated = (
         sum(line[key][place] for line in rounds for place in places) for key in ("external", "unfit", "gated")

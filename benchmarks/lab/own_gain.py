@@ -1,13 +1,13 @@
-"""Shows what a node could learn of its own gain if it played some rounds without others' text.
+"""Shows whether a node could measure its gain from the swarm by some rounds without external text.
 
     python -m benchmarks.lab.own_gain
 
 Simulated histories of one node. Its reward follows the learning curve of docs/experiments.md ("2,000
-rounds"), on which a round without others' text gets it only 1 / (1 + gain) as far; a round's reward, of 32
-completions, scatters by 0.17 (tiny-latent). Two estimators of what such a round loses, each the best linear
-one, looked at once, at the end: any that may be looked at daily says "gain" less often.
+rounds"), on which a round without external text advances only 1 / (1 + gain) as far. A round's reward, of 32
+completions, has a standard deviation of 0.17 (tiny-latent). Two estimators of the loss by such a round, each
+the best linear one, are read once, at the end; an estimator that may be read daily says "gain" less often.
 
-    curve known     the node knows how it would learn with others' text throughout: nobody does
+    curve known     the node knows its learning curve with external text in all rounds; no real node does
     curve smooth    it knows only that the curve is a polynomial of degree 8; the rest is paired in time
 """
 
@@ -29,7 +29,7 @@ def says_gain(gain: float, share: float, block: int, *, known: bool, seed: int) 
     lost = gain / (1 + gain)
     expected = PLATEAU * (1 - np.exp(-(time - lost * behind) / SCALE_ROUNDS))
     reward = expected + rng.normal(0, REWARD_SD, ROUNDS)
-    # The reward that all rounds without others' text so far would cost, had they taught nothing at all.
+    # The reward that all rounds without external text so far would cost if nothing was learnt in them.
     signal = PLATEAU / SCALE_ROUNDS * np.exp(-time / SCALE_ROUNDS) * behind
     if known:
         reward = curve - reward

@@ -1,4 +1,4 @@
-"""Draws the pictures of the documents anew.
+"""Draws the pictures of the documents.
 
     python -m benchmarks.lab.pictures judge docs/judge.png        the judge's front page, made-up nodes; 10 s
     python -m benchmarks.lab.pictures page docs/page.png          the page of a real node; 3 minutes
@@ -6,8 +6,8 @@
     python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
     scripts/demo --out demo && cp demo/rewards.png docs/demo.png
 
-The first two are screenshots: they need Chromium. `long --export FOLDER` writes docs/data/long.csv anew
-first, from what `swarmd lab run long --seeds 3; swarmd lab export long FOLDER` gave.
+The first two are screenshots: they need Chromium. `long --export FOLDER` first rewrites docs/data/long.csv,
+from the output of `swarmd lab run long --seeds 3; swarmd lab export long FOLDER`.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def long(to: Path, _scratch: Path) -> None:
             linewidth=2.5 if name.endswith("positive") else 1.5,
         )
         ends.append((float(shares[-1]), batch_words(name), colour))
-    # The lines end too close for a name beside each, so the names are a list with a thin line to each.
+    # The lines end too close for a name next to each, so the names are a list with a thin line to each.
     lowest = fmean(share for share, *_ in ends) - LINE_OF_TEXT * (len(ends) - 1) / 2
     for place, (share, words, colour) in enumerate(sorted(ends)):
         axes.annotate(

@@ -3,21 +3,21 @@
 Rollouts generated until a held-out pass@1 is reached.
 
     python -m benchmarks.lab.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
-    # A sweep: each side at its own best
+    # A sweep: each side at its best rate
     python -m benchmarks.lab.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4
-    # On seeds that chose nothing
+    # On seeds that the rates were not chosen on
     python -m benchmarks.lab.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded
-    # The guard, and what happens without it
+    # With the guard, and without
     python -m benchmarks.lab.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 \\
         --importance-cap 0 --max-kl 0.1 [--unguarded]
 
-Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A
-side's best rate is the one with the greatest mean of its curve, over seeds. The target is nine tenths of the
-way from the start to where the plain runs at their best rate end; a plain run that did not get there counts
-as if its last rollout had, which favours it. Compute counts a generated rollout `--mu` times as dear as one
-trained on, whatever both cost here, and one without advantage costs nothing to train on, on either side. In
-the last line, `ratio` is plain over replay in rollouts generated to the target (median of pairs); null where
-replay did not get there.
+Each node runs alone. Both sides of a pair have one seed, hence the same questions, and generate the same
+number of rollouts. A side's best rate has the greatest mean of the curve, over seeds. The target is nine
+tenths of the way from the start to the end of the plain runs at their best rate; a plain run that did not
+reach it counts as if its last rollout had, which favours it. Compute weighs a generated rollout `--mu` times
+a trained one, independent of the costs here; a rollout without advantage costs nothing to train on, on either
+side. In the last line, `ratio` is plain over replay in rollouts generated to the target (median of pairs);
+null if replay did not reach it.
 """
 
 import argparse
@@ -61,8 +61,8 @@ FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "
 class Run:
     """One side of a pair.
 
-    curve: (rollouts generated, rollouts trained on, held-out pass@1); what had no gradient was not trained
-    on.
+    curve: (rollouts generated, rollouts trained on, held-out pass@1); rollouts without gradient do not count
+    as trained on.
     """
 
     rate: float
@@ -191,7 +191,7 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
 
 
 def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str, Any]:
-    """Compare rollouts generated to the target: ours with replay, the peer's without, each at its best rate.
+    """Compare rollouts generated to the target with replay and without, each at its best rate.
 
     Medians and ranges are over the seeds.
     """
@@ -229,7 +229,7 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
 
 
 def _table(told: Mapping[str, Any]) -> str:
-    """Set both sides at their best rate beside each other: medians, and ranges over the seeds.
+    """Return a table of both sides at their best rate: medians, and ranges over the seeds.
 
     "-": a run did not reach the target.
     """
@@ -262,7 +262,7 @@ def _best(runs: Sequence[Run]) -> list[Run]:
 
 
 def _spread(values: Sequence[Any]) -> dict[str, Any]:
-    """Return median and range; None where a run never got there."""
+    """Return median and range; None if a run never reached the target."""
     if any(value is None for value in values):
         return {"median": None, "low": None, "high": None}
     return {
@@ -279,7 +279,7 @@ def _line(one: Run) -> str:
 
 
 def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: Verifier) -> Run:
-    """Run one node alone. Evaluations draw from the policy's own randomness, alike on both sides."""
+    """Run one node alone. On both sides evaluations draw from the policy's own randomness."""
     rounds, every, items, answers = arguments.rounds, arguments.every, arguments.items, arguments.answers
     node, policy = _alone(config, seed, verifier)
     result, trained, tokens, drawn = Run(config.train.learning_rate, seed), 0, 0, 0

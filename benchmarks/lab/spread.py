@@ -1,11 +1,10 @@
-"""Shows how a skill of one node spreads to the others, from the results of the experiment `spread`.
+"""Shows how a skill of one node spreads to the other nodes, from the results of the experiment `spread`.
 
     swarmd lab run spread --seeds 3
     python -m benchmarks.lab.spread spread [--specialty binary_matrix]
 
-A node has the skill from the first evaluation on in which a quarter of its answers to the specialty's
-held-out questions are right. The node that could do it from the start, which asks itself nothing else, is
-not counted.
+A node has the skill from the first evaluation in which a quarter of its answers to the specialty's held-out
+questions are right. The node that had the skill from the start, and asks only such questions, does not count.
 """
 
 import argparse

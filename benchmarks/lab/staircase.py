@@ -1,11 +1,11 @@
-"""How many groups are mixed, by the way of choosing a level: simulated nodes.
+"""The share of mixed groups for several ways to choose a level: simulated nodes.
 
     python -m benchmarks.lab.staircase [--nodes 200] [--groups 70]
 
 A node answers questions of one subject in groups of 8. The chance of a right answer falls with the level
 along a logistic curve, `GAP` logits a level; questions of one level differ by `SPREAD` logits. A node that
-learns gains `RATE` logits from each mixed group. 70 groups are what a node asks of one subject in 150 rounds
-of 4. Prints the share of mixed groups.
+learns gains `RATE` logits from each mixed group. A node asks 70 groups of one subject in 150 rounds of 4.
+Prints the share of mixed groups.
 """
 
 import argparse

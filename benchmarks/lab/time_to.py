@@ -2,11 +2,11 @@
 
     python -m benchmarks.lab.time_to --seeds 1 2 3 --out docs/time-to.png
 
-tiny-latent, a torch thread each, eight questions of eight completions a round, rate 6e-4; in a swarm up to 16
-of others' rollouts on top (8/16, or --round). TRL is a published package in an environment of its own
-(`build/peers`). A swarm is played by the lab, as nodes share (offers); a node's time is its share of that
-process. Neither evaluation nor the verifier is counted. Draws the curves, and writes their figures beside the
-picture's name as CSV. --from-csv draws those again.
+tiny-latent, a torch thread each, eight questions of eight completions a round, rate 6e-4; in a swarm also up
+to 16 external rollouts (8/16, or --round). TRL is a published package in a separate environment
+(`build/peers`). The lab simulates a swarm whose nodes share by offers; a node's time is its share of that
+process. Neither evaluation nor the verifier is counted. Draws the curves, and writes their figures to a CSV
+file of the picture's name. --from-csv draws those again.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
 
 
 def played(arm: str, seed: int, shares: str, python: Path) -> Curve:
-    """Return the curve of one run, which is a process of its own and ends at the target."""
+    """Return the curve of one run; the run is a separate process and ends at the target."""
     command = [sys.executable, "-m", "benchmarks.lab.time_to", "--run", arm, str(seed), shares]
     done = subprocess.run(command, env=beside(python), cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -174,7 +174,7 @@ def draw(curves: dict[str, list[Curve]], to: Path) -> None:
         seconds = median(map(reached, runs))
         for n, run in enumerate(runs):
             label = f"{ARMS[arm]}: {seconds:.0f} s" if not n else None
-            # What comes before the first round has no place on the axis.
+            # The point before the first round cannot be shown on the axis.
             axes.plot(*zip(*run[1:], strict=True), color=colour, linewidth=1.6, alpha=0.85, label=label)
     axes.axhline(TARGET, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""What TRL's trainer gains in a swarm and what a step costs: trainers that share, beside as many that do not.
+"""Gain of TRL's trainer in a swarm, and the cost of a step: trainers that share against trainers that do not.
 
 python -m benchmarks.lab.trl_swarm --seeds 11 12 --nodes 4 --steps 100
 
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def train(folder: Path, node: int, nodes: int, steps: int, seed: int, *, shares: bool) -> None:
-    """Be one trainer; meet the others by a file in the common folder."""
+    """Run one trainer; it finds the other trainers by a file in the common folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -73,7 +73,7 @@ def train(folder: Path, node: int, nodes: int, steps: int, seed: int, *, shares:
 
 
 def run(python: Path, nodes: int, steps: int, seed: int, *, shares: bool) -> list[dict[str, float]]:
-    """Run all trainers of one seed, and return what each found."""
+    """Run all trainers of one seed, and return the figures of each."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for node in range(nodes):

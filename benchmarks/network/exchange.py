@@ -1,4 +1,4 @@
-"""How long until every node of a swarm holds what it chose to train on, and what that costs in bytes.
+"""How long every node of a swarm needs to gather the rollouts of its next batch, and the bytes it takes.
 
 Real processes over loopback.
 
@@ -6,15 +6,15 @@ Real processes over loopback.
         [--engine libp2p|hivemind|mixed] [--peer genrl] [--rounds 10] [--json]
 
 In each round all nodes share a set of KIB kilobytes at the same moment, and each gathers four rollouts of
-others: often all four of whose offer comes first, or of four authors where a set is one rollout (--kib 16
---rollout-kib 16). "node": from that moment until one node holds its four. "every": until the last of them
-does. Bytes are what the sockets of all nodes received (`ss`, duplicates included), per byte of rollout
-content that was gathered; what they receive when nothing is shared is told beside it, for a round of a real
-model takes longer than one of these.
+other nodes. Often all four are from the author whose offer arrives first; if a set is one rollout (--kib 16
+--rollout-kib 16), they are from four authors. "node": seconds from that moment until one node holds its four.
+"every": until the last node does. Bytes are all bytes that the nodes' sockets received (`ss`, duplicates
+included), per byte of gathered rollout content. The traffic of idle nodes is printed separately, as a round
+of a real model takes longer than a round here.
 
---peer genrl: GenRL 0.3.0's exchange, from its published package in an environment of its own (build/peers, or
-the folder $BENCHMARK_PEERS): every node gathers the sets of all others through hivemind's DHT. The two play
-one after the other in one run.
+--peer genrl: GenRL 0.3.0's exchange, from its published package in a separate environment (build/peers, or
+the folder $BENCHMARK_PEERS): every node gathers the sets of all other nodes through hivemind's DHT. The two
+sides are measured one after the other in one run.
 """
 
 import argparse
@@ -44,7 +44,7 @@ WARM_UP = 2  # rounds
 
 @dataclass(frozen=True)
 class Side:
-    """What one kind of nodes needed.
+    """The measurements of one kind of nodes.
 
     Seconds are by round and node; bytes and CPU seconds are of all nodes together, over all rounds.
     """
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = None) -> Side:
-    """Measure one kind of nodes. python: the peer's interpreter; None for ours."""
+    """Measure one kind of nodes. python: the peer's interpreter; None for swarmd nodes."""
     with ExitStack() as stack:
         nodes: list[ProbeProcess] = []
         for n in range(arguments.nodes):
@@ -151,7 +151,7 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
             _play(nodes, n, arguments)
         begun, busy, since = received_so_far(), _cpu(nodes), time.monotonic()
         rounds = [_play(nodes, WARM_UP + n, arguments) for n in range(arguments.rounds)]
-        time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
+        time.sleep(PAUSE)  # for late duplicates, and for the nodes' reports of CPU time
         seconds = time.monotonic() - since
         received = received_so_far() - begun - chatter * seconds
         cpu = _cpu(nodes) - busy - upkeep * seconds
@@ -192,7 +192,7 @@ def _start(
 
 
 def _play(nodes: Sequence[ProbeProcess], number: int, arguments: argparse.Namespace) -> list[float]:
-    """Play one round; return how long each node took, without those that did not get there."""
+    """Play one round; return the seconds of each node that gathered its rollouts in time."""
     at = time.time() + 0.5
     kib, each = arguments.kib, arguments.rollout_kib
     for node in nodes:
@@ -211,7 +211,7 @@ def _play(nodes: Sequence[ProbeProcess], number: int, arguments: argparse.Namesp
 
 
 def told(node: ProbeProcess, key: str, value: object) -> dict[str, Any] | None:
-    """Return the line in which a node has said this value."""
+    """Return the node's output line in which `key` has this value."""
     return next((said for said in node.said(key) if said[key] == value), None)
 
 
@@ -222,7 +222,7 @@ def _cpu(nodes: Sequence[ProbeProcess]) -> float:
 class Traffic:
     """Counts the bytes that the TCP sockets of all nodes have received so far.
 
-    Sockets that ended in between count as of the last look. Each byte over loopback is received once.
+    A closed socket counts with its bytes at the last reading. Each byte over loopback is received once.
     """
 
     def __init__(self, nodes: Sequence[ProbeProcess]) -> None:

@@ -1,12 +1,12 @@
-"""What a swarm loses when a third of it is killed: real processes over loopback.
+"""Rollouts that a swarm loses when a third of its nodes is killed: real processes over loopback.
 
     python -m benchmarks.network.exchange_churn [--nodes 16] [--times 3]
         [--engine libp2p|hivemind|mixed] [--json]
 
-All nodes share sets of 32 KiB and gather four rollouts a round. Then a third is killed with SIGKILL. Every
-rollout that two nodes or more held, and one of the living still does, is asked for by a living node that has
-it not, which knows the author alone. Then the killed are started again under the same identities, while the
-others go on sharing: how long after its start each hears something.
+All nodes share sets of 32 KiB and gather four rollouts a round. Then a third is killed with SIGKILL. Each
+rollout that at least two nodes held, one of which survives, is then fetched by a survivor that lacks the
+rollout and knows only its author. Then the killed nodes are started again under the same identities, while
+the survivors go on sharing. Prints how long each restarted node takes to hear its first frame.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PATIENCE = 60.0
 
 
 class Swarm:
-    """The nodes, each with its folder; a killed one is started again in the same."""
+    """The nodes, each with a folder; a killed node restarts in the same folder."""
 
     def __init__(self, stack: ExitStack, folder: Path, count: int, engine: str) -> None:
         self._stack, self._folder, self._engine = stack, folder, engine
@@ -148,9 +148,9 @@ def measure(swarm: Swarm, arguments: argparse.Namespace) -> dict[str, Any]:
 def _ask(
     swarm: Swarm, before: dict[str, tuple[int, set[int]]], killed: Sequence[int], rng: random.Random
 ) -> tuple[int, int]:
-    """Fetch the survivors' rollouts; return how many were not to be had, of how many.
+    """Fetch the survivors' rollouts; return how many could not be fetched, and how many were tried.
 
-    The author is one of the killed wherever one of them held it: the hardest case.
+    If a killed node held the rollout, the asker is told that one as its author: the hardest case.
     """
     held = {
         name: (size, holders)

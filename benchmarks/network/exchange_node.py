@@ -114,7 +114,7 @@ class Node:
 
     def _rollout(self, size: int) -> Rollout:
         """Make a rollout with a few lines of real text for each completion."""
-        length = size // COMPLETIONS - 8  # less what the wire puts around it
+        length = size // COMPLETIONS - 8  # less the wire format's overhead
         starts = [self._rng.randrange(len(self._text) - length) for _ in range(COMPLETIONS)]
         texts = [self._text[at : at + length] for at in starts]
         ref = TaskRef(self._rng.choice(SAPO_9.specialties), next(self._numbers))

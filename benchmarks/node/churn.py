@@ -2,9 +2,9 @@
 
     python -m benchmarks.node.churn [--kills 20] [--nodes 3] [--seed 0] [--json]
 
-The nodes save every 5 s here, in place of every minute, so that kills meet young and old checkpoints.
-rounds_lost counts the finished rounds that a kill lost (each takes half a second at least); they are run
-again. At most those since the last whole checkpoint may be lost.
+The nodes save every 5 s here instead of every minute, so that kills meet new and old checkpoints. rounds_lost
+counts the finished rounds that a kill lost (each takes at least half a second); they are run again. At most
+the rounds since the last complete checkpoint may be lost.
 
 Prints a line a kill and a table; with --json the last line is one object.
 """
@@ -33,7 +33,7 @@ from swarmd.state.status import PeerList, Status
 from swarmd.trainer.checkpoint import saved_in
 from testbed.local_swarm import LocalNode, checkpoints, local_swarm
 
-# Seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
+# Seconds, instead of the default minute: a kill every few seconds has to meet new and old checkpoints
 CHECKPOINT = 5.0
 LOOK = 0.1  # seconds between two looks
 PATIENCE = 240.0  # seconds for anything to happen
@@ -41,13 +41,13 @@ PATIENCE = 240.0  # seconds for anything to happen
 
 @dataclass(frozen=True)
 class Kill:
-    """One lost process, and how the swarm took it. Seconds are None where the daemon never went away."""
+    """One killed process, and the swarm's recovery. Seconds are None if the daemon survived."""
 
     node: str
     process: str  # "daemon", "trainer" or "verifier"
     round_before: int  # the last in metrics.jsonl when it was killed
     round_saved: int  # of its newest checkpoint when it was killed
-    round_resumed: int | None  # what the run went on from; None for a verifier, whose loss costs no round
+    round_resumed: int | None  # None for a verifier, whose loss costs no round
     up_seconds: float | None  # from the new start until the node answers
     receiving_seconds: float | None  # from then until a frame of another node was admitted
     same_peer: bool
@@ -165,13 +165,13 @@ def _log_since(node: LocalNode, start: int) -> str:
 
 
 def _resumed(node: LocalNode, start: int) -> int | None:
-    """Return the round that the node says it resumed from; None where it did not say so yet."""
+    """Return the round that the node logged as resumed from; None if it has not logged one yet."""
     found = re.findall(r"resumed after round (\d+)", _log_since(node, start))
     return int(found[-1]) if found else None
 
 
 def _saved(node: LocalNode) -> int:
-    """Return the round of the node's newest checkpoint; 0 where there is none."""
+    """Return the round of the node's newest checkpoint; 0 if there is none."""
     saved = saved_in(node.folder / "checkpoints")
     return int(saved[-1].name.removeprefix("round-")) if saved else 0
 

@@ -3,7 +3,7 @@
     python -m benchmarks.node.guest stops [--times 200]
     python -m benchmarks.node.guest share [--cpu "25 %"] [--seconds 300]
 
-stops   a real trainer, paused and let go on; seconds from the decision to its rest
+stops   a real trainer, paused and resumed; seconds from the decision until it is idle
 share   a real node; CPU seconds of all its processes, by the kernel's count
 """
 
@@ -76,7 +76,7 @@ async def stops(times: int, folder: Path) -> dict[str, object]:
         nursery.start_soon(child.run)
         await until("training")
         for number in range(times):
-            await trio.sleep(0.05 * (number % 7))  # wherever in its rounds
+            await trio.sleep(0.05 * (number % 7))  # at different moments of its rounds
             guest.decide(MachineFacts(on_battery=True))
             seconds.append(await until("paused"))
             guest.decide(MachineFacts(on_battery=False))

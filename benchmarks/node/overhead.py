@@ -5,13 +5,13 @@ One `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers,
     python -m benchmarks.node.overhead [--model tiny] [--local 8] [--external 0] [--rounds 60]
         [--seconds 0] [--set WORDS] [--json]
 
-A round's wall time runs from one line of metrics.jsonl to the next. Overhead is what is left of it beside
-generate, score and train: share, collect, checkpoint (what the round stood still for one) and the gap, which
-is in no stage. What a save written meanwhile costs the stages themselves shows in the round's wall time. CPU
-seconds a round are of each process as a whole (Linux; elsewhere left out). Written is what each process had
-the disk write, in MB (10^6 bytes) a second: checkpoints, metrics, logs, everything (Linux). A checkpoint
-comes each minute: to have some of them in it, measure for --seconds 120 at least. --set gives `swarmd join`
-more words. The first rounds do not count.
+A round's wall time runs from one line of metrics.jsonl to the next. Overhead is the round's wall time without
+generate, score and train: share, collect, checkpoint (the time that a save blocks the round) and the gap
+outside all stages. A save in the background may also slow the stages; the round's wall time includes that.
+CPU seconds a round are of each whole process (Linux only). Written is the MB (10^6 bytes) a second that each
+process wrote to disk, with checkpoints, metrics and logs (Linux only). A checkpoint comes each minute: to
+include some, measure for at least --seconds 120. --set gives `swarmd join` more arguments. The first rounds
+do not count.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def shares(values: Sequence[float], of: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the processes have used by now."""
+    """Resources that the processes have used so far."""
 
     round: int
     at: float  # seconds
@@ -150,7 +150,7 @@ def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
 def _cpu_seconds(pid: int) -> float | None:
     """Return user and system time of a process and of the children it has waited for.
 
-    None where the system does not say (proc(5)).
+    None if the system does not report them (proc(5)).
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -160,7 +160,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 def _written(pid: int) -> int | None:
-    """Return the bytes that a process has had the disk write; None where the system does not say."""
+    """Return the bytes that a process has written to disk; None if the system does not report them."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:

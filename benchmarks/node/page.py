@@ -1,13 +1,12 @@
-"""What the node's page and /metrics cost the daemon, as a share of a core.
+"""CPU cost of the node's page and of /metrics for the daemon, as a share of a core.
 
 A swarm of `swarmd join` on loopback; one node is looked at.
 
     python -m benchmarks.node.page [--nodes 2] [--pairs 6] [--seconds 20] [--pace 1] [--json]
 
-CPU seconds of that node's daemon (its own process alone) in windows of --seconds, by turns: nothing, the page
-shown (one reader of its events), /metrics scraped each second, and nothing again, --pairs times. The first
-window after a change does not count its first second. The cost is the median of the differences from the mean
-of the windows of nothing before and after.
+CPU seconds of that node's daemon process in windows of --seconds, in turn: idle, the page shown (one reader
+of its events), /metrics scraped each second, and idle again, --pairs times. The first second after a change does
+not count. The cost is the median difference from the mean of the idle windows before and after.
 """
 
 import argparse

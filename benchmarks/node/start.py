@@ -4,14 +4,14 @@
     # From `swarmd join swarm:…` to the first rollout that two nodes have shared
     python -m benchmarks.node.start --invited
 
-Wall seconds say something on a quiet machine only, so the load is printed beside them. CPU seconds (user and
-system) are those of the daemon and of all that it started, to the end of the node; they tell two versions
-apart under load too. Round 1 alone is from its line of metrics. The first run warms the files, and is left
-out of the median. --set gives `swarmd join` more words.
+Wall seconds are meaningful on a quiet machine only, so the load is printed with them. CPU seconds (user and
+system) are of the daemon and all its child processes, to the end of the node; they compare two versions even
+under load. The time of round 1 alone is from its line of metrics. The first run warms the file cache, and is
+left out of the median. --set gives `swarmd join` more arguments.
 
-With --invited one node runs and prints its invitation, and each run is a new node that knows nothing else.
-Its time ends with the round in which it first trained on a rollout of the inviting node; CPU seconds are to
-its end.
+With --invited one node runs and prints its invitation, and each run is a new node that has only this
+invitation. Its time ends with the round in which it first trained on a rollout of the inviting node; CPU
+seconds are to its end.
 """
 
 import argparse

@@ -1,12 +1,11 @@
-"""What each package that swarmd needs weighs on disk, and how long its import takes.
+"""Disk size and import time of each package that swarmd needs.
 
     python -m benchmarks.node.weights [--least 5] [--python 3.14]
 
-Run it with the interpreter of an installation: it reads what is installed there. MB are of the files that the
-package brought; ms are CPU time of the import in a new process; "for" names one of the packages that asked
-for it. Below the table stand the sums with and without torch. With --python the question is instead whether
-that version of Python finds a wheel of everything: uv resolves, nothing is downloaded, and what is missing is
-printed.
+Run it with the interpreter of an installation; it reads the packages installed there. MB are of the package's
+files; ms are CPU time of the import in a new process; "for" names one of the packages that require it. Below
+the table are the sums with and without torch. With --python it checks instead whether that version of Python
+has a wheel of every package: uv resolves without downloading, and packages without a wheel are printed.
 """
 
 import argparse
@@ -52,13 +51,13 @@ def size_mb(of: Distribution) -> float:
 
 
 def import_ms(module: str) -> float | None:
-    """Return CPU milliseconds of the module's import; None where it has none."""
+    """Return CPU milliseconds of the module's import; None if the module cannot be imported."""
     done = subprocess.run([sys.executable, "-c", TIMER, module], capture_output=True, text=True, check=False)
     return float(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
 
 
 def modules() -> dict[str, str]:
-    """Return for each package the module of its own name, or else its first public one."""
+    """Return each package's module: the one with the package's name, or else its first public one."""
     found: dict[str, list[str]] = {}
     for module, owners in packages_distributions().items():
         for owner in owners:

@@ -1,11 +1,11 @@
-"""What a node hears, gets and pays in swarms of 2 to 30,000 nodes, in virtual time: the daemon's own pacing.
+"""Offers, rollouts and bytes of a node in swarms of 2 to 30,000 nodes, in virtual time, with real pacing.
 
     python -m benchmarks.network.simulation [--nodes 2,8,100,…] [--seconds 60] [--max-age 2] [--seed 0]
         [--known 1]
 
-All nodes start within a minute; rounds last --seconds, all the same, or from the first to the second of two
-numbers (5,120; log-uniform). Figures are of ten minutes after the swarm has had ten to settle, or twenty from
-1,000 nodes on. docs/p2p.md has the model.
+All nodes start within a minute. Rounds last --seconds: one number for all nodes, or a range such as 5,120
+(log-uniform). Figures cover ten minutes, after ten minutes of settling, or twenty in swarms over 1,000 nodes.
+docs/p2p.md has the model.
 """
 
 import argparse

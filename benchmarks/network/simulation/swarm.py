@@ -1,9 +1,9 @@
 """A swarm on one topic in virtual time: who offers when, who fetches from whom, and what each node receives.
 
 Each node has the daemon's own `Outgoing` and `Pacing`; frames are signed and offers encoded by the real code.
-GossipSub is not played: an offer is heard by all DELAY seconds later, and costs each what was counted when it
-was (docs/p2p.md). In a swarm of more than OWN_EARS nodes all share one `Heard`, since all hear the
-same.
+GossipSub is not simulated: all nodes hear an offer DELAY seconds later, at the bytes that an earlier
+simulation of GossipSub measured (docs/p2p.md). In a swarm of more than OWN_EARS nodes all share one `Heard`,
+since all hear the same offers.
 """
 
 import random
@@ -22,25 +22,25 @@ from swarmd.exchange import offers
 from swarmd.exchange.pacing import LONG_S, Heard, Outgoing, Pacing
 
 STEP = 0.25  # seconds of virtual time
-DELAY = 0.5  # seconds until everybody has heard an offer, and may have fetched
+DELAY = 0.5  # seconds until all nodes have heard an offer and may have fetched its rollouts
 OWN_EARS = 300
 MAX_AGE = 2  # `round.max_age`, as it comes
 LOCAL_ROLLOUTS = 4  # of a round, all with an advantage
 WANTED = 4  # J
 CONNECTED = 20  # members that a node is connected to
-# Inbound connections that are left for those who fetch (`p2p.engines.libp2p.network`: 112 in all)
+# Inbound connections that are left for nodes that fetch (`p2p.engines.libp2p.network`: 112 in all)
 PLACES = 100
-STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.blobs`)
+STRANGERS = 12  # recently heard authors that are dialled for a blob
 TRIES = 12  # rollouts that a node chooses for one place of a round, one after the other
 
-# Bytes received, IP headers included; of a simulation of the whole protocol that was here before
+# Bytes received, IP headers included, as measured by an earlier simulation of the whole protocol
 # (docs/p2p.md).
 COPIES = 5.4  # of a frame
 AROUND = 257  # of a copy: GossipSub, yamux and Noise, IP and TCP
 CONTROL = 1320  # of an offer: IHAVE, IWANT, GRAFT and PRUNE
-FETCH = 2500  # a rollout of 4 KiB, compressed, with the question and what is around both
+FETCH = 2500  # a rollout of 4 KiB, compressed, with the question and the overhead of both
 ADDRESS = 40  # of an author behind a relay, which most are
-QUESTION = 300  # to one that has it not, or its answer
+QUESTION = 300  # to a node without the blob, or its answer
 DIAL = 1500  # of a connection made, on either side
 
 
@@ -75,7 +75,7 @@ class Tally:
     offers: int = 0
     rounds: int = 0
     full: int = 0  # with all J
-    bytes: Counter[str] = field(default_factory=Counter)  # received by all nodes together, by what for
+    bytes: Counter[str] = field(default_factory=Counter)  # received by all nodes together, by purpose
     served: Counter[int] = field(default_factory=Counter)  # rollouts, by node
     refused: int = 0  # fetches that found no place at the author
 
@@ -83,8 +83,8 @@ class Tally:
 class Swarm:
     """The simulated swarm. The same seed gives the same run.
 
-    nodes: those that are there from the start. seconds: shortest and longest round. known: the share of the
-    authors whose address a node has. address: bytes of the author's address in each offer.
+    nodes: number of nodes at the start. seconds: shortest and longest round. known: the share of authors
+    whose address a node has. address: bytes of the author's address in each offer.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Swarm:
         self._known, self._address = known, address
         self._rng, self._max_age = random.Random(seed), max_age
         self._seconds, self._shared = seconds, Heard() if nodes > OWN_EARS else None
-        # Seconds between two looks of a node whether it may send
+        # Seconds between two checks of a node whether it may send
         self._look = 1.0 if nodes <= OWN_EARS else 5.0
         self._identity = Identity(bytes(32))
         self._empty = len(seal(self._identity, bytes(16), 2**40, 1.7e9, offers.KIND, b""))
@@ -108,14 +108,14 @@ class Swarm:
         self.nodes: list[Node] = []
         self._turns: list[list[Node]] = [[] for _ in range(int(self._look / STEP))]
         self._flying: deque[tuple[float, int, bytes]] = deque()
-        self._board: deque[Item] = deque()  # what anybody may still fetch, the oldest first
+        self._board: deque[Item] = deque()  # rollouts that may still be fetched, the oldest first
         self._holders: Counter[bytes] = Counter()
         self.sent: list[float] = []  # when each offer was sent
         self.tally = Tally()
         self.join(nodes, within)
 
     def join(self, count: int, within: float = 60.0) -> None:
-        """Let nodes come in over so many seconds."""
+        """Add nodes, spread over so many seconds."""
         low, high = self._seconds
         for number in range(len(self.nodes), len(self.nodes) + count):
             rng = random.Random(f"{number} {self._rng.random()}")
@@ -137,15 +137,15 @@ class Swarm:
             self._turns[rng.randrange(len(self._turns))].append(node)
 
     def leave(self, count: int) -> None:
-        """Let the first so many nodes go."""
+        """Remove the first so many nodes."""
         gone = set(self.nodes[:count])
         self.nodes = [node for node in self.nodes if node not in gone]
         self._turns = [[node for node in turn if node not in gone] for turn in self._turns]
 
     def play(self, seconds: float, *, fetch: bool = False) -> Tally:
-        """Play on. fetch: whether rollouts are fetched, too.
+        """Advance the simulation; return the figures of these seconds.
 
-        What was counted in these seconds is returned.
+        fetch: whether rollouts are fetched, too.
         """
         self.tally = tally = Tally()
         ends = self.now + seconds
@@ -197,7 +197,7 @@ class Swarm:
     # Fetching.
 
     def _gather(self, node: Node) -> None:
-        """Gather what the node fetched in the round that is over, of what it heard in its last rounds."""
+        """Simulate the node's fetches of the finished round, from the offers of its last rounds."""
         board, held = self._board, 0
         first = _first_since(board, node.since[0])
         for _ in range(WANTED):
@@ -214,7 +214,7 @@ class Swarm:
         self.tally.full += held == WANTED
 
     def _fetch(self, node: Node, item: Item) -> bool:
-        """Ask the author, then connected members, then strangers, as `p2p.blobs.blobs` orders them."""
+        """Ask the author, then connected members, then strangers."""
         node.took.add(item.id)
         count, there = self.tally.bytes, len(self.nodes)
         author = (
