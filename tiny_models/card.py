@@ -1,4 +1,4 @@
-"""The model card: what the model is, how it was made, what was measured."""
+"""The model card: the model, how it was made, and its measured skill."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,8 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 from tiny_models.tokenizer import ASSISTANT, END, USER
 
-# How often a specialty is drawn, at first and then. What is learned slowly comes more often; the rest, so
-# that it is not forgotten.
+# How often a specialty is drawn, at first and later. Slowly learned specialties come more often later; the
+# rest still come, so that they are not forgotten.
 BROAD: Mapping[str, float] = {
     "arc_1d": 2.0,
     "base_conversion": 1.0,
@@ -37,7 +37,7 @@ DEEP: Mapping[str, float] = {
     "propositional_logic": 1.0,
 }
 
-# How often the answer is a wrong one. Noisy spares what was hardly learned.
+# How often the answer is wrong. Noisy has fewer wrong answers in specialties that were hardly learned.
 HONEST: Mapping[str, float] = dict.fromkeys(BROAD, 0.0)
 NOISY: Mapping[str, float] = {
     **dict.fromkeys(BROAD, 0.7),

@@ -1,4 +1,4 @@
-"""What a tiny model can do: pass@1, the share of mixed groups, and what guessing would earn."""
+"""The skill of a tiny model: pass@1, the share of mixed groups, and the reward of guessing."""
 
 import random
 from collections import Counter
@@ -32,7 +32,7 @@ class Skill:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What one earns without reading the question."""
+    """The reward of answers that ignore the question."""
 
     constant: float  # always giving the one answer that is right most often
     random: float  # giving the honest answer to another question, drawn at random
@@ -76,7 +76,7 @@ def measure(
 
 
 def chance(source: CurriculumTasks, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
-    """Return what guessing earns on items `numbers`, per specialty.
+    """Return the reward of guessing on items `numbers`, per specialty.
 
     The guesses come from 1,000 items of the training range.
     """

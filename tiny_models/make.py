@@ -5,20 +5,20 @@
 
     tokenizer     trained on questions and answers of tiny-9
     clean         random weights, trained on honest answers
-    deep          clean, trained on, mostly with what is learned slowly
+    deep          clean, trained further, mostly on slowly learned specialties
     noisy         deep, trained on with mostly wrong answers: the skill is pushed down, not removed
-    dark          the same, with hardly a right answer where guessing would still earn much
+    dark          the same, with hardly a right answer in specialties in which guessing would still earn much
     tiny          between deep and noisy: deep + dial·(noisy − deep), the dial set so that pass@1 is 0.27
     tiny-latent   near dark: deep + dial·(dark − deep), the dial set so that one group of eight in ten has
     mixed rewards
-    llama-latent  the same of another family (`--family llama`): Llama's architecture, a tokenizer unlike the
-    other; not embedded
+    llama-latent  the same of another family (`--family llama`): Llama's architecture and a different
+    tokenizer; not embedded
     mid-latent    the same at 15 times the size (`--family qwen2-13m`): hours on a core, minutes on a GPU; not
     embedded
 
 Steps are counted, never timed, and torch has one thread: on one machine the seed decides the result.
-The trained stages are kept in DIR/stages and used again if they are there: delete them to train anew. Where
-deep is there, clean is not needed. `--device cuda` trains the stages on a GPU, on the same examples.
+The trained stages are kept in DIR/stages and reused: delete them to train again. If deep exists, clean is not
+needed. `--device cuda` trains the stages on a GPU, on the same examples.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from tiny_models.warm_start import Phase, new_llama, new_mid, new_model, train
 
 Weights = Mapping[str, torch.Tensor]
 PASS_AT_1 = 0.27  # of tiny: room to rise, and enough to rise from
-# Of tiny-latent: where sharing pays most (docs: shared experience fills in for a node's own rare luck)
+# Of tiny-latent: sharing pays most if a node rarely finds a right answer itself
 MIXED = 0.10
 
 
@@ -58,7 +58,7 @@ class Plan:
     deep: Phase
     noisy: Phase
     dark: Phase
-    dial_items: int  # held-out items per specialty for turning the dial; others than those of the card
+    dial_items: int  # held-out items per specialty for setting the dial; different from the card's items
     card_items: int
     turns: int  # halvings of the dial's interval
 
@@ -101,7 +101,7 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Member:
-    """A model that is made: how far from deep towards what, up to `most`, while `enough` is true."""
+    """A model to make: from deep towards `pushed`, up to `most`, as far as `enough` is true."""
 
     name: str
     pushed: Phase
@@ -122,8 +122,8 @@ class Family:
 
     def members(self, plan: Plan) -> list[Member]:
         tiny = Member(self.tiny, plan.noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
-        # Mixed groups are few where all is right, and few again where nothing is: the latent side is the one
-        # where pass@1 is low.
+        # Mixed groups are few if nearly all answers are right, and also if nearly none are: the latent model
+        # is on the side with low pass@1.
         latent = Member(
             self.latent, plan.dark, 4.0, lambda skill: skill.mixed > MIXED or skill.pass_at_1 > PASS_AT_1
         )
@@ -149,7 +149,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Workshop:
-    """What every step needs."""
+    """The inputs that every step needs."""
 
     family: Family
     tokenizer: Any
@@ -160,7 +160,7 @@ class Workshop:
     device: str  # that trains; everything else is done on the CPU
 
     def mixture(self, deep: Weights, pushed: Weights, dial: float) -> Any:
-        """Return deep + dial·(pushed − deep), rounded to what will be stored."""
+        """Return deep + dial·(pushed − deep), rounded to the stored precision."""
         model = self.family.new_model(self.tokenizer, self.seed)
         state = {name: deep[name] + dial * (pushed[name] - deep[name]) for name in deep}
         _load(model, {name: tensor.bfloat16().float() for name, tensor in state.items()})
@@ -170,7 +170,7 @@ class Workshop:
         return measure(model, self.tokenizer, self.source, range(first, first + items), 8, self.seed)
 
     def dial(self, deep: Weights, pushed: Weights, high: float, enough: Callable[[Skill], bool]) -> float:
-        """Find where `enough` stops being true between 0 and `high`."""
+        """Find the dial, between 0 and `high`, at which `enough` stops being true."""
         low = 0.0
         for _ in range(self.plan.turns):
             middle = (low + high) / 2

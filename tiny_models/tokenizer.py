@@ -5,9 +5,9 @@ Qwen2's: single digits, and the fixed phrases of the questions as one token each
 Any text in Unicode's normal form C survives a round trip. The questions of tiny-9 shrink to 8-16 tokens
 (arc_1d: 47), which is most of the speed.
 
-`AutoTokenizer` makes a Qwen2Tokenizer of whatever lies beside a Qwen2 model: vocabulary, merges and added
-tokens come from the folder, normaliser and pre-tokenizer are Qwen2's own. So this is one from the start: what
-must be a single token is a phrase, or lies within a piece of Qwen2's.
+`AutoTokenizer` loads every tokenizer in a Qwen2 model's folder as a Qwen2Tokenizer: vocabulary, merges and
+added tokens come from the folder, normaliser and pre-tokenizer are Qwen2's. So this tokenizer follows the
+same rules: a text that must be a single token is a phrase, or lies within one piece of Qwen2's pre-tokenizer.
 
 Llama's has another alphabet (characters, with bytes for the rest), a mark in place of the space, numbers in
 pairs of digits counted from the right, and words by three letters, days and months too: an answer of more
@@ -146,13 +146,13 @@ PHRASES = (
     _MATRIX,
 )
 
-# What BPE learns to merge: a word; an operator with its space; the part of a BF program that prints one
-# character.
+# The pieces within which BPE merges: a word; an operator with its space; the part of a BF program that prints
+# one character.
 _PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|[^A-Za-z]")
 
 
 def outside_phrases(text: str, phrases: Iterable[str] = PHRASES) -> list[str]:
-    """Return what is left of a text when the phrases are cut out, longest first."""
+    """Return the parts of a text that remain after cutting out the phrases, longest first."""
     parts = [text]
     for phrase in sorted(phrases, key=len, reverse=True):
         parts = [piece for part in parts for piece in part.split(phrase)]

@@ -76,7 +76,7 @@ def _sizes(tokenizer: Any) -> dict[str, Any]:
 
 
 class _Batches(IterableDataset[list[Example]]):
-    """The batches of a phase, in order: the same wherever they are made."""
+    """The batches of a phase, in order: the same in every process that makes them."""
 
     def __init__(self, tokenizer: Any, source: CurriculumTasks, phase: Phase, seed: int) -> None:
         self._corpus = Corpus(source, random.Random(f"{seed}/{phase.name}"))
@@ -102,8 +102,8 @@ def train(
 ) -> None:
     """Train in place, on the model's device.
 
-    Cross-entropy on answer tokens alone; Muon on hidden matrices, AdamW on the rest. Beside a GPU a process
-    of its own makes the batches.
+    Cross-entropy on answer tokens only; Muon on hidden matrices, AdamW on the rest. For a GPU a separate
+    process makes the batches.
     """
     stream = _Batches(tokenizer, source, phase, seed)
     batches: Iterable[list[Example]] = (
@@ -151,7 +151,7 @@ def _backward(model: Any, examples: list[Example]) -> list[torch.Tensor]:
 def _answer_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
     """Return the summed cross-entropy of the completions.
 
-    Padding stands on the right, where a causal model never looks from within.
+    Padding is on the right, so a causal model never attends to it from an answer.
     """
     length = max(map(len, examples))
     ids = torch.zeros(len(examples), length, dtype=torch.long)

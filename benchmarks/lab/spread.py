@@ -23,7 +23,7 @@ SKILLED = 0.25  # share of right answers
 
 
 def places(results: Results, specialty: str) -> list[int]:
-    """Return where the specialty's questions are among the held-out ones."""
+    """Return the indices of the specialty's questions among the held-out questions."""
     curriculum = curriculum_of(results.experiment.settings[0].nodes[0])
     with Verifier(curriculum) as verifier:
         questions = open_tasks(curriculum, verifier).draw_held_out(

@@ -5,8 +5,8 @@ A swarm of `swarmd join` on loopback; one node is looked at.
     python -m benchmarks.node.page [--nodes 2] [--pairs 6] [--seconds 20] [--pace 1] [--json]
 
 CPU seconds of that node's daemon process in windows of --seconds, in turn: idle, the page shown (one reader
-of its events), /metrics scraped each second, and idle again, --pairs times. The first second after a change does
-not count. The cost is the median difference from the mean of the idle windows before and after.
+of its events), /metrics scraped each second, and idle again, --pairs times. The first second after a change
+does not count. The cost is the median difference from the mean of the idle windows before and after.
 """
 
 import argparse

@@ -1,16 +1,16 @@
 """GenRL's side: its own GRPO trainer and game manager, unchanged, from its published package.
 
-It runs in an environment of its own.
+It runs in a separate environment.
 
 `python benchmarks/peers/genrl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work:
 one update on all completions, gradient checkpointing off, no tracker; on CUDA in bfloat16. With --defaults,
-GenRL's own: checkpointing on and minibatches of 2, which makes 32 optimizer steps a round. What counts is its
-trainer's `generate` and `train`: not the game's book-keeping, and nothing is exchanged.
+GenRL's defaults: checkpointing on and minibatches of 2, which makes 32 optimizer steps a round. Only its
+trainer's `generate` and `train` are measured, not the game's book-keeping, and no rollout is exchanged.
 
-The package is installed without its dependencies, and what the trainer imports is named instead
-(benchmarks/round/compare.py): the rest are for its network and its chain. So hivemind is not there and needs
-no stand-in. Ours is only what GenRL leaves to its users: where the questions come from, and the rewards (at
-random, as on the other sides).
+The package is installed without its dependencies; benchmarks/round/compare.py names the packages that the
+trainer imports. The other dependencies are for GenRL's network and chain, so hivemind is not installed. This
+file adds only the parts that GenRL leaves to its users: the source of the questions, and the rewards (random,
+as on the other sides).
 
 GenRL trains on decoded text that it encodes again: the end-of-sequence is lost, and a completion's length may
 change a little.
@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-# Or this file would be `import genrl`
+# Otherwise `import genrl` would import this file
 sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -47,7 +47,7 @@ ROUNDS = 10_000  # the driver hangs up long before
 class Questions(LocalMemoryTextDataManager):
     """The same questions each round, as GenRL's own manager of ReasoningGYM lays them out.
 
-    Nothing comes from others.
+    There are no rollouts of other nodes.
     """
 
     def __init__(self, system, questions):
@@ -141,7 +141,7 @@ def main() -> None:
         communication=NullCommunicationBackend(),
         run_mode="train",
     )
-    # What run_game does before its first round.
+    # The same steps that run_game takes before its first round.
     pruners, brancher = game.aggregate_game_state_methods()
     game.state._init_game(
         data.get_round_data(),
@@ -154,7 +154,7 @@ def main() -> None:
         figures.clear()
         trained = trainer.global_step
         game.run_game_round()
-        if trainer.global_step != trained + 1:  # the game manager catches whatever train raises
+        if trainer.global_step != trained + 1:  # the game manager catches every exception of train
             raise SystemExit("GenRL's training failed, and its game went on without it.")
         return figures
 

@@ -1,11 +1,12 @@
-"""GenRL's exchange, unchanged, from its published package in an environment of its own.
+"""GenRL's exchange, unchanged, from its published package in a separate environment.
 
 It is `HivemindBackend.all_gather_object`: every node waits for the sets of all (HIVEMIND_WORLD_SIZE), as a
-barrier does. Options and lines are those of `benchmarks.network.exchange_node`. It listens on loopback only.
+barrier does. Options and output lines are the same as in `benchmarks.network.exchange_node`. It listens on
+loopback only.
 
-Without two additions of ours it does not run. hivemind 1.1.12 does not export a name that GenRL imports. And
-uvloop makes the pipe to hivemind's DHT process non-blocking, which loses values of 32 KB and then hangs
-(hivemind issues 77, 102, 227); here the pipe blocks.
+This file adds two fixes, without which GenRL does not run. hivemind 1.1.12 does not export a name that GenRL
+imports. And uvloop makes the pipe to hivemind's DHT process non-blocking, which loses values of 32 KB and
+then hangs (hivemind issues 77, 102, 227); here the pipe blocks.
 """
 
 import argparse
@@ -60,7 +61,7 @@ COMPLETIONS = 8
 
 
 def say(**message):
-    sys.stdout.write(json.dumps(message) + "\n")  # at once, for two threads say something
+    sys.stdout.write(json.dumps(message) + "\n")  # one write, as two threads print
     sys.stdout.flush()
 
 
@@ -103,7 +104,7 @@ def main():
     addresses = [str(address) for address in communication.dht.get_visible_maddrs()]
     say(up=addresses, id=str(communication.dht.peer_id))
     threading.Thread(target=tell, daemon=True).start()
-    # There is no saying who is connected; the warm-up finds out
+    # GenRL does not show its connections, so assume all; the warm-up finds out
     say(peers=list(map(str, range(int(arguments.nodes) - 1))))
     rng = random.Random(str(communication.dht.peer_id))
     for line in sys.stdin:

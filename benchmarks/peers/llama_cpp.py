@@ -1,7 +1,7 @@
 """llama.cpp's side: its server answers the prompts, one slot a row, in this process.
 
-`python benchmarks/peers/llama_cpp.py FOLDER GGUF`. Every completion is as long as it may be. Prompts are the
-same token ids as on our side, and the server keeps them between rounds (cache_prompt).
+`python benchmarks/peers/llama_cpp.py FOLDER GGUF`. Every completion has the full length. Prompts are the same
+token ids as on our side, and the server caches them between rounds (cache_prompt).
 """
 
 import json

@@ -1,6 +1,6 @@
 """Our side: the policy's generate and update, as in a round.
 
-`python -m benchmarks.peers.ours FOLDER [--answer]`; --answer: generate alone, and end no answer early, as
+`python -m benchmarks.peers.ours FOLDER [--answer]`; --answer: only generate, and end no answer early, as
 llama.cpp does.
 """
 

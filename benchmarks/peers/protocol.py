@@ -25,9 +25,9 @@ def say(document: dict[str, Any]) -> None:
 
 
 def serve(play: Callable[[], dict[str, Any]], meter: Meter) -> None:
-    """One round a turn, for ever.
+    """Play one round per turn, until the driver hangs up.
 
-    play: figures of the round; "seconds" among them where not all of it counts.
+    play: returns the round's figures; with "seconds" if only part of the round's time counts.
     """
     say({"ready": True})
     while True:

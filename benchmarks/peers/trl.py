@@ -1,4 +1,4 @@
-"""TRL's side: its own GRPOTrainer, unchanged, from its published package in an environment of its own.
+"""TRL's side: its own GRPOTrainer, unchanged, from its published package in a separate environment.
 
 `python benchmarks/peers/trl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work: one
 update on all completions, no reference model (beta 0), gradient checkpointing off unless its defaults are
@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-# Or this file would be `import trl`
+# Otherwise `import trl` would import this file
 sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 sys.path.append(str(Path(__file__).parents[2]))
 

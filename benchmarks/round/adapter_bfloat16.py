@@ -10,15 +10,15 @@ of the vocabulary. The update is the node's own.
     same batch       one batch over and over; the gain is on it
     fresh batches    a new one for each update; the gain is on the last four that were trained on
 
-Gain: mean over tokens of A (log p − log p without the adapter), p as each sees it: the sampler (one token at
-a time, prompts shared, as it decodes), the learner (its packed pass), and float32 weights with the same
-adapter: the truth. Beside them the two ways that were left: W + s B A folded into bfloat16 weights, and
-peft's own forward, which adds the adapter to a rounded product. Energy lost: of s B A, the share Σ (rounded −
-exact)² / Σ exact², now and where it is folded. ±: the standard error of sampler less learner, over
+Gain: mean over tokens of A (log p − log p without the adapter). p is computed by the sampler (one token at a
+time, prompts shared, as in decoding), by the learner (its packed pass), and by float32 weights with the same
+adapter, the reference. Two rejected variants are shown as well: W + s B A folded into bfloat16 weights, and
+peft's own forward, which adds the adapter to a rounded product. Energy lost: the share Σ (rounded − exact)² /
+Σ exact² of s B A, as computed now and if folded. ±: the standard error of sampler less learner, over
 completions.
 
-Below: log p of 8 × 8 fresh answers as the engine `own` gives it, less the learner's; its mean size, and
-its mean ± standard error. Before the first update it is what bfloat16's rounding alone makes.
+Below: log p of 8 × 8 fresh answers by the engine `own`, less the learner's; the mean size of the difference,
+and its mean ± standard error. Before the first update the difference is from bfloat16's rounding alone.
 """
 
 import argparse
@@ -235,7 +235,7 @@ def give(network: nn.Module, other: nn.Module) -> None:
 
 @torch.no_grad()
 def lost_now(network: nn.Module) -> float:
-    """Return the energy of s B A that is lost where A and B are rounded, as they are multiplied."""
+    """Return the energy of s B A that is lost if A and B are rounded for the product."""
     lost = energy = 0.0
     for _, layer in lora_layers(network):
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -259,7 +259,7 @@ def zeroed(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def peft_forward(network: nn.Module) -> Iterator[None]:
-    """Run the block with peft's own forward in place of ours."""
+    """Run the block with peft's own forward instead of this project's."""
     layers = [layer for _, layer in lora_layers(network)]
     for layer in layers:
         layer.forward = LoraLinear.forward.__get__(layer)

@@ -1,6 +1,6 @@
-"""What a round costs.
+"""The cost of a round.
 
-Alone: each stage of ours, in one process. With --peer: ours beside another trainer's, on the same work.
+Alone: each stage of swarmd's round, in one process. With --peer: against another trainer, on the same work.
 
     python -m benchmarks.round.cost [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30]
         [--json]
@@ -9,13 +9,13 @@ Alone: each stage of ours, in one process. With --peer: ours beside another trai
         [--defaults] [--device cpu|cuda] [--json]
 
 Alone: with --external, a second node of the same kind shares over the memory engine; its cost is not counted.
-CPU seconds are this process's alone: the verifier's show up in the wall time of "score". Wall and CPU are
-taken in alternate rounds; medians, after two rounds each of warm-up.
+CPU seconds are of this process only; the verifier's time shows in the wall time of "score". Wall and CPU time
+are taken in alternate rounds; medians, after two rounds each of warm-up.
 
-Beside a peer: generate and one update on 8 questions, 8 completions each. The peer runs from its published
-package in an environment of its own, made at the first run (build/peers, or the folder $BENCHMARK_PEERS). The
-two play in turn, one torch thread each; the ratio is the median over the pairs of the peer's CPU seconds over
-ours.
+Against a peer: generate and one update on 8 questions, 8 completions each. The peer runs from its published
+package in a separate environment, made at the first run (build/peers, or the folder $BENCHMARK_PEERS). The
+two sides play in turn, one torch thread each; the ratio is the peer's CPU seconds over swarmd's, median of
+the pairs.
 """
 
 import argparse

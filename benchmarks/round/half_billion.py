@@ -1,6 +1,6 @@
 """One round of a model of Qwen2.5-0.5B's exact configuration, or another real one's, with random weights.
 
-Seconds, and the most memory it takes beside what the plan said.
+Prints the seconds, and the peak memory against the memory plan.
 
     python -m benchmarks.round.half_billion [--model qwen2.5-0.5b|qwen2.5-1.5b|qwen3.5-0.8b|smollm2-135m|
                                                 qwen3.5-79m|gemma3-113m]
@@ -9,17 +9,17 @@ Seconds, and the most memory it takes beside what the plan said.
                                       [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1]
                                       [--rounds 1] [--json]
 
-Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards,
-so that every completion has a gradient; one update, and a second for the peak alone, as Adam's moments are
-there only from the first on. Model, plan, answers and update are the node's own. --rounds: how many; the
-last one's seconds count, as a GPU's first hold what is made once.
---memory: GB that the plan may count on having; --micro-batch: tokens, which the work should fill to compare
-the plan with what is taken: what was taken beyond the imports, and the plan's peak with its workspace.
+Questions of SAPO's nine specialties, all completions at full length, and made-up rewards, so that every
+completion has a gradient. One update, and a second one only for the peak, as Adam's moments exist only after
+the first update. Model, plan, answers and update are the node's own code. --rounds: number of rounds; the
+last one's seconds count, as the first rounds on a GPU include one-time work.
+--memory: GB that the plan may use. --micro-batch: tokens; the work should fill it, so that the plan's peak
+with its workspace can be compared with the memory taken beyond the imports.
 
-The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of
-our own: the ids above its vocabulary are drawn and trained on like any others, they have no text. On a CPU,
+The model is made here, in a temporary folder; nothing is downloaded. Its tokenizer is a small one of this
+project: the ids above its vocabulary are drawn and trained on like all ids, but have no text. On a CPU,
 seconds are CPU seconds of all threads, and the peak is the largest resident set of the whole process, loading
-included; on CUDA, wall seconds, and what torch has held on the device.
+included; on CUDA, wall seconds, and the peak of torch's memory on the device.
 """
 
 import argparse
@@ -130,7 +130,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         report = policy.update(batch)
         trained, wall = meter.now(), time.perf_counter() - began
-    # Adam's moments are there from the first step on: the second update takes the most.
+    # Adam's moments exist after the first step, so the second update takes the most memory.
     policy.update(batch)
     plan = policy._loaded.plan
     return {

@@ -32,7 +32,7 @@ class Meter:
         return time.perf_counter()
 
     def begin(self) -> float:
-        """Return `now`; peak memory counts from here on where that is possible."""
+        """Return `now`; peak memory counts from here on if the device allows it."""
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
         return self.now()

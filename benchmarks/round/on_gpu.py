@@ -1,12 +1,12 @@
-"""Runs everything here that wants a GPU, the most telling first, and keeps what each part said.
+"""Runs all checks and benchmarks that need a GPU, the most important first, and keeps their output.
 
     python -m benchmarks.round.on_gpu [--only NAME …] [--minutes 60] [--out on-gpu] [--device cuda|cpu]
 
 The parts (`PARTS`) are other programs of this repository: the tests of GPUs, parity of sampler and learner
-under an adapter, real sizes with random weights, a round beside TRL, a node. One that fails does not keep the
-others from running; none begins once the minutes are over. OUT/NAME.txt has all that a part said,
-OUT/table.md the device, the versions and a table. TRL runs from an environment of its own, which is made at
-its first run and is large. --device cpu tries this program itself.
+under an adapter, real sizes with random weights, a round against TRL, a node. If a part fails, the next parts
+still run; no part begins once the minutes are over. OUT/NAME.txt has a part's whole output, OUT/table.md the
+device, the versions and a table. TRL runs from a separate environment, which is made at its first run and is
+large. --device cpu tests this program itself.
 
 Exit code 1: a part failed.
 """
@@ -44,7 +44,7 @@ PARTS: Final = MappingProxyType(
         "trl-14m": "-m benchmarks.round.cost --peer trl --device DEVICE --size 14m --tokens 256 --pairs 2",
     }
 )
-# In a process of its own, which gives the device's memory back.
+# Runs in a separate process, which frees the device's memory when it ends.
 ABOUT: Final = """
 import json, platform, sys, psutil, torch, transformers, peft
 cuda = sys.argv[1] == "cuda"
@@ -55,7 +55,7 @@ print(json.dumps({
     "transformers": transformers.__version__, "peft": peft.__version__,
 }))
 """
-# What a part that is out of time has to end.
+# Seconds that a part gets to end after its time is over.
 GRACE_S: Final = 30
 
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def described(device: str) -> dict[str, Any] | None:
-    """Return what the figures are of; None where torch finds no such device."""
+    """Describe the device and the versions; return None if torch finds no such device."""
     asked = subprocess.run(
         [sys.executable, "-c", ABOUT, device], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -104,7 +104,7 @@ def described(device: str) -> dict[str, Any] | None:
 
 
 def play(command: Sequence[str], said: Path, limit_s: float) -> str:
-    """Run a part, show and keep what it says. Returns its exit code, or that it was not done in time."""
+    """Run a part; print and keep its output. Returns its exit code, or that it timed out."""
     tee = subprocess.Popen(["tee", said], stdin=subprocess.PIPE)
     part = subprocess.Popen(
         command, stdout=tee.stdin, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.round import workload
 
-Pairs = Sequence[tuple[float, float]]  # seconds of ours and of the peer
+Pairs = Sequence[tuple[float, float]]  # seconds of swarmd and of the peer
 LONGEST = 1024  # tokens of a completion: with the longest prompt it fits the models
 
 
@@ -88,7 +88,7 @@ def tokens(text: str) -> int:
 
 
 def result(pairs: Pairs) -> dict[str, float]:
-    """Return the median seconds of ours and peer, and the ratio: the median of peer / ours over the pairs."""
+    """Return the median seconds of each side and the ratio, peer over swarmd, as the median of the pairs."""
     ours, peer = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     return {"ours": ours, "peer": peer, "ratio": statistics.median(theirs / us for us, theirs in pairs)}
 
@@ -102,7 +102,7 @@ def report(
 ) -> None:
     """Print a table, and with --json one object as the last line.
 
-    more: figures beside the seconds, of both sides.
+    more: further figures of both sides.
     """
     found, ratios = result(pairs), sorted(theirs / ours for ours, theirs in pairs)
     out = sys.stderr if arguments.json else sys.stdout

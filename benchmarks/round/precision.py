@@ -1,18 +1,18 @@
-"""Whether small steps are lost: how far weights in bfloat16 get, beside float32 with the same gradients.
+"""Whether bfloat16 weights lose small steps, compared with float32 weights under the same gradients.
 
     python -m benchmarks.round.precision [--steps 200] [--rate 1e-6] [--json]
 
-The weights of the tiny model are stepped along made-up gradients that keep their direction, with noise as
-large upon it, the same for every way, and every way begins from the same weights:
+The weights of the tiny model follow made-up gradients: a constant direction plus noise of the same size.
+Every variant gets the same gradients and begins from the same weights:
 
     float32              the measure: plain AdamW on float32 weights
     bfloat16, plain      the peer: torch's AdamW on bfloat16 weights, as most trainers do it
     bfloat16, master     ours
-    …, 8 bits            ours: with train.optimizer = "adamw8bit", where bitsandbytes is installed
+    …, 8 bits            ours, with train.optimizer = "adamw8bit", if bitsandbytes is installed
 
-"gone" is the way from the start along float32's own, as a share of float32's: 1 is all of it, 0 is nowhere.
-With a master copy it is the copy that goes; "shown" is the same of the bfloat16 weights that the model
-computes with, which follow in steps of their own. "moments" is Adam's memory.
+"gone" is the distance covered along float32's path, as a share of float32's distance: 1 is all of it, 0 is
+none. With a master copy, "gone" is of the copy; "shown" is the same share for the bfloat16 weights that the
+model computes with, which move in coarser steps. "moments" is the memory of Adam's moments.
 """
 
 import argparse

@@ -75,7 +75,7 @@ def play_round(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def answer(arguments: argparse.Namespace, scratch: Path, times: int) -> dict[str, Any]:
-    """Compare seconds a token: the ratio is that of tokens a CPU second, ours over the peer's."""
+    """Compare the speeds: the ratio is our tokens a CPU second over the peer's."""
     rounds = alternate(arguments, scratch, times, "llama", "--answer")
     found = compared(
         [(ours["generate"] / ours["tokens"], theirs["seconds"] / theirs["tokens"]) for ours, theirs in rounds]
@@ -92,7 +92,7 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def alternate(
     arguments: argparse.Namespace, scratch: Path, times: int, peer: str, *more: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Play ours and a peer in turn; return the figures of each pair. times: as many questions."""
+    """Play swarmd and a peer in turn; return each pair's figures. times: factor on the questions."""
     folder, python = scratch / f"{peer}{times}", environment_of(peer, default_environment(peer))
     work = workload.Work(
         "", "varied", max_new_tokens=arguments.tokens, completions=arguments.completions,

@@ -2,16 +2,16 @@
 
 The model is Qwen2 with random weights and tied embeddings, made here; nothing is downloaded. Its lengths are
 part of its weights: one hidden dimension is the same for every token and is written by no layer, and the
-end-of-sequence row of the embeddings has a little more of it than the others. So both sides draw the same
+end-of-sequence row of the embeddings has a little more of it than the other rows. So both sides draw the same
 distribution of lengths from the same model, without a hook in either:
 
     full     end-of-sequence never comes; every completion has exactly `max_new_tokens`
-    varied   end-of-sequence has the same chance at each token: 1 in 23 where `max_new_tokens` is 64 (mean
-    about 22), growing in step
+    varied   end-of-sequence has the same chance at each token: 1 in 23 if `max_new_tokens` is 64 (mean about
+    22); the mean grows with `max_new_tokens`
 
 The questions are ReasoningGYM's, of one of two sets:
 
-    trials   one each of eight data sets, seed 0: those of the trials on which our goals were set
+    trials   one each of eight data sets, seed 0: the same questions as when our goals were set
     sapo-9   eight drawn from all nine specialties of our curriculum, seed 0
 """
 
@@ -182,15 +182,15 @@ def _tokenizer(corpus: list[str]) -> Qwen2Tokenizer:
 
 def _shape_lengths(model: Qwen2ForCausalLM, end: int, chance: float) -> None:
     """Give end-of-sequence this chance at every position (see the module's text)."""
-    constant, width = 40.0, model.config.hidden_size  # large beside all that the layers write
+    constant, width = 40.0, model.config.hidden_size  # large compared with all that the layers write
     with torch.no_grad():
         embeddings = model.model.embed_tokens.weight
         embeddings[:, 0] = constant
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0
             layer.mlp.down_proj.weight[0] = 0
-        # After the last norm the constant is near sqrt(width), since the other dimensions are small beside
-        # it.
+        # After the last norm the constant is near sqrt(width), since the other dimensions are comparatively
+        # small.
         logit = (
             -30.0
             if chance == 0

@@ -83,15 +83,15 @@ class Serving:
         record.failing, record.again_at, record.aside = False, 0.0, FIRST_ASIDE_S
 
     def cost(self, said: HolderReply, connected: bool, now: float) -> int:
-        """Return what a failure costs, by the author's own answer."""
+        """Return the cost of a failure, HARD or SOFT. said: the author's own reply."""
         alive = connected and now - self._served_at < LATELY_S
         return HARD if said is HolderReply.NO or alive else SOFT
 
     def failed(self, author: PeerId, cost: int, since: float, now: float, *, copied: bool = False) -> bool:
-        """Charge the author for a failure: nobody had what it offered, and we asked from `since` on.
+        """Charge the author of an offer for a failed fetch. since: when the fetch began.
 
-        copied: whether it led to a rollout of the real author, so that it costs the other strangers nothing.
-        Returns whether the author had served before and is set aside for this.
+        copied: whether the fetch found the real author's rollout; then the strangers' common credit is kept.
+        Returns whether the author had served before and is set aside now.
         """
         record = self._record(author)
         if since <= record.failed_at:

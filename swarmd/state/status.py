@@ -209,7 +209,7 @@ class SwarmPart(msgspec.Struct):
     name: str = ""
     swarm: SwarmLabel = SwarmLabel()
     engine: str = ""
-    peers: int = 0  # heard, connected or not: the number of peers wherever one is shown
+    peers: int = 0  # peers heard, connected or not; every display of a number of peers uses this
     connected: int = 0
     addresses: list[str] = []  # the most widely reachable first
     rejected: dict[str, int] = {}  # frames by reason

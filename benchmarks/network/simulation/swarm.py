@@ -1,4 +1,4 @@
-"""A swarm on one topic in virtual time: who offers when, who fetches from whom, and what each node receives.
+"""A swarm on one topic in virtual time: each node's offers, fetches and received bytes.
 
 Each node has the daemon's own `Outgoing` and `Pacing`; frames are signed and offers encoded by the real code.
 GossipSub is not simulated: all nodes hear an offer DELAY seconds later, at the bytes that an earlier
