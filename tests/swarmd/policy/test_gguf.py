@@ -239,7 +239,9 @@ def in_llama_cpp(path: Path, text: str) -> tuple[list[int], dict[int, float]]:
     params.n_ctx, params.n_parallel, params.warmup, params.cpuparams.n_threads = 256, 1, False, 1
     server = xllamacpp.Server(params)
     ids = ask(server.listening_address, "tokenize", content=text, parse_special=True)["tokens"]
-    said = ask(server.listening_address, "completion", prompt=ids, n_predict=1, n_probs=100, temperature=1.0)
+    # A seed, as llama.cpp tells no probabilities if it draws the end token.
+    asked = {"prompt": ids, "n_predict": 1, "n_probs": 100, "temperature": 1.0, "seed": 7}
+    said = ask(server.listening_address, "completion", **asked)
     return ids, {
         each["id"]: math.exp(each["logprob"]) for each in said["completion_probabilities"][0]["top_logprobs"]
     }
