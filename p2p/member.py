@@ -89,7 +89,7 @@ class Member:
         *,
         sequence: Iterator[int],
         clock: Callable[[], float],
-        admitted: Callable[[Envelope], None],
+        admitted: Callable[[Envelope], object],
         limits: AdmissionLimits | None = None,
         folder: Path | None = None,
         also: Sequence[Topic] = (),

@@ -43,6 +43,7 @@ class Reason(Enum):
     FLOODING = "peer over its rate limit"
     SHUNNED = "from a misbehaving peer"
     UNKNOWN_KIND = "of a kind unknown to this version"
+    BACKLOG = "more frames than this node can handle"
     NOT_ASKED_FOR = "not the requested blob"
     # Admission cannot find these; the node reports them later through `Member.report`.
     UNDECODABLE = "not a rollout set"
@@ -69,6 +70,7 @@ _BLAMELESS = frozenset(
     | {Reason.FLOODING, Reason.SHUNNED}
     | {Reason.USELESS}  # costs only quota: other nodes may learn from it
     | {Reason.UNKNOWN_KIND}  # a later version may use it
+    | {Reason.BACKLOG}  # other nodes may be quicker
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",

@@ -13,7 +13,7 @@ from p2p.engines.traffic import Traffic
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
-from p2p.types import Envelope, PeerId, PeerRequest, Started
+from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd.config.config import NodeConfig
 from swarmd.config.own_strategy import load_take
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
@@ -144,4 +144,5 @@ class Participant:
 
     def _admitted(self, envelope: Envelope) -> None:
         self.roster.heard(envelope.author, time.time())
-        self.driver.admitted(envelope)
+        if not self.driver.admitted(envelope):
+            self.member.ignore(Reason.BACKLOG)

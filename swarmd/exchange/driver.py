@@ -61,10 +61,12 @@ class Driver:
         self._questions: dict[int, trio.CancelScope] = {}
         self._wake_at = math.inf
 
-    def admitted(self, envelope: Envelope) -> None:
-        """Take an admitted frame; give this to the member."""
-        if self._events.statistics().current_buffer_used < MAX_EVENTS:
+    def admitted(self, envelope: Envelope) -> bool:
+        """Take an admitted frame; return whether there was room for it."""
+        room = self._events.statistics().current_buffer_used < MAX_EVENTS
+        if room:
             self.put(Admitted(envelope))
+        return room
 
     def put(self, event: Event) -> None:
         """Queue an event, and return at once."""

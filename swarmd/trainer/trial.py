@@ -5,7 +5,6 @@ A model that never writes the required answer form earns no reward. Example turn
 style to train with, and `settled` stores it in the state folder.
 """
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,8 +62,6 @@ class WayFigures:
     right: int = 0
     cut: int = 0
     tokens: int = 0
-    longest: int = 0  # tokens of the longest answer
-    longest_in_form: int = 0  # tokens of the longest answer in the asked form
 
     @property
     def works(self) -> bool:
@@ -84,14 +81,10 @@ class WayFigures:
         self.groups += 1
         self.mixed += len({*rewards}) > 1
         self.answers += len(rewards)
-        lengths = list(map(len, asked.tokens.ids))
-        in_form = [read(c.text) is not GradeReason.NO_ANSWER for c in asked.completions]
-        self.in_form += sum(in_form)
+        self.in_form += sum(read(c.text) is not GradeReason.NO_ANSWER for c in asked.completions)
         self.right += sum(reward > 0 for reward in rewards)
         self.cut += sum(not c.ended for c in asked.completions)
-        self.tokens += sum(lengths)
-        self.longest = max(self.longest, *lengths)
-        self.longest_in_form = max(self.longest_in_form, *itertools.compress(lengths, in_form), 0)
+        self.tokens += sum(map(len, asked.tokens.ids))
 
 
 def ways_of(config: NodeConfig, curriculum: Curriculum) -> list[Way]:
@@ -169,7 +162,7 @@ def chosen(found: Mapping[Way, WayFigures]) -> Way:
     return first or max(found, key=lambda way: (found[way].right, found[way].in_form))
 
 
-def sentences(found: Mapping[Way, WayFigures], max_new_tokens: int) -> list[str]:
+def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
     """Describe the figures and the choice, and a remedy if no style works."""
     told = (f"{way} {x.in_form} of {x.answers}, {x.right} right" for way, x in found.items())
     groups = max(seen.groups for seen in found.values())
@@ -179,15 +172,6 @@ def sentences(found: Mapping[Way, WayFigures], max_new_tokens: int) -> list[str]
         said.append(
             "this model writes the required form too rarely to learn, in every prompt style: choose another"
             " instruct model (`swarmd models`), or set model.examples to turns that show the form"
-        )
-        return said
-    way = found[chosen(found)]
-    # A power of two, of at least twice the tokens that were needed: harder questions have longer answers.
-    room = 1 << (2 * way.longest_in_form - 1).bit_length()
-    if way.cut and room < way.longest and (max_new_tokens or way.longest) > room:
-        said.append(
-            f"answers in the asked form have at most {way.longest_in_form} tokens, and other answers"
-            f" {way.longest} or more: generate.max_new_tokens = {room} would make rounds shorter"
         )
     return said
 
@@ -219,12 +203,12 @@ def settled(
     way = chosen(found)
     if len(found) == 1 and not found[way].works:
         # There was no time for another style, so the next start tries again.
-        return way, sentences(found, config.generate.max_new_tokens)
+        return way, sentences(found)
     try:
         write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, way)))
     except OSError as error:
         raise CannotRecord.to(path, error) from None
-    return way, sentences(found, config.generate.max_new_tokens)
+    return way, sentences(found)
 
 
 def examined(config: NodeConfig) -> Mapping[Way, WayFigures]:

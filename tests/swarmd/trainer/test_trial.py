@@ -111,8 +111,8 @@ def test_a_model_that_answers_in_form_is_asked_no_further(verifier: Verifier) ->
     model = Asked({PLAIN: [IN_FORM]})
     found = trial(model, verifier)
     assert [way for way, _ in model.calls] == [PLAIN] * LEAST_QUESTIONS
-    assert found[PLAIN] == WayFigures(4, 0, 32, 4, 0, 28, 64, 2, 2) and chosen(found) == PLAIN
-    assert sentences(found, 0) == [
+    assert found[PLAIN] == WayFigures(4, 0, 32, 4, 0, 28, 64) and chosen(found) == PLAIN
+    assert sentences(found) == [
         "answers in the asked form: without examples 4 of 32, 0 right: training without examples"
     ]
 
@@ -124,7 +124,7 @@ def test_the_first_way_that_works_is_trained_with(verifier: Verifier) -> None:
     found = trial(model, verifier)
     assert [way for way, _ in model.calls] == [PLAIN, SHOWN] * LEAST_QUESTIONS
     assert chosen(found) == SHOWN
-    assert sentences(found, 0)[0].endswith("with examples 12 of 32, 0 right: training with examples")
+    assert sentences(found)[0].endswith("with examples 12 of 32, 0 right: training with examples")
     whole = trial(model, verifier, whole=True)
     assert [seen.groups for seen in whole.values()] == [QUESTIONS] * 4 and chosen(whole) == SHOWN
     assert 0 < whole[OPENED].right == whole[OPENED].mixed < 9
@@ -138,35 +138,12 @@ def test_if_no_way_works_the_one_with_most_right_answers_is_trained_with(verifie
     model = Asked({})
     found = dict(trial(model, verifier))
     assert all(seen.groups == QUESTIONS for seen in found.values()) and chosen(found) == PLAIN
-    said, remedy = sentences(found, 0)
+    said, remedy = sentences(found)
     assert said.endswith("training without examples") and "model.examples" in remedy
     found[OPENED] = replace(found[OPENED], in_form=5)
     assert chosen(found) == OPENED
     found[SHOWN] = replace(found[SHOWN], in_form=2, right=1)
-    assert chosen(found) == SHOWN and len(sentences(found, 0)) == 2
-
-
-@pytest.mark.parametrize(
-    ("longest", "in_form", "limit", "room"),
-    [
-        (64, 14, 0, 32),
-        (64, 14, 256, 32),
-        (64, 14, 32, None),
-        (64, 16, 0, 32),
-        (64, 17, 0, None),
-        (16, 9, 0, None),
-    ],
-)
-def test_a_lower_limit_is_advised_if_only_useless_answers_are_long(
-    longest: int, in_form: int, limit: int, room: int | None
-) -> None:
-    seen = WayFigures(4, 0, 32, 12, 2, cut=16, tokens=900, longest=longest, longest_in_form=in_form)
-    advice = sentences({SHOWN: seen}, limit)[1:]
-    assert len(advice) == (room is not None)
-    if room is not None:
-        assert f"generate.max_new_tokens = {room} " in advice[0]
-        assert len(sentences({SHOWN: seen}, room)) == 1, "the advice was followed"
-    assert len(sentences({SHOWN: replace(seen, cut=0)}, limit)) == 1, "no answer is cut"
+    assert chosen(found) == SHOWN and len(sentences(found)) == 2
 
 
 @pytest.mark.parametrize("a_token", [1e-4, 0.02, 0.1, 0.6, 1.5, 9.0])
@@ -177,7 +154,7 @@ def test_a_slow_model_is_asked_fewer_questions(verifier: Verifier, a_token: floa
     assert model.now - 156 <= max(SECONDS, one), "the first question is always asked"
     assert len(table(trial(Asked({}, a_token), verifier, whole=True))) == 1 + len(found)
     asked = max(seen.groups for seen in found.values())
-    assert ("a slow model" in sentences(found, 0)[0]) == (asked < LEAST_QUESTIONS) == (a_token >= 0.6)
+    assert ("a slow model" in sentences(found)[0]) == (asked < LEAST_QUESTIONS) == (a_token >= 0.6)
     assert all(most >= LEAST_TOKENS for _, most in model.calls)
     if a_token <= 0.6:
         assert len(found) == 4, "each way is tried"

@@ -5,13 +5,14 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert, to_builtins
 from msgspec.structs import asdict, replace
 
 from p2p.identity import Identity, nickname
-from p2p.types import Peer, Reason
+from p2p.types import Envelope, Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import CAUSES
@@ -72,6 +73,16 @@ def test_refusals_come_with_reason_and_remedy(tmp_path: Path) -> None:
     text = "\n".join(status_lines(shown))
     assert "3 another wire version" in text and "update the older" in text and "2 bad signature" in text
     assert shown.state is NodeState.STARTING and shown.cause and shown.remedy
+
+
+def test_frames_over_a_full_queue_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmd.exchange.driver.MAX_EVENTS", 2)
+    of = Participant(
+        NodeConfig.model_validate({"swarm": {"engine": "none"}}), tmp_path, "m", print, str, print
+    )
+    for number in range(5):
+        of._admitted(Envelope(OTHER, number, 0, "offer", b""))
+    assert of.status().rejected == {Reason.BACKLOG.value: 3}
 
 
 def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> None:
