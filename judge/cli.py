@@ -115,7 +115,7 @@ def serve(
         Path | None,
         typer.Option(
             help="Key file that signs the receipts; created if it is missing.",
-            show_default="beside the database",
+            show_default="next to the database",
         ),
     ] = None,
     window: Annotated[
@@ -154,7 +154,7 @@ def serve(
     ] = None,
     verified_folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of waiting uploads.", show_default="beside the database"),
+        typer.Option(help="Folder of waiting uploads.", show_default="next to the database"),
     ] = None,
     log_json: Annotated[bool | None, typer.Option(help="Log JSON lines, for a collector.")] = None,
     invitation: Annotated[

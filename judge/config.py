@@ -143,7 +143,7 @@ class JudgeSettings:
         tuple[Annotated[str, AfterValidator(_proxy)], ...],
         Field(description="a list of addresses such as 127.0.0.1 or 10.0.0.0/8"),
     ] = ()
-    key: _Place | None = None  # of the receipts' signatures; None: beside the database
+    key: _Place | None = None  # of the receipts' signatures; None: next to the database
     # Seconds from one set of questions to the next.
     window: Annotated[float, Field(ge=60, le=2_678_400)] = 86_400.0
     keep_days: Annotated[float, Field(ge=0, le=36_500)] = 7.0  # days that every evaluation is kept
@@ -152,7 +152,7 @@ class JudgeSettings:
         tuple[_Name, ...], Field(description="a list of tiny, folders and repositories")
     ] = ("tiny",)  # the models whose weights are evaluated
     verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # questions of each specialty
-    # The folder of uploads; None: beside the database.
+    # The folder of uploads; None: next to the database.
     verified_folder: _Place | None = None
     log_json: bool = False
     invitation: str = ""  # invitation to the swarm, shown on the page "Join"

@@ -70,7 +70,7 @@ def doctor_model(
     with interrupted_at_once():
         from swarmd.policy.models.doctor import document, examine, explain, round_seconds
         from swarmd.policy.models.hub import has_weights
-        from swarmd.trainer.trial import by_way, examined, table
+        from swarmd.trainer.trial import by_style, examined, table
 
         # The folder's model, unless another one is named.
         asked = (
@@ -80,10 +80,10 @@ def doctor_model(
         )
         found = examine(asked)
         seconds = round_seconds(asked, found)
-        ways = {} if found.refusal or not has_weights(found.place) else examined(asked)
+        styles = {} if found.refusal or not has_weights(found.place) else examined(asked)
     told, lines = document(found, seconds), explain(found, seconds)
-    if ways:
-        told["ways"], lines = by_way(ways), [*lines, "", *(f"  {line}" for line in table(ways))]
+    if styles:
+        told["styles"], lines = by_style(styles), [*lines, "", *(f"  {line}" for line in table(styles))]
     answer(told, "\n".join(lines), as_json)
     found.require()
 

@@ -185,7 +185,7 @@ def ui(
 ) -> None:
     """Open the running node's page in a browser, and print its address.
 
-    The address holds a secret: whoever has it can stop the node.
+    The address holds a secret: anybody who has it can stop the node.
     """
     folder = as_state_dir(state_dir)
     document = ask(folder, "ui", dict)

@@ -120,8 +120,8 @@ class BootstrapNode:
             trouble=self._trouble(),
             role="bootstrap",
             state=NodeState.HELPING,
-            cause="it trains nothing: others find each other through it",
-            remedy="nothing to do" if connected else "give its address to others, for --bootstrap",
+            cause="it trains nothing: nodes find each other through it",
+            remedy="nothing to do" if connected else "give its address to other people, for --bootstrap",
             pid=os.getpid(),
             started_at=self._started_at,
             state_dir=str(self._folder),
@@ -177,12 +177,14 @@ def announcement(status: Status) -> list[str]:
     ]
     places = {*map(place, status.addresses)}
     if not places - {"machine"}:
-        lines.append("only this machine can dial it; for others let it listen on /ip4/0.0.0.0/tcp/4001")
+        lines.append(
+            "only this machine can dial it; for other machines let it listen on /ip4/0.0.0.0/tcp/4001"
+        )
     elif "internet" not in places:
         ports = {found.port for each in status.addresses if (found := parse_endpoint(each)) is not None}
         lines.append(
-            "it has no public address, so only its own network can dial it; for others forward TCP port"
-            f" {', '.join(map(str, sorted(ports)))} of your router to this machine, and give away the"
+            "it has no public address, so only its own network can dial it; for other machines forward TCP"
+            f" port {', '.join(map(str, sorted(ports)))} of your router to this machine, and give away the"
             " router's address in place of this one"
         )
-    return [*map(printable, lines), "others join with --bootstrap and one of:"]
+    return [*map(printable, lines), "other nodes join with --bootstrap and one of:"]

@@ -49,7 +49,7 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
     addresses = tuple(address for address in known if place(address) == where)[:MAX_ADDRESSES]
     if not addresses:
         raise Unreachable(
-            "the node has no address that others could dial, and no bootstrap address is configured. Ask"
+            "the node has no address that other nodes could dial, and no bootstrap address is configured. Ask"
             " again in a moment; if it stays so, `swarmd doctor network` says why."
         )
     model, notes = "", []

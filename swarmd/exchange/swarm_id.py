@@ -63,6 +63,6 @@ def require_same_swarm(invitation: Invitation, curriculum: Curriculum) -> None:
         )
     raise ConfigError(
         f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks,"
-        " or those of a newer version. Get the file from whoever invited you and name it with --curriculum,"
-        " or update."
+        " or those of a newer version. Get the file from the person who invited you and name it with"
+        " --curriculum, or update."
     )

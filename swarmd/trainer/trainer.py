@@ -44,7 +44,7 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.progress import RoundProgress
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer_link import RoundCut, TrainerLink
-from swarmd.trainer.trial import SECONDS, Way, WayFigures, settled, tried, ways_of
+from swarmd.trainer.trial import SECONDS, PromptStyle, StyleFigures, settled, styles_of, tried
 from swarmd.trainer.workers import (
     WorkerGroup,
     check_workers,
@@ -379,7 +379,7 @@ def _asking_well(
             raise RoundCut
         return clock()
 
-    def trial() -> Mapping[Way, WayFigures]:
+    def trial() -> Mapping[PromptStyle, StyleFigures]:
         daemon.tell(
             link.TrainerState(
                 NodeState.STARTING,
@@ -390,12 +390,12 @@ def _asking_well(
         tasks = open_tasks(curriculum, verifier, config.tasks.specialties)
         return tried(policy, config, tasks, verifier, start.seed, clock_until_stop)
 
-    way, notes = ways_of(config, curriculum)[0], list[str]()
+    style, notes = styles_of(config, curriculum)[0], list[str]()
     with suppress(RoundCut):
-        way, notes = settled(config, curriculum, Path(start.state_dir), trial)
-    model = config.model.model_copy(update={"examples": way.examples, "opening": way.opening})
+        style, notes = settled(config, curriculum, Path(start.state_dir), trial)
+    model = config.model.model_copy(update={"examples": style.examples, "opening": style.opening})
     config = config.model_copy(update={"model": model})
-    return config, policy.showing(way.examples, way.opening), notes
+    return config, policy.showing(style.examples, style.opening), notes
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:

@@ -40,7 +40,7 @@ FILE: Final = "prompts.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PromptStyle:
     """A prompt style: example turns before the question, and text with which each answer begins."""
 
     examples: Examples = ()
@@ -52,7 +52,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class WayFigures:
+class StyleFigures:
     """Figures of the answers in one prompt style."""
 
     groups: int = 0
@@ -87,7 +87,7 @@ class WayFigures:
         self.tokens += sum(map(len, asked.tokens.ids))
 
 
-def ways_of(config: NodeConfig, curriculum: Curriculum) -> list[Way]:
+def styles_of(config: NodeConfig, curriculum: Curriculum) -> list[PromptStyle]:
     """Return the prompt styles that the settings allow, the plainest first.
 
     The models of this package were trained without examples, so "auto" means off for them.
@@ -101,7 +101,7 @@ def ways_of(config: NodeConfig, curriculum: Curriculum) -> list[Way]:
     tag = curriculum.tagged(curriculum.specialties[0], "").removesuffix("</answer>") if tries else ""
     openings = ["", tag] if model.opening == "auto" else [model.opening]
     shown = words[model.examples] if isinstance(model.examples, str) else [model.examples]
-    return list(dict.fromkeys(Way(examples, opening) for opening in openings for examples in shown))
+    return list(dict.fromkeys(PromptStyle(examples, opening) for opening in openings for examples in shown))
 
 
 def tried(
@@ -113,7 +113,7 @@ def tried(
     clock: Callable[[], float] = time.monotonic,
     *,
     whole: bool = False,
-) -> Mapping[Way, WayFigures]:
+) -> Mapping[PromptStyle, StyleFigures]:
     """Ask questions in the allowed styles, until one works or SECONDS are over.
 
     Each question is asked in one style after another, up to the first that works so far. The trial uses
@@ -124,28 +124,28 @@ def tried(
         clock: seconds.
         whole: ask all questions in all styles, while there is time.
     """
-    asked = dict[Way, LanguagePolicy]()
-    for way in ways_of(config, tasks.curriculum):
+    asked = dict[PromptStyle, LanguagePolicy]()
+    for style in styles_of(config, tasks.curriculum):
         with suppress(NoModel):
-            asked[way] = policy.showing(way.examples, way.opening)
-    found = dict[Way, WayFigures]()
+            asked[style] = policy.showing(style.examples, style.opening)
+    found = dict[PromptStyle, StyleFigures]()
     questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
     # Warm up: the first answer of a process takes far longer than later ones, which the plan is based on.
     next(iter(asked.values())).generate([questions[0].question], 1, seed=seed, most_tokens=1)
     completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
     for number, task in enumerate(questions, 1):
         began = clock()
-        for way, shown in asked.items():
+        for style, shown in asked.items():
             begun = clock()
             if took and begun + took > end:
                 return found
             (answers,) = shown.generate([task.question], completions, seed=seed, most_tokens=most)
             (rewards,) = reward([(task.ref, answers.completions)])
-            found.setdefault(way, WayFigures()).add(
+            found.setdefault(style, StyleFigures()).add(
                 answers, rewards, partial(tasks.curriculum.read, task.ref.specialty)
             )
             took = clock() - begun
-            if found[way].works and not whole:
+            if found[style].works and not whole:
                 break
         if number >= LEAST_QUESTIONS and not whole and any(seen.works for seen in found.values()):
             break
@@ -156,15 +156,15 @@ def tried(
     return found
 
 
-def chosen(found: Mapping[Way, WayFigures]) -> Way:
+def chosen(found: Mapping[PromptStyle, StyleFigures]) -> PromptStyle:
     """Return the first style that works; else the one with most right answers, then most in the form."""
-    first = next((way for way, seen in found.items() if seen.works), None)
-    return first or max(found, key=lambda way: (found[way].right, found[way].in_form))
+    first = next((style for style, seen in found.items() if seen.works), None)
+    return first or max(found, key=lambda style: (found[style].right, found[style].in_form))
 
 
-def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
+def sentences(found: Mapping[PromptStyle, StyleFigures]) -> list[str]:
     """Describe the figures and the choice, and a remedy if no style works."""
-    told = (f"{way} {x.in_form} of {x.answers}, {x.right} right" for way, x in found.items())
+    told = (f"{style} {x.in_form} of {x.answers}, {x.right} right" for style, x in found.items())
     groups = max(seen.groups for seen in found.values())
     slow = f" (a slow model: {groups} of {QUESTIONS} questions)" * (groups < LEAST_QUESTIONS)
     said = [f"answers in the asked form: {'; '.join(told)}{slow}: training {chosen(found)}"]
@@ -180,38 +180,41 @@ def sentences(found: Mapping[Way, WayFigures]) -> list[str]:
 class _Kept:
     model: str
     curriculum: str  # digest
-    way: Way
+    style: PromptStyle
     schema: int = 1
 
 
 def settled(
-    config: NodeConfig, curriculum: Curriculum, folder: Path, find: Callable[[], Mapping[Way, WayFigures]]
-) -> tuple[Way, list[str]]:
+    config: NodeConfig,
+    curriculum: Curriculum,
+    folder: Path,
+    find: Callable[[], Mapping[PromptStyle, StyleFigures]],
+) -> tuple[PromptStyle, list[str]]:
     """Return the prompt style that the settings fix, or that the state folder stores, or that a trial finds.
 
     It comes with notes for the operator. find: runs a trial. Raises CannotRecord.
     """
-    ways, path = ways_of(config, curriculum), folder / FILE
-    if len(ways) == 1:
-        return ways[0], []
+    styles, path = styles_of(config, curriculum), folder / FILE
+    if len(styles) == 1:
+        return styles[0], []
     # A damaged file is ignored, and the trial is repeated.
     with suppress(OSError, ValueError, RecursionError):
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-        if kept == _Kept(config.model.name, curriculum.digest, kept.way) and kept.way in ways:
-            return kept.way, []
+        if kept == _Kept(config.model.name, curriculum.digest, kept.style) and kept.style in styles:
+            return kept.style, []
     found = find()
-    way = chosen(found)
-    if len(found) == 1 and not found[way].works:
+    style = chosen(found)
+    if len(found) == 1 and not found[style].works:
         # There was no time for another style, so the next start tries again.
-        return way, sentences(found)
+        return style, sentences(found)
     try:
-        write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, way)))
+        write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, style)))
     except OSError as error:
         raise CannotRecord.to(path, error) from None
-    return way, sentences(found)
+    return style, sentences(found)
 
 
-def examined(config: NodeConfig) -> Mapping[Way, WayFigures]:
+def examined(config: NodeConfig) -> Mapping[PromptStyle, StyleFigures]:
     """Open the configured model, and ask all questions in all styles, while there is time.
 
     Returns no figures for a model of this package, which has only one style.
@@ -220,25 +223,25 @@ def examined(config: NodeConfig) -> Mapping[Way, WayFigures]:
     examples = "auto" if isinstance(model.examples, str) else model.examples
     free = model.model_copy(update={"examples": examples, "opening": "auto"})
     config = config.model_copy(update={"model": free})
-    if len(ways_of(config, curriculum)) == 1:
+    if len(styles_of(config, curriculum)) == 1:
         return {}
     with Verifier(curriculum) as verifier, closing(LanguagePolicy.open(config, seed=0)) as policy:
         tasks = open_tasks(curriculum, verifier, config.tasks.specialties)
         return tried(policy, config, tasks, verifier, 0, whole=True)
 
 
-def table(found: Mapping[Way, WayFigures]) -> list[str]:
+def table(found: Mapping[PromptStyle, StyleFigures]) -> list[str]:
     """Format the figures as a table, one style a line."""
     rows = [("ASKED", "IN FORM", "RIGHT", "MIXED GROUPS", "TOKENS", "CUT")]
-    for way, x in found.items():
+    for style, x in found.items():
         in_form, right, cut = (f"{100 * n / x.answers:.0f} %" for n in (x.in_form, x.right, x.cut))
         rows.append(
-            (str(way), in_form, right, f"{x.mixed} of {x.groups}", f"{x.tokens / x.answers:.1f}", cut)
+            (str(style), in_form, right, f"{x.mixed} of {x.groups}", f"{x.tokens / x.answers:.1f}", cut)
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def by_way(found: Mapping[Way, WayFigures]) -> list[dict[str, Any]]:
+def by_style(found: Mapping[PromptStyle, StyleFigures]) -> list[dict[str, Any]]:
     """Return the figures as JSON data."""
-    return [{**asdict(way), **asdict(seen), "works": seen.works} for way, seen in found.items()]
+    return [{**asdict(style), **asdict(seen), "works": seen.works} for style, seen in found.items()]

@@ -220,7 +220,7 @@ CAUSES = (
     Cause(
         "no peer is heard: this machine is offline",
         "no route to a bootstrap address or to the internet",
-        "connect it to a network; until then the node trains alone, and it finds the others by itself",
+        "connect it to a network; until then the node trains alone, and it finds other nodes by itself",
         Stage.AT_ONCE,
         lambda f: {} if f.offline and not f.connected else None,
     ),
@@ -261,7 +261,7 @@ CAUSES = (
         "no peer is heard: the bootstrap address answers, and no member of swarm {name}, {curriculum}, is"
         " connected",
         "no connection",
-        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd:"
+        "wait for other nodes, or check that they have the same swarm.name, curriculum and version of swarmd:"
         " swarmd doctor network",
         Stage.SETTLED,
         lambda f: {"name": f.name, "curriculum": f.curriculum} if not f.connected else None,
@@ -288,7 +288,7 @@ CAUSES = (
     Cause(
         "no peer is heard: {helpers} connected, which train nothing, and no other node of {curriculum}",
         "all members say that they train nothing",
-        "wait: others are found as they come",
+        "wait: other nodes are found as they come",
         Stage.SETTLED,
         lambda f: (
             {"helpers": many(f.connected, "bootstrap node"), "curriculum": f.curriculum}

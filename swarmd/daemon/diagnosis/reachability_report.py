@@ -153,7 +153,7 @@ def _addresses(found: Survey, reachable: bool | None) -> Finding:
         return Finding(
             "addresses",
             None,
-            f"{says}; others see it at {', '.join(far)}: it is behind a router that translates (NAT)",
+            f"{says}; other nodes see it at {', '.join(far)}: it is behind a router that translates (NAT)",
         )
     if any(ipaddress.ip_address(address).is_global for address in own):
         return Finding("addresses", True, f"{says}; of these at least one is public")
@@ -213,7 +213,7 @@ def _members(found: Survey) -> Finding:
         "members",
         None,
         f"no node of swarm {found['swarm']['name']} that trains {found['curriculum']} is connected",
-        "wait for others; a node says why it is alone 20 s after its start",
+        "wait for other nodes; a node says why it is alone 20 s after its start",
     )
 
 
@@ -242,7 +242,7 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
 def _relayed(found: Survey, reachable: bool | None) -> list[Finding]:
     relays = list(dict.fromkeys(address.split("/p2p-circuit")[0] for address in found["relays"]))
     if relays:
-        return [Finding("relay", True, f"others can open streams to it through {', '.join(relays)}")]
+        return [Finding("relay", True, f"other nodes can open streams to it through {', '.join(relays)}")]
     if reachable is False:
         return [Finding.of("relay", NO_RELAY.trouble(), advise=not found["bootstrap"])]
     return []
@@ -253,7 +253,7 @@ def _summary(found: Survey, reachable: bool | None, takes_part: bool) -> str:
     if not takes_part:
         return f"{who} cannot take part: no bootstrap node answers and no member is connected"
     if reachable is True:
-        return f"{who} is reachable: others can open connections to it"
+        return f"{who} is reachable: other nodes can open connections to it"
     if reachable is False:
         return f"{who} is not reachable: it takes full part through the connections that it makes itself"
     if _this_machine_only(found):

@@ -237,7 +237,7 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
 def peer_lines(peers: Sequence[KnownPeer]) -> list[str]:
     """Format the known peers in columns, one peer in each line."""
     if not peers:
-        return ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
+        return ["no peers yet; `swarmd doctor network` says whether other nodes can reach this one"]
     rows = [
         (
             peer.name,

@@ -82,7 +82,7 @@ def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
             "what was refused, by reason",
             [({"reason": k}, v) for k, v in status.rejected.items()],
         ),
-        single("rollouts_fetched_total", "rollouts of others that were fetched", exchange.fetched),
+        single("rollouts_fetched_total", "rollouts of other nodes that were fetched", exchange.fetched),
         single("rollouts_missed_total", "rollouts that nobody had in time", exchange.missed),
         (
             "exchange_bytes_total",
@@ -90,7 +90,7 @@ def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
             [({"direction": "in"}, exchange.bytes_in), ({"direction": "out"}, exchange.bytes_out)],
         ),
         single("rollouts_given_total", "rollouts shared", given.rollouts),
-        single("rollouts_used_total", "times that others said that they used one of them", given.used),
+        single("rollouts_used_total", "times that other nodes said that they used one of them", given.used),
         single("rollouts_users", "other nodes that said so", given.by),
         *(single(name, what, getattr(total, key, None)) for key, name, what in _USED),
         (

@@ -146,9 +146,9 @@ def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
     }
     assert (
         f"forward TCP port {PORT} of your router to 192.168.2.10" in words["home"]
-        and "others see it at 11.0.0.2" in words["home"]
+        and "other nodes see it at 11.0.0.2" in words["home"]
     )
-    assert "others see it at 11.0.0.3" in words["forwarded"] and "your router" not in words["forwarded"]
+    assert "other nodes see it at 11.0.0.3" in words["forwarded"] and "your router" not in words["forwarded"]
     assert said["home"]["takes_part"] and "takes full part" in said["home"]["summary"]
 
 

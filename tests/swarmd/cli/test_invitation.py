@@ -329,7 +329,7 @@ def test_a_bootstrap_node_invites_to_no_curriculum() -> None:
 
 
 def test_a_node_that_nobody_can_dial_invites_nobody() -> None:
-    with pytest.raises(Unreachable, match="no address that others could dial"):
+    with pytest.raises(Unreachable, match="no address that other nodes could dial"):
         invite(NodeConfig(), TINY_9, [])
     with pytest.raises(ConfigError, match="this node trains alone"):
         invite(NodeConfig(swarm=SwarmConfig(engine="none")), TINY_9, [PUBLIC])

@@ -560,7 +560,9 @@ def test_the_newest_answers_are_shown_as_text() -> None:
 def test_peers_as_lines() -> None:
     peer = KnownPeer(PEER, "brave-otter", None, "relayed", None, frames=12)
     near = replace(peer, address=f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", direction="inbound")
-    assert peer_lines([]) == ["no peers yet; `swarmd doctor network` says whether others can reach this node"]
+    assert peer_lines([]) == [
+        "no peers yet; `swarmd doctor network` says whether other nodes can reach this one"
+    ]
     far = replace(
         near,
         name="extraordinary-woodpecker",

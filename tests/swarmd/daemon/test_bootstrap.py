@@ -160,7 +160,7 @@ PLACES = {
 TOLD = {  # what the announcement says, and what it does not
     "machine": ("only this machine can dial it", "router"),
     "network": ("forward TCP port 4001 of your router", "only this machine"),
-    "internet": ("others join with", "no public address|only this machine"),
+    "internet": ("other nodes join with", "no public address|only this machine"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The trial at the first start: which way of asking a model gives answers in the asked form."""
+"""The trial at the first start: which style of asking a model gives answers in the asked form."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,22 +20,22 @@ from swarmd.trainer.trial import (
     LEAST_TOKENS,
     QUESTIONS,
     SECONDS,
-    Way,
-    WayFigures,
-    by_way,
+    PromptStyle,
+    StyleFigures,
+    by_style,
     chosen,
     sentences,
     settled,
+    styles_of,
     table,
     tried,
-    ways_of,
 )
 from swarmd.types import Completion, Generation, Tokens
 from tests.swarmd.policy.conftest import make_model
 from tests.swarmd.trainer.conftest import TrainerIn
 
-PLAIN, SHOWN = Way(), Way(EXAMPLES)
-OPENED, BOTH = Way((), "<answer>"), Way(EXAMPLES, "<answer>")
+PLAIN, SHOWN = PromptStyle(), PromptStyle(EXAMPLES)
+OPENED, BOTH = PromptStyle((), "<answer>"), PromptStyle(EXAMPLES, "<answer>")
 IN_FORM, PROSE = "<answer>no</answer>", "I think"
 
 
@@ -46,18 +46,18 @@ def config(**model: Any) -> NodeConfig:
 
 @dataclass
 class Asked:
-    """A model that answers each way as `says` says, at a pace; it is its own clock."""
+    """A model that answers each style as `says` says, at a pace; it is its own clock."""
 
-    says: Mapping[Way, Sequence[str]]
+    says: Mapping[PromptStyle, Sequence[str]]
     a_token: float = 0.0
     now: float = 100.0
     first: float = 0.0  # seconds that the first answer takes more, however short it is
 
     def __post_init__(self) -> None:
-        self.calls = list[tuple[Way, int]]()
+        self.calls = list[tuple[PromptStyle, int]]()
 
-    def showing(self, *way: Any) -> Any:
-        return _AskedSo(self, Way(*way))
+    def showing(self, *style: Any) -> Any:
+        return _AskedSo(self, PromptStyle(*style))
 
     def clock(self) -> float:
         return self.now
@@ -66,7 +66,7 @@ class Asked:
 @dataclass
 class _AskedSo:
     model: Asked
-    way: Way
+    style: PromptStyle
 
     def generate(
         self, questions: Sequence[str], completions: int, *, seed: int, most_tokens: int
@@ -76,42 +76,44 @@ class _AskedSo:
         self.model.first = 0.0
         if most_tokens == 1:
             return ()
-        self.model.calls.append((self.way, most_tokens))
+        self.model.calls.append((self.style, most_tokens))
         self.model.now += self.model.a_token * most_tokens
-        texts = [*self.model.says.get(self.way, ()), *[PROSE] * completions][:completions]
+        texts = [*self.model.says.get(self.style, ()), *[PROSE] * completions][:completions]
         tokens = Tokens(((1, 2),) * completions, ((-1.0, -1.0),) * completions)
         return [Generation(tuple(Completion(text, text != PROSE) for text in texts), tokens)]
 
 
-def trial(model: Asked, verifier: Verifier, whole: bool = False, **settings: Any) -> Mapping[Way, WayFigures]:
+def trial(
+    model: Asked, verifier: Verifier, whole: bool = False, **settings: Any
+) -> Mapping[PromptStyle, StyleFigures]:
     policy: Any = model
     tasks = CurriculumTasks(TINY_9)
     return tried(policy, config(**settings), tasks, verifier, 7, model.clock, whole=whole)
 
 
 @pytest.mark.parametrize(
-    ("model", "ways"),
+    ("model", "styles"),
     [
         ({}, [PLAIN, SHOWN, OPENED, BOTH]),
         ({"examples": "off"}, [PLAIN, OPENED]),
         ({"examples": "on"}, [SHOWN, BOTH]),
         ({"opening": ""}, [PLAIN, SHOWN]),
-        ({"examples": [["a", "b"]], "opening": "<a>"}, [Way((("a", "b"),), "<a>")]),
+        ({"examples": [["a", "b"]], "opening": "<a>"}, [PromptStyle((("a", "b"),), "<a>")]),
         ({"name": "tiny"}, [PLAIN]),  # which was trained without examples
         ({"name": "tiny", "examples": "on", "opening": "<answer>"}, [BOTH]),
     ],
 )
-def test_settings_leave_these_ways(model: dict[str, Any], ways: list[Way]) -> None:
-    assert ways_of(config(**model), TINY_9) == ways
+def test_settings_leave_these_ways(model: dict[str, Any], styles: list[PromptStyle]) -> None:
+    assert styles_of(config(**model), TINY_9) == styles
     without = replace(TINY_9, examples=())
-    assert SHOWN not in ways_of(config(), without) and OPENED in ways_of(config(), without)
+    assert SHOWN not in styles_of(config(), without) and OPENED in styles_of(config(), without)
 
 
 def test_a_model_that_answers_in_form_is_asked_no_further(verifier: Verifier) -> None:
     model = Asked({PLAIN: [IN_FORM]})
     found = trial(model, verifier)
-    assert [way for way, _ in model.calls] == [PLAIN] * LEAST_QUESTIONS
-    assert found[PLAIN] == WayFigures(4, 0, 32, 4, 0, 28, 64) and chosen(found) == PLAIN
+    assert [style for style, _ in model.calls] == [PLAIN] * LEAST_QUESTIONS
+    assert found[PLAIN] == StyleFigures(4, 0, 32, 4, 0, 28, 64) and chosen(found) == PLAIN
     assert sentences(found) == [
         "answers in the asked form: without examples 4 of 32, 0 right: training without examples"
     ]
@@ -122,7 +124,7 @@ def test_the_first_way_that_works_is_trained_with(verifier: Verifier) -> None:
     answers = [f"<answer>{n}</answer>" for n in (3, 4, 5, 6, 7, 8)]
     model = Asked({SHOWN: [IN_FORM] * 3, OPENED: [*answers, IN_FORM]})
     found = trial(model, verifier)
-    assert [way for way, _ in model.calls] == [PLAIN, SHOWN] * LEAST_QUESTIONS
+    assert [style for style, _ in model.calls] == [PLAIN, SHOWN] * LEAST_QUESTIONS
     assert chosen(found) == SHOWN
     assert sentences(found)[0].endswith("with examples 12 of 32, 0 right: training with examples")
     whole = trial(model, verifier, whole=True)
@@ -131,7 +133,7 @@ def test_the_first_way_that_works_is_trained_with(verifier: Verifier) -> None:
     head, _, shown, *_ = (" ".join(line.split()) for line in table(whole))
     assert head == "ASKED IN FORM RIGHT MIXED GROUPS TOKENS CUT"
     assert shown == "with examples 38 % 0 % 0 of 9 2.0 62 %"
-    assert by_way(whole)[1]["works"] is True and by_way(whole)[0]["works"] is False
+    assert by_style(whole)[1]["works"] is True and by_style(whole)[0]["works"] is False
 
 
 def test_if_no_way_works_the_one_with_most_right_answers_is_trained_with(verifier: Verifier) -> None:
@@ -157,7 +159,7 @@ def test_a_slow_model_is_asked_fewer_questions(verifier: Verifier, a_token: floa
     assert ("a slow model" in sentences(found)[0]) == (asked < LEAST_QUESTIONS) == (a_token >= 0.6)
     assert all(most >= LEAST_TOKENS for _, most in model.calls)
     if a_token <= 0.6:
-        assert len(found) == 4, "each way is tried"
+        assert len(found) == 4, "each style is tried"
     if a_token == 1e-4:
         assert model.calls[-1][1] > 256, "a fast model may write as much as in training"
 
@@ -174,10 +176,10 @@ def test_training_goes_as_if_there_had_been_no_trial(tmp_path: Path, verifier: V
 def test_the_choice_is_kept(tmp_path: Path) -> None:
     asked = list[int]()
 
-    def find(way: Way = SHOWN) -> Callable[[], Mapping[Way, WayFigures]]:
-        def found() -> Mapping[Way, WayFigures]:
+    def find(style: PromptStyle = SHOWN) -> Callable[[], Mapping[PromptStyle, StyleFigures]]:
+        def found() -> Mapping[PromptStyle, StyleFigures]:
             asked.append(1)
-            return {way: WayFigures(1, 0, 8, 8)}
+            return {style: StyleFigures(1, 0, 8, 8)}
 
         return found
 
@@ -193,21 +195,21 @@ def test_the_choice_is_kept(tmp_path: Path) -> None:
     assert len(asked) == 4
     path = tmp_path / FILE
     whole = path.read_text()
-    for damaged in ("", "[" * 10_000, whole[:-9], whole.replace("true", "7"), '{"way": 3}', "\udcff"):
+    for damaged in ("", "[" * 10_000, whole[:-9], whole.replace("true", "7"), '{"style": 3}', "\udcff"):
         path.write_bytes(damaged.encode("utf-8", "surrogateescape"))
         before = len(asked)
         settled(config(name="b/c"), replace(TINY_9, strict=True), tmp_path, find())
         assert (len(asked) > before) == (damaged != whole), damaged
-        assert json.loads(path.read_text())["way"] == {"examples": list(map(list, EXAMPLES)), "opening": ""}
+        assert json.loads(path.read_text())["style"] == {"examples": list(map(list, EXAMPLES)), "opening": ""}
     with pytest.raises(CannotRecord, match="cannot be written"):
         settled(config(), TINY_9, path / "below a file", find())
 
 
 def test_a_choice_for_want_of_time_is_not_kept(tmp_path: Path) -> None:
     for found, kept in (
-        ({PLAIN: WayFigures(1, 0, 8, 0)}, False),
-        ({PLAIN: WayFigures(1, 0, 8, 0), SHOWN: WayFigures(1, 0, 8, 0)}, True),
-        ({PLAIN: WayFigures(1, 0, 8, 8)}, True),
+        ({PLAIN: StyleFigures(1, 0, 8, 0)}, False),
+        ({PLAIN: StyleFigures(1, 0, 8, 0), SHOWN: StyleFigures(1, 0, 8, 0)}, True),
+        ({PLAIN: StyleFigures(1, 0, 8, 8)}, True),
     ):
         settled(config(), TINY_9, tmp_path, lambda found=found: found)  # type: ignore[misc]
         assert (tmp_path / FILE).exists() == kept
@@ -225,10 +227,10 @@ def test_a_trainer_tries_a_new_model_once(tmp_path: Path, trainer_in: TrainerIn)
         assert (tmp_path / "state" / FILE).exists()
         if first:
             kept = json.loads((tmp_path / "state" / FILE).read_text())
-            (tmp_path / "state" / FILE).write_text(json.dumps(kept | {"way": {"examples": [["1", "2"]]}}))
-    assert len(found) == 1, "a choice that is none of the ways is as none: the trial finds the same again"
+            (tmp_path / "state" / FILE).write_text(json.dumps(kept | {"style": {"examples": [["1", "2"]]}}))
+    assert len(found) == 1, "a choice that is none of the styles is as none: the trial finds the same again"
     other = () if found == {2} else EXAMPLES
-    kept["way"] = {"examples": other, "opening": ""}
+    kept["style"] = {"examples": other, "opening": ""}
     (tmp_path / "state" / FILE).write_text(json.dumps(kept))
     with trainer_in(tmp_path / "state", rounds=1, model=asked) as (trainer, _):
         assert trainer.policy.description.examples == len(other)

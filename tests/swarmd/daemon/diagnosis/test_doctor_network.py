@@ -113,7 +113,7 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
     "found, subject, said",
     [
         (NAT, "summary", "takes full part"),
-        (NAT, "addresses", "others see it at 11.0.0.2: it is behind a router"),
+        (NAT, "addresses", "other nodes see it at 11.0.0.2: it is behind a router"),
         (NAT, "dialled back", FORWARD),
         (NAT, "relay", "may take a minute"),
         (
@@ -155,7 +155,11 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
             "bootstrap",
             "a new key",
         ),
-        (ALONE, "members", "None no node of swarm main that trains sapo-9 is connected -> wait for others"),
+        (
+            ALONE,
+            "members",
+            "None no node of swarm main that trains sapo-9 is connected -> wait for other nodes",
+        ),
         (ALONE | {"bootstrap": []}, "bootstrap", "none is configured"),
         (seen(0, tiny_9=3), "members", "None no node of swarm main that trains sapo-9"),
         (seen(2, tiny_9=3), "members", "True connected to 1"),
