@@ -32,7 +32,7 @@ from swarmd.exchange.events import (
     WakeAt,
 )
 from swarmd.exchange.exchange import MIN_GAP_S, Exchange
-from swarmd.exchange.fetching import NEXT, QUESTIONS_AT_ONCE, State, Step
+from swarmd.exchange.fetching import NEXT, QUESTIONS_AT_ONCE, HolderReply, State, Step
 from swarmd.exchange.offers import MAX_OFFERED
 from swarmd.exchange.pacing import FEW_AUTHORS, MAX_WAITING
 from swarmd.experience.strategies import SharingSettings
@@ -84,6 +84,7 @@ class Played:
         self.sequence, self.asked = itertools.count(1), 0
 
     def put(self, event: Event) -> None:
+        running = list(self.exchange.market.under_way.values())
         outputs = self.exchange.handle(event, self.now)
         assert outputs == self.twin.handle(event, self.now), "the same events give the same outputs"
         assert isinstance(event, Tick) <= any(isinstance(output, WakeAt) for output in outputs)
@@ -108,6 +109,9 @@ class Played:
         assert max(self.delivered.values(), default=0) <= 1, "one delivery for each author and task"
         assert market.holding <= WANTED and len(market.under_way) <= 3 * WANTED
         assert not any(fetch.state in ENDS for fetch in market.under_way.values())
+        ended = {fetch.state for fetch in running} & ENDS
+        assert State.DELIVERED not in ended or any(isinstance(output, Hold) for output in outputs)
+        assert not any(f.state is State.MISSING and HolderReply.YES in f.replies.values() for f in running)
         assert self.open.keys() == market.fetcher.open.keys() and len(self.open) <= QUESTIONS_AT_ONCE
         assert len(market.board.offered) <= MAX_OFFERED
         assert all(len(waiting) <= MAX_WAITING for waiting in self.exchange._outgoing._rounds)
