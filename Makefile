@@ -1,5 +1,5 @@
 # Short names for what scripts/ does; nothing needs make.
-.PHONY: help setup demo test test-all lint types format benchmarks wheel ci
+.PHONY: help setup demo test test-all lint types format benchmarks docs wheel ci
 
 help:
 	@echo "make setup        install everything into .venv"
@@ -10,6 +10,7 @@ help:
 	@echo "make types        mypy"
 	@echo "make format       ruff's layout, and its safe corrections"
 	@echo "make benchmarks   list the benchmarks"
+	@echo "make docs         build the documents as a site into build/site"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make ci           what CI runs"
 
@@ -39,6 +40,9 @@ format: setup
 benchmarks:
 	@echo "One command each, after scripts/setup:"
 	@grep -l "__main__" benchmarks/*/[a-z]*.py | sed 's,/,.,g; s,\(.*\).py,    .venv/bin/python -m \1 --help,'
+
+docs:
+	scripts/site
 
 wheel: setup
 	.venv/bin/pip wheel --no-deps --wheel-dir dist .

@@ -480,7 +480,10 @@ def test_links_lead_to_a_file_and_to_a_heading_that_is_there() -> None:
     none(
         f"{document.relative_to(ROOT)} links to {path}#{heading}"
         for document in documents
-        for path, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", document.read_text())
+        for path, heading in [
+            *re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", document.read_text()),
+            *re.findall(r'<(?:img|source)\b[^>]*?\bsrc(?:set)?="([^"#]*)(#?)"', document.read_text()),
+        ]
         for target in [document.parent / path if path else document]
         if not target.exists() or (heading and heading not in headings(target))
     )
@@ -488,5 +491,6 @@ def test_links_lead_to_a_file_and_to_a_heading_that_is_there() -> None:
 
 def headings(document: Path) -> set[str]:
     """Return a document's headings as a link names them."""
-    lines = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    without_code = re.sub(r"^ *```.*?^ *```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

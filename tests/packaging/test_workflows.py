@@ -17,6 +17,8 @@ FOLDER = ROOT / ".github"
 WORKFLOWS = sorted((FOLDER / "workflows").glob("*.yml"))
 # An action of another repository is named by a commit, with its version behind it for people.
 PINNED = re.compile(r"uses: [\w-]+/[\w.-]+@[0-9a-f]{40} # v\d+(\.\d+){2}$")
+# The rights of each workflow's job `publish`.
+MORE = {"release": {"id-token": "write"}, "docs": {"id-token": "write", "pages": "write"}}
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -48,8 +50,7 @@ def test_a_workflow_is_pinned_and_bounded_and_may_only_read(path: Path) -> None:
     assert {"group", "cancel-in-progress"} == workflow["concurrency"].keys()
     for name, job in workflow["jobs"].items():
         assert 0 < job["timeout-minutes"] <= 60, name
-        more = {"id-token": "write"} if name == "publish" else None
-        assert job.get("permissions") == more, name
+        assert job.get("permissions") == (MORE[path.stem] if name == "publish" else None), name
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
