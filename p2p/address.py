@@ -93,8 +93,7 @@ def packed(address: str) -> bytes:
     The result has 6, 18, 38 or 50 bytes, or none if the address has another form.
     """
     direct, _, relay = address.removesuffix("/p2p-circuit").partition("/p2p/")
-    endpoint = parse_endpoint(direct)
-    if endpoint is None or not endpoint.kind.startswith("ip"):
+    if (endpoint := parse_endpoint(direct)) is None or not endpoint.kind.startswith("ip"):
         return b""
     key = public_key_of(relay) if relay else b""
     return ipaddress.ip_address(endpoint.host).packed + endpoint.port.to_bytes(2, "big") + key
@@ -109,8 +108,7 @@ def unpacked(raw: bytes) -> str:
 
 
 def _bootstrap(text: str) -> tuple[PeerId, Endpoint]:
-    parts = text.split("/")
-    if len(parts) != 7 or parts[5] != "p2p":
+    if len(parts := text.split("/")) != 7 or parts[5] != "p2p":
         raise ValueError("it must end in /p2p/<peer id>")
     public_key_of(parts[6])
     endpoint = _endpoint(parts[:5])

@@ -71,8 +71,7 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
         body,
         bytes(SIGNATURE_BYTES),
     )
-    draft = _encoder.encode(fields)
-    if len(draft) > MAX_FRAME_BYTES:
+    if len(draft := _encoder.encode(fields)) > MAX_FRAME_BYTES:
         raise ValueError(f"frame too large: {len(draft):,} bytes (limit {MAX_FRAME_BYTES:,})")
     if isinstance(parsed := parse(draft, swarm_id), Reason):
         unfit = f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}"

@@ -326,8 +326,7 @@ class Member:
         return answer
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
-        seconds = self.reputation.offence(peer, reason, now)
-        if seconds is not None:
+        if (seconds := self.reputation.offence(peer, reason, now)) is not None:
             log.warning(
                 "banned %s for %.0f s for repeated offences, the last: %s", peer, seconds, reason.value
             )

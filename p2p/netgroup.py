@@ -36,8 +36,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 @lru_cache(maxsize=1 << 14)
 def group_of(address: str) -> str | None:
     """Return the group of a multiaddress, or None if nobody can dial it."""
-    endpoint = parse_endpoint(address)
-    if endpoint is None:
+    if (endpoint := parse_endpoint(address)) is None:
         return None
     return group_of_host(endpoint.host) if endpoint.kind.startswith("ip") else NAME
 
@@ -88,8 +87,7 @@ def machine_of_host(host: str) -> str:
     counts whole, because all machines on the link share one /64. Text that is no address is returned
     unchanged.
     """
-    ip = _ip(host)
-    if isinstance(ip, ipaddress.IPv6Address) and not ip.is_link_local:
+    if isinstance(ip := _ip(host), ipaddress.IPv6Address) and not ip.is_link_local:
         return ip.packed[:8].hex()
     return host if ip is None else str(ip)
 
@@ -99,8 +97,7 @@ def block_of_host(host: str) -> str | None:
 
     None if no peer can have the address.
     """
-    ip = _ip(host)
-    if ip is None or group_of_host(host) is None:
+    if (ip := _ip(host)) is None or group_of_host(host) is None:
         return None
     return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
 
@@ -108,8 +105,7 @@ def block_of_host(host: str) -> str | None:
 @lru_cache(maxsize=1 << 14)
 def only_here(address: str) -> bool:
     """Return whether the address is loopback or link-local, so it leads each peer to a different machine."""
-    endpoint = parse_endpoint(address)
-    if endpoint is None or not endpoint.kind.startswith("ip"):
+    if (endpoint := parse_endpoint(address)) is None or not endpoint.kind.startswith("ip"):
         return False
     ip = ipaddress.ip_address(endpoint.host)
     return ip.is_loopback or ip.is_link_local

@@ -194,8 +194,7 @@ class Unpacker(Generic[M]):
         self._buffer += data
         messages: list[M] = []
         while len(self._buffer) >= _HEADER_BYTES:
-            length = int.from_bytes(self._buffer[:_HEADER_BYTES])
-            if length > MAX_MESSAGE_BYTES:
+            if (length := int.from_bytes(self._buffer[:_HEADER_BYTES])) > MAX_MESSAGE_BYTES:
                 raise ValueError(
                     f"message on the link too large: {length:,} bytes (limit {MAX_MESSAGE_BYTES:,})"
                 )

@@ -205,8 +205,7 @@ def service_of(request: Request) -> JudgeService:
 async def standing_of(request: Request, peer: str) -> Standing:
     """Return a peer with its rank. Raises Refused if the judge has no record of the peer."""
     service = service_of(request)
-    standing = await service.read(service.reader.standing, peer)
-    if standing is None:
+    if (standing := await service.read(service.reader.standing, peer)) is None:
         raise Refused(
             Refusal(
                 404, "no peer with this id has asked for an evaluation", "Look up the id on the leaderboard."

@@ -57,8 +57,7 @@ def verify_request(
     """
     values: dict[str, str] = {}
     for raw_name, raw_value in headers:
-        name = raw_name.decode("latin-1")
-        if name in HEADERS:
+        if (name := raw_name.decode("latin-1")) in HEADERS:
             if name in values:
                 return Refusal(400, f"the header {name} appears twice", "Send it once.")
             values[name] = raw_value.decode("latin-1")

@@ -83,8 +83,7 @@ async def verification(
     `after`: the number of questions to skip.
     """
     service = service_of(request)
-    kept = await service.read(service.reader.verified.find, id)
-    if kept is None:
+    if (kept := await service.read(service.reader.verified.find, id)) is None:
         raise Refused(
             Refusal(
                 404,

@@ -285,8 +285,7 @@ class JudgeService:
             # The question stays open: the node may retry before the deadline.
             raise Refused(BUSY)
         now = self._monotonic()
-        question = self._sessions.close(id, signed.peer, now, len(answers))
-        if isinstance(question, Refusal):
+        if isinstance(question := self._sessions.close(id, signed.peer, now, len(answers)), Refusal):
             raise Refused(question)
         try:
             scores = await self._marked(question, answers)
@@ -327,8 +326,7 @@ class JudgeService:
 
         Called before each request that depends on it, and periodically.
         """
-        late = self._sessions.expire(self._monotonic())
-        if late:
+        if late := self._sessions.expire(self._monotonic()):
             await self.write(self._store.lapsed, late)
 
     async def expire_forever(self) -> None:

@@ -86,8 +86,7 @@ class Sessions:
         The second value is the question that was displaced; record it as void. Call `expire` first: every
         open question is treated as within its deadline.
         """
-        held = self.of(peer)
-        if len(held) >= most:
+        if len(held := self.of(peer)) >= most:
             return held[0], None
         if self._held[asker.room] >= self._most_of[asker.record]:
             return CROWDED
@@ -114,8 +113,7 @@ class Sessions:
         if id in self._closed:
             asked_of, why = self._closed[id]
             return why if asked_of == peer else OTHER_PEER
-        question = self._open.get(id)
-        if question is None:
+        if (question := self._open.get(id)) is None:
             return NO_SUCH_QUESTION
         if question.peer != peer:
             return OTHER_PEER

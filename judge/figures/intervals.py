@@ -113,8 +113,7 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
     """Test swarm against solo. Each horizon lists its peers' values in the order of arrival."""
     horizons, greatest, better = [], 1.0, None
     for bin in HORIZONS:
-        pairs = min(len(swarm.get(bin, ())), len(solo.get(bin, ())))
-        if not pairs:
+        if not (pairs := min(len(swarm.get(bin, ())), len(solo.get(bin, ())))):
             continue
         differences = np.asarray(swarm[bin][:pairs]) - np.asarray(solo[bin][:pairs])
         for_swarm, for_solo = evidence(differences), evidence(-differences)

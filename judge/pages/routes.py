@@ -159,8 +159,7 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
 @page("/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    found = await service.read(service.reader.evaluation, id)
-    if found is None:
+    if (found := await service.read(service.reader.evaluation, id)) is None:
         raise Refused(NO_SUCH_ANSWER)
     shown, graded = found
     task = service.question(shown["specialty"], shown["n"])
@@ -195,8 +194,7 @@ async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
 @page("/join")
 async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    invitation = service.settings.invitation
-    if not invitation:
+    if not (invitation := service.settings.invitation):
         return "join.html", {"invitation": "", "named": [], "dialled": None}
     read = read_invitation(invitation)
     named = [

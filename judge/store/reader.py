@@ -167,8 +167,7 @@ class Reader:
     def standing(self, peer: str) -> Standing | None:
         """Return a peer with its rank; the rank is 0 if the peer is not listed."""
         with self.database.begin() as db:
-            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            if row is None:
+            if (row := db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()) is None:
                 return None
             shown = row.answered >= LISTED_ANSWERS and peer not in moderation.banned(db)
             rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
@@ -216,8 +215,7 @@ class Reader:
         The receipt's data is None if the question lapsed. The result is None if there is no such evaluation.
         """
         with self.database.begin() as db:
-            row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
-            if row is None:
+            if (row := db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()) is None:
                 return None
             entry = _entry(row, row["peer"] in moderation.hidden(db))
             (window,) = windows.read(db, row["window_number"] + 1, limit=1)

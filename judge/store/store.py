@@ -131,8 +131,7 @@ class Store:
 
     def _prepare(self, curriculum: str) -> None:
         with self._begin() as db:
-            held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
-            if held is None:
+            if (held := db.scalar(select(about.c.value).where(about.c.name == "curriculum"))) is None:
                 db.execute(insert(about).values(name="curriculum", value=curriculum))
             elif held != curriculum:
                 raise DatabaseUnusable(
@@ -150,8 +149,7 @@ class Store:
         """
         of_judges = about.c.name == "judges"
         with self._begin() as db:
-            held = db.scalar(select(about.c.value).where(of_judges))
-            if held is None:
+            if (held := db.scalar(select(about.c.value).where(of_judges))) is None:
                 db.execute(insert(about).values(name="judges", value=settings))
             if held is None or held == settings:
                 return
@@ -291,8 +289,7 @@ class Store:
                 "correct": sum(each.reward >= 1 for each in scores),
                 "further": _further(answers[1:], scores[1:]),
             }
-            counted = self._count(db, question, outcome, _GRADED)
-            if counted is None:
+            if (counted := self._count(db, question, outcome, _GRADED)) is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
             before, recent = counted
             answered, total = before.answered + 1, added(before.reward, score.reward)

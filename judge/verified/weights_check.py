@@ -80,8 +80,7 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
         raise UnfitWeights(f"{other} tensors are missing, unknown or duplicated", _OTHER_MODEL)
     if any(tuple(entry.shape) != shapes[name] for name, entry in entries.items()):
         raise UnfitWeights("the tensors' shapes differ from the model's", _OTHER_MODEL)
-    formats = {entry.dtype for entry in entries.values()}
-    if len(formats) != 1:
+    if len(formats := {entry.dtype for entry in entries.values()}) != 1:
         raise UnfitWeights("the tensors have several number formats", "Save them all as F32, or all as BF16.")
     end = 0
     for entry in sorted(entries.values(), key=lambda entry: entry.data_offsets):

@@ -96,8 +96,7 @@ class InboundSlots:
             return connection
         leaving = None
         if len(self.held) >= MOST:
-            leaving = self._least_needed(arrival, now)
-            if leaving is None:
+            if (leaving := self._least_needed(arrival, now)) is None:
                 return connection
             del self.held[leaving]
         self.held[connection] = arrival

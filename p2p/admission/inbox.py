@@ -92,8 +92,7 @@ class Inbox:
 
         now: seconds since the epoch. via: the peer that handed the frame over, None if unknown.
         """
-        outcome = self._from(via, frame, now)
-        if isinstance(outcome, Reason):
+        if isinstance(outcome := self._from(via, frame, now), Reason):
             self.counts[outcome] += 1
         return outcome
 
@@ -123,8 +122,7 @@ class Inbox:
     def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Reason:
         if len(frame) > MAX_FRAME_BYTES:
             return Reason.TOO_LARGE
-        parsed = parse(frame, self.swarm_id)
-        if isinstance(parsed, Reason):
+        if isinstance(parsed := parse(frame, self.swarm_id), Reason):
             return parsed
         if parsed.author == self._own_key:
             return Reason.OWN_ECHO
@@ -136,8 +134,7 @@ class Inbox:
             return Reason.OVER_QUOTA
         if self._reputation.shunned(peer_id_of(parsed.author), now):
             return Reason.SHUNNED
-        envelope = self._verify(parsed, frame)
-        if isinstance(envelope, Envelope):
+        if isinstance(envelope := self._verify(parsed, frame), Envelope):
             frames.spend(1)
             size.spend(len(frame))
             self._replays.remember(trace, holder, now)

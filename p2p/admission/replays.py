@@ -106,16 +106,14 @@ class Replays:
         # The clock was set back: without this, all frames would be old until it caught up.
         if self._start > (now + SET_BACK_S) * 1000:
             self._start = int((now + AHEAD_S) * 1000)
-        author = self._authors.get(key)
-        if author is not None and sequence in author.sequences:
+        if (author := self._authors.get(key)) is not None and sequence in author.sequences:
             return Reason.DUPLICATE
         horizon = self._horizons[_slot(key)] if author is None else author.horizon
         return Reason.OLD if sent_at < self._start or sent_at <= horizon else None
 
     def remember(self, trace: Trace, holder: Holder, now: float) -> None:
         """Remember an admitted frame, for which `refuses` returned None."""
-        author = self._authors.get(trace.author)
-        if author is None:
+        if (author := self._authors.get(trace.author)) is None:
             author = self._place(trace.author, _Author(holder, self._horizons[_slot(trace.author)]))
         elif len(self._held.get(holder, ())) < len(self._held[author.holder]):
             # Move the author to this holder because it has fewer authors, so that a connection that was once

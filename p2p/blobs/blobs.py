@@ -59,8 +59,7 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
     A blob is rejected by the size in its header, and no more bytes than that are inflated.
     """
     try:
-        claimed = zstd.get_frame_info(blob).decompressed_size
-        if not claimed or claimed > limit:
+        if not (claimed := zstd.get_frame_info(blob).decompressed_size) or claimed > limit:
             raise BadBlob("empty, or more than the limit, or of unknown size")
         # Allow one byte more than claimed: zstd reads to the frame's end only if it has room left.
         frame = zstd.ZstdDecompressor()
@@ -86,8 +85,7 @@ class BlobStore:
 
     def put(self, blob: bytes) -> bytes:
         """Add a blob and return its id."""
-        name = content_id(blob)
-        if name not in self.held:
+        if (name := content_id(blob)) not in self.held:
             self.held[name] = blob
             self.bytes += len(blob)
         self.held.move_to_end(name)
@@ -96,8 +94,7 @@ class BlobStore:
         return name
 
     def get(self, name: bytes) -> bytes | None:
-        blob = self.held.get(name)
-        if blob is not None:
+        if (blob := self.held.get(name)) is not None:
             self.held.move_to_end(name)
         return blob
 
@@ -111,8 +108,7 @@ class BlobServer:
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:  # noqa: ARG002
         """Return the blob, MISSING, or an empty answer if the message is not a question for a blob."""
-        name = PeerRequest.BLOBS.content(message)
-        if name is None or len(name) != ID_BYTES:
+        if (name := PeerRequest.BLOBS.content(message)) is None or len(name) != ID_BYTES:
             return b""
         reply = self._store.get(name) or MISSING
         self.sent += len(reply)

@@ -238,8 +238,7 @@ class Discovery:
 
     async def _dial_to_ask(self, peer: PeerId) -> bool:
         addresses = list(self._book[peer].addresses) if peer in self._book else []
-        found = await self._connect(peer, addresses)
-        if found is None:
+        if (found := await self._connect(peer, addresses)) is None:
             self._book.failed(peer, self._clock(), addresses)
         elif found.address and found.sure:
             self._book.succeeded(peer, found.address, self._clock())

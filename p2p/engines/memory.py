@@ -80,8 +80,7 @@ class MemoryEngine:
             raise Unanswered(f"{peer} is not connected")
         if len(question) > MAX_QUESTION_BYTES or self.me in other._shut_out or peer in self._shut_out:
             raise Unanswered(f"{peer} hung up")
-        answer = other.handlers.answer(self.me, question)
-        if len(answer) > limit:
+        if len(answer := other.handlers.answer(self.me, question)) > limit:
             raise Unanswered(f"{peer}: answer too large: {len(answer):,} bytes (limit {limit:,})")
         return answer
 

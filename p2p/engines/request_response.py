@@ -78,8 +78,7 @@ async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
                 raise Broken(f"message too large: {wanted - _LENGTH.size:,} bytes (limit {limit:,})")
         if len(data) >= wanted:
             break
-        chunk = await stream.read()
-        if not chunk:
+        if not (chunk := await stream.read()):
             raise Broken("hung up" if not data else "hung up in the middle of a message")
         data += chunk
     if len(data) > wanted:

@@ -107,8 +107,7 @@ class AddressBook:
             known is None and not itself and self._tellers.of(teller or peer, now).wait(now)
         ):
             return
-        said = _dialable(addresses, source)
-        if not said or (known is None and not _is_member_id(peer)):
+        if not (said := _dialable(addresses, source)) or (known is None and not _is_member_id(peer)):
             return
         near = itself and group_of(said[0]) == source
         if known is None:
@@ -131,8 +130,7 @@ class AddressBook:
         """
         if address is not None:
             self._last_success = now
-        known = self._known.get(peer)
-        if known is None:
+        if (known := self._known.get(peer)) is None:
             return
         known.last_success, known.failures, known.misses, self.changed = now, 0, 0, True
         if address in known.addresses:
@@ -157,8 +155,7 @@ class AddressBook:
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
         """Note that the peer answered at none of these addresses, and move them behind the rest."""
-        known = self._known.get(peer)
-        if known is None:
+        if (known := self._known.get(peer)) is None:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
         # Count a miss only if another dial succeeded since the last failure. Otherwise our own network may be
@@ -286,8 +283,7 @@ class AddressBook:
         A terrible peer can be evicted (`Known.terrible`). So can a peer of the newcomer's group that has a
         miss: a group has so few places that peers that are gone would keep out all later ones.
         """
-        full = put(peer, known)
-        if full:
+        if full := put(peer, known):
             gone = next(
                 (
                     one
@@ -311,8 +307,7 @@ class AddressBook:
         self.changed = True
 
     def _set(self, known: Known, addresses: Iterable[str]) -> None:
-        wanted = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
-        if wanted != known.addresses:
+        if (wanted := list(dict.fromkeys(addresses))[:MAX_ADDRESSES]) != known.addresses:
             known.addresses, self.changed = wanted, True
 
 

@@ -104,8 +104,7 @@ class DialBack:
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Answer a dial-back question; empty if it is malformed."""
-        content = PeerRequest.DIAL_BACK.content(message)
-        if content is None or len(content) != PORT_BYTES:
+        if (content := PeerRequest.DIAL_BACK.content(message)) is None or len(content) != PORT_BYTES:
             return b""
         address = seen_at(next((known for known in self._peers() if known.id == peer), None))
         outcome = self._outcome(peer, address, int.from_bytes(content, "big"))

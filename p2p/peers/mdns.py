@@ -129,8 +129,7 @@ class Mdns:
         while True:
             try:
                 self._networks = own_networks()
-                own = self._announced()
-                if own:
+                if own := self._announced():
                     await self._announce(own)
                 else:
                     await trio.sleep(CHECK_EVERY_S)

@@ -91,8 +91,7 @@ async def knock(
                 await stream.send_all(_CHOICE + len(first).to_bytes(2, "big") + first)
                 if await _exactly(stream, len(_CHOICE)) != _CHOICE:
                     raise NoPeer("it does not speak libp2p with Noise")
-                length = int.from_bytes(await _exactly(stream, 2), "big")
-                if length > _MAX_MESSAGE_BYTES:
+                if (length := int.from_bytes(await _exactly(stream, 2), "big")) > _MAX_MESSAGE_BYTES:
                     raise NoPeer("its handshake is too long")
                 return handshake.whose(await _exactly(stream, length))
             except trio.BrokenResourceError:
@@ -130,8 +129,7 @@ async def who_answers(bootstrap: str) -> dict[str, Any]:
 async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
-        some = await stream.receive_some(count - len(data))
-        if not some:
+        if not (some := await stream.receive_some(count - len(data))):
             raise NoPeer("it hung up")
         data += some
     return bytes(data)

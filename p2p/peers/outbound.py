@@ -82,8 +82,7 @@ class Outbound:
         if self.dialling or 0 <= now - self._felt < FEEL_EVERY_S or len(self.links) >= MAX_OUTBOUND:
             return None
         self._felt = now
-        found = self._book.feeler(now, rng, {*connected})
-        if found is not None:
+        if (found := self._book.feeler(now, rng, {*connected})) is not None:
             self.dialling[found[0]] = found[1]
             self._feelers.add(found[0])
         return found

@@ -240,8 +240,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     from swarmd.tasks.source import open_tasks
 
     evaluation, _ = read(url, f"/v1/evaluations/{quote(id, safe='')}", PublicEvaluation)
-    fields = said(evaluation)
-    if fields is None:
+    if (fields := said(evaluation)) is None:
         raise SwarmdError(
             f"{url} gives a receipt that is not signed by the judge named in it. Nothing else was checked:"
             " tell its operator."

@@ -77,8 +77,7 @@ def show(
 
     with Verifier(found) as maker:
         tasks = open_tasks(found, maker)
-        task = tasks.task(TaskRef(specialty, n))
-        if task is None:
+        if (task := tasks.task(TaskRef(specialty, n))) is None:
             raise ConfigError(
                 f"{found.name} has no task {specialty} {n}:"
                 f" {'; '.join(maker.faults) or 'it would take too long to make'}"

@@ -72,8 +72,7 @@ def rate(text: str) -> int:
 
 
 def _split(text: str) -> tuple[float, str]:
-    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(\S{0,20})\s*", text)
-    if found is None:
+    if (found := re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(\S{0,20})\s*", text)) is None:
         raise ValueError("a number and its unit")
     return float(found[1]), found[2]
 

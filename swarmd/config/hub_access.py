@@ -42,8 +42,7 @@ def fault_of(
     from httpx2 import HTTPError, UnsupportedProtocol
 
     why = printable((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403):
+    if (status := getattr(getattr(error, "response", None), "status_code", None)) in (401, 403):
         # huggingface_hub prefers HF_TOKEN to the token of a login.
         token, remedy = (
             ("HF_TOKEN", "Set it to a token that may read this, or unset it")
@@ -54,8 +53,7 @@ def fault_of(
             )
         )
         return NoModel(f"the Hugging Face hub refuses {token} for {what} (status {status}). {remedy}.")
-    number = getattr(error, "errno", None)
-    if number in (errno.ENOSPC, errno.EDQUOT):
+    if (number := getattr(error, "errno", None)) in (errno.ENOSPC, errno.EDQUOT):
         return NoModel(
             f"no room on the disk to download {what}. Free some space, or set {cache_name()} to another disk."
         )

@@ -28,8 +28,7 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
         return (
             field.description.replace("a list of addresses", "an address") if element else field.description
         )
-    kind = kind_of(field)
-    if kind is Literal:
+    if (kind := kind_of(field)) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in _choices(field))
     if kind is bool:
         return "true or false"

@@ -146,8 +146,7 @@ class Schema(Generic[Tree]):
         for variable, text in sorted(environment.items()):
             if not variable.startswith(self.prefix) or not text:
                 continue
-            key = self.variables.get(variable)
-            if key is None:
+            if (key := self.variables.get(variable)) is None:
                 if not re.fullmatch(self.others, variable):
                     mistakes.append(
                         f"{printable(variable)}: no such variable{nearest(variable, self.variables)}"
@@ -162,8 +161,7 @@ class Schema(Generic[Tree]):
 
     def _parsed(self, key: str, text: str) -> Any:
         """Convert a variable's text to its key's type; other text is left to the validation."""
-        kind = kind_of(self.keys[key])
-        if kind is tuple:
+        if (kind := kind_of(self.keys[key])) is tuple:
             # A space between days and hours is within an entry: "mon-fri 18:00-08:00".
             between = r",\s*|(?<![a-zA-Z\s])\s+|\s+(?!\s|\d?\d:\d\d)"
             return tuple(filter(None, re.split(between, text)))
@@ -183,8 +181,7 @@ class Schema(Generic[Tree]):
 
     def accepts(self, given: Given, mistakes: list[str]) -> bool:
         """Return whether a key may have this value; if not, add the mistake to `mistakes`."""
-        info = self.keys.get(given.key)
-        if info is None:
+        if (info := self.keys.get(given.key)) is None:
             # The name of a flag was used as a key.
             meant = self.flags.get(given.key.rpartition(".")[2])
             hint = (

@@ -87,8 +87,7 @@ def place(address: str) -> str:
 
     Only the address itself is considered.
     """
-    endpoint = parse_endpoint(address)
-    if endpoint is None or only_here(address):
+    if (endpoint := parse_endpoint(address)) is None or only_here(address):
         return "machine"
     if endpoint.kind.startswith("dns"):
         return "internet"

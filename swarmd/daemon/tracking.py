@@ -87,8 +87,7 @@ class Follower:
                         # The line is still being written.
                         return
                     self._at += len(data)
-                    line = parsed(data)
-                    if line is not None and self._is_new(line):
+                    if (line := parsed(data)) is not None and self._is_new(line):
                         yield line
         except (OSError, CannotRecord):
             # The file does not exist yet, or is damaged; the node itself reports that.

@@ -216,8 +216,7 @@ class Gated:
 def part(scored: Scored, which: Sequence[int]) -> Scored:
     """Return the rollout with only these completions; advantages are still taken over the whole group."""
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
-    tokens = scored.tokens
-    if tokens is not None:
+    if (tokens := scored.tokens) is not None:
         versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
         tokens = Tokens(
             tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions

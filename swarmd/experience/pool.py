@@ -94,8 +94,7 @@ class Pool:
         """
         new = 0
         for scored in rollouts:
-            key = key_of(scored)
-            if key not in self and (self.limits is None or scored.informative):
+            if (key := key_of(scored)) not in self and (self.limits is None or scored.informative):
                 self._kept[key] = PoolEntry(scored, since=self.before.get(scored.round, self.began))
                 new += 1
         self._trim()
@@ -139,8 +138,7 @@ class Pool:
 
         The pool keeps these tokens too.
         """
-        unseen = [scored for scored in batch if scored.tokens is None]
-        if not unseen:
+        if not (unseen := [scored for scored in batch if scored.tokens is None]):
             return batch
         tokens = {key_of(s): t for s, t in zip(unseen, logprobs(unseen), strict=True)}
         for key in tokens.keys() & self._kept.keys():
@@ -167,8 +165,7 @@ class Pool:
         share. A dropped rollout never returns, so walking at each arrival gives the same result as one walk
         over everything, apart from the shares.
         """
-        limits = self.limits
-        if limits is None:
+        if (limits := self.limits) is None:
             if len(self._kept) > self.capacity:
                 # The owners with most rollouts lose the excess.
                 held = ((key, kept.scored.rollout.group, key[0]) for key, kept in self._kept.items())

@@ -259,8 +259,7 @@ class JoinedSwarm:
         as no node learns from it. A plain text counts as ended by the model; pass
         `Completion(text, ended=False)` for a truncated one.
         """
-        answers = _completions(completions)[: wire.MAX_COMPLETIONS]
-        if answers and self.joined:
+        if (answers := _completions(completions)[: wire.MAX_COMPLETIONS]) and self.joined:
             with self._changed:
                 self._given.append(_Given(task, answers))
                 self._changed.notify_all()

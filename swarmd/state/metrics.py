@@ -109,8 +109,7 @@ def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> I
                 file.seek(max(0, skipped))
                 skipped -= size
                 for raw in file:
-                    line = parsed(raw)
-                    if line is not None and before < line.round <= last:
+                    if (line := parsed(raw)) is not None and before < line.round <= last:
                         before = line.round
                         yield line
     except FileNotFoundError:

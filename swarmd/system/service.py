@@ -71,8 +71,7 @@ class UserService:
         if not self.file.exists():
             raise ConfigError(f"{self.file}: there is no such service. `swarmd service install` makes one.")
         self._require_manager()
-        fault = self._call(self.stop)
-        if fault and not self._call(self.active):
+        if (fault := self._call(self.stop)) and not self._call(self.active):
             raise Unreachable(
                 f"`{' '.join(self.stop)}` says: {fault}. The service still runs, and its file was kept."
             )

@@ -291,15 +291,13 @@ class Circuits:
         new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
         for relay in [*due, *new]:
             # If a relay is full, the loop goes on to the next one.
-            if relay in self._reserved or len(self._reserved) < RESERVATIONS:
-                reservation = await self._reserve(relay)
-                if reservation is not None:
-                    self._reserved[relay] = reservation
+            room = relay in self._reserved or len(self._reserved) < RESERVATIONS
+            if room and (reservation := await self._reserve(relay)) is not None:
+                self._reserved[relay] = reservation
 
     async def _reserve(self, relay: PeerId) -> _Reservation | None:
         peer = ID.from_string(relay)
-        found = await hail(self._host, peer, HOP, HopMessage(type=HopMessage.RESERVE))
-        if found is None:
+        if (found := await hail(self._host, peer, HOP, HopMessage(type=HopMessage.RESERVE))) is None:
             return None
         stream, answer = found
         await end(stream)

@@ -277,8 +277,7 @@ async def _resolve(address: str) -> list[str]:
 
     The library's resolver does not know plain host names.
     """
-    endpoint = parse_endpoint(address)
-    if endpoint is None or endpoint.kind.startswith("ip"):
+    if (endpoint := parse_endpoint(address)) is None or endpoint.kind.startswith("ip"):
         return [address]
     family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(endpoint.kind, socket.AF_UNSPEC)
     try:

@@ -116,8 +116,7 @@ class Meter:
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False
-        paid = self._rate_limit.pay(str(peer), now, what, amount)
-        if not paid:
+        if not (paid := self._rate_limit.pay(str(peer), now, what, amount)):
             self._cut_off(peer, f"too many {what}")
         return paid
 

@@ -221,8 +221,7 @@ class Relay:
         self._circuits.append(carried)
         try:
             with carried.scope:
-                found = await hail(self._host, target, STOP, ask)
-                if found is None:
+                if (found := await hail(self._host, target, STOP, ask)) is None:
                     await _answer(stream, StatusCode.CONNECTION_FAILED)
                     return
                 there, _ = found
@@ -247,8 +246,7 @@ class Relay:
             return False
         for those, most in ((to_peer, limits.circuits_to_peer), (self._circuits, limits.circuits)):
             if len(those) >= most:
-                leaving = one_too_many({its: its.asker[:2] for its in those}, asker)
-                if leaving is None:
+                if (leaving := one_too_many({its: its.asker[:2] for its in those}, asker)) is None:
                     return False
                 leaving.scope.cancel()
                 self._circuits.remove(leaving)

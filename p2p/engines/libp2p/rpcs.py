@@ -74,8 +74,7 @@ class RpcStream(MeteredStream):
                 while (size := _size(self._rest)) is None:
                     if self._rest and receiving.deadline == math.inf:
                         receiving.deadline = trio.current_time() + FINISH_S
-                    more = await self._stream.read(READ_BYTES)
-                    if not more:
+                    if not (more := await self._stream.read(READ_BYTES)):
                         raise StreamEOF
                     self._on_read(self.peer)
                     self._rest += more

@@ -84,8 +84,7 @@ class TrainedModel:
         if newest and newest[0].name == folder_name(self.round):
             return False
         run = read_snapshot(self._state_dir, FILES)
-        identity = described(run.files["policy.json"])
-        if identity != self._identity:
+        if (identity := described(run.files["policy.json"])) != self._identity:
             self._load(identity)
         put_trained(self._network, run.files["weights.safetensors"], identity.source)
         changed, self.round = run.round != self.round, run.round
@@ -116,8 +115,7 @@ class TrainedModel:
                 f"the model's chat template refuses this conversation: {error}. Let a user and the assistant"
                 " speak in turn."
             ) from None
-        ids = ids_of(self.chat.tokenizer, text)
-        if len(ids) >= self.context:
+        if len(ids := ids_of(self.chat.tokenizer, text)) >= self.context:
             raise CannotAnswer(
                 f"the conversation has {len(ids):,} tokens, and the model's context is {self.context:,}."
                 " Shorten it, or begin a new one."

@@ -196,8 +196,7 @@ class LivePage:
         self.said += 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        status = self.status
-        if status is None:
+        if (status := self.status) is None:
             yield Text(self._events[-1][1] if self._events else "starting …")
             return
         width, height = options.max_width - 4, options.size.height
@@ -211,8 +210,7 @@ class LivePage:
         events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
         parts: list[RenderableType] = [header]
-        rewards = [reward for reward in status.rewards if reward is not None]
-        if rewards and curve_rows >= 2:
+        if (rewards := [reward for reward in status.rewards if reward is not None]) and curve_rows >= 2:
             parts.append(_curve(rewards, status.round, width, curve_rows))
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", no_wrap=True, min_width=NAME_COLUMNS)

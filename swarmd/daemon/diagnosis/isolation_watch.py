@@ -74,8 +74,7 @@ class IsolationWatch:
                 await trio.sleep(CHECK_EVERY_S)
                 continue
             self._note_connections(now)
-            heard = bool(self._roster.present(self._clock()))
-            if heard:
+            if heard := bool(self._roster.present(self._clock())):
                 alone_since, self._refused_before = now, Counter(self.member.rejected)
             alone = now - alone_since
             every = CALM_S if heard else SEARCH_EVERY_S if alone < LATER_S else SEARCH_LATER_S

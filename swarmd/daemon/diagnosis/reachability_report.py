@@ -240,8 +240,7 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
 
 
 def _relayed(found: Survey, reachable: bool | None) -> list[Finding]:
-    relays = list(dict.fromkeys(address.split("/p2p-circuit")[0] for address in found["relays"]))
-    if relays:
+    if relays := list(dict.fromkeys(address.split("/p2p-circuit")[0] for address in found["relays"])):
         return [Finding("relay", True, f"other nodes can open streams to it through {', '.join(relays)}")]
     if reachable is False:
         return [Finding.of("relay", NO_RELAY.trouble(), advise=not found["bootstrap"])]

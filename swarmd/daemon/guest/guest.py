@@ -320,8 +320,7 @@ class UserPause:
             self.end()
         if self._asked is None:
             return None
-        until = self._asked.until
-        if until is None:
+        if (until := self._asked.until) is None:
             return PauseCause("user", "you paused it", None, f"with {REMEDY}", REMEDY)
         words = clock_words(datetime.fromtimestamp(until), datetime.fromtimestamp(self._clock()))
         return PauseCause("user", "you paused it", until, f"at {words}", REMEDY)

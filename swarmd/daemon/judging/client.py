@@ -217,8 +217,7 @@ class JudgeClient:
         shown = "".join(c for c in model_for_others(model) if c.isprintable())
         asker = {**self._said(), "model": shown[:MAX_MODEL_CHARACTERS] or "unnamed"}
         wish = {"round": round_number, "curriculum": self._digest, "asker": asker}
-        asked = await self._call("/v1/evaluations", wish, 201, _Asked)
-        if isinstance(asked, Trouble):
+        if isinstance(asked := await self._call("/v1/evaluations", wish, 201, _Asked), Trouble):
             return self._failed(asked)
         first = asked.evaluations[0]
         return Question(

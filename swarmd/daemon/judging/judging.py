@@ -37,8 +37,7 @@ class ReceiptFile:
             torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n" * torn + json.dumps(receipt) + "\n")
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            if len(lines) > 2 * self._most:
+            if len(lines := self._path.read_bytes().splitlines(keepends=True)) > 2 * self._most:
                 durable.replace(self._path, b"".join(lines[-self._most :]))
         except OSError as error:
             log.warning("a receipt of the judge could not be kept: %s", error)

@@ -163,8 +163,7 @@ def examine(
 
     own: this node's copy of the receipt, if it has one.
     """
-    fields = said(evaluation)
-    if fields is None or fields.get("evaluation") != id:
+    if (fields := said(evaluation)) is None or fields.get("evaluation") != id:
         return [
             EvidenceCheck(
                 "signature",

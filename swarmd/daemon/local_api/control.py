@@ -94,8 +94,7 @@ async def _line(stream: trio.SocketStream) -> bytes:
     """Read until the first newline, the end, or more than MAX_REQUEST_BYTES."""
     received = bytearray()
     while b"\n" not in received and len(received) <= MAX_REQUEST_BYTES:
-        part = await stream.receive_some(16 * 1024)
-        if not part:
+        if not (part := await stream.receive_some(16 * 1024)):
             break
         received += part
     return bytes(received.partition(b"\n")[0])

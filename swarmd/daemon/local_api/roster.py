@@ -49,8 +49,7 @@ class Roster:
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Record that a rollout set or offer of this author was admitted."""
-        author = self.get(peer)
-        if author is None:
+        if (author := self.get(peer)) is None:
             author = self._others[peer] = AuthorRecord(now)
         else:
             quiet = min(MAX_SILENCE_S, max(MIN_SILENCE_S, GAPS * (now - author.last)))

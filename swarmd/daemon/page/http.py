@@ -96,8 +96,7 @@ async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int
             if request is None:
                 return
             work = partial(respond, request)
-            answered = await (_while_there(stream, work) if gone_ends else work())
-            if answered is None:
+            if (answered := await (_while_there(stream, work) if gone_ends else work())) is None:
                 return
             response = answered
         headers = {
@@ -127,8 +126,7 @@ async def _request(connection: h11.Connection, stream: trio.SocketStream, body_b
     head: h11.Request | None = None
     body = bytearray()
     while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
+        if (event := connection.next_event()) is h11.NEED_DATA:
             connection.receive_data(await stream.receive_some(MAX_HEAD_BYTES))
         elif isinstance(event, h11.Request):
             head = event

@@ -22,8 +22,7 @@ def exposition(status: Status) -> str:
     """Render the node's metrics in Prometheus' text format, without those that are still unknown."""
     lines = []
     for name, what, samples in _metrics(status):
-        known = [(labels, value) for labels, value in samples if value is not None]
-        if known:
+        if known := [(labels, value) for labels, value in samples if value is not None]:
             lines += [
                 f"# HELP swarmd_{name} {what}",
                 f"# TYPE swarmd_{name} {'counter' if name.endswith('_total') else 'gauge'}",

@@ -197,8 +197,7 @@ class TrainerChild:
         while True:
             await trio.sleep(CHECK_EVERY_S)
             _keep_short(self.log_file)
-            stuck = self.watchdog.check(trio.current_time())
-            if stuck != self._stuck:
+            if (stuck := self.watchdog.check(trio.current_time())) != self._stuck:
                 self._stuck = stuck
                 self.on_stuck(stuck)
             if stuck is not None and stuck.hopeless:
