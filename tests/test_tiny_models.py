@@ -114,7 +114,7 @@ def test_the_seed_decides_training(tokenizer: Any) -> None:
 
 # torch counts a process's devices once.
 @pytest.mark.skipif("PRETEND_GPU" not in os.environ, reason="started by test_on_device.py")
-def test_training_never_asks_what_a_gpu_refuses(tokenizer: Any) -> None:
+def test_training_never_asks_for_operations_that_a_gpu_refuses(tokenizer: Any) -> None:
     def trained(device: Any) -> list[torch.Tensor]:
         model = new_model(tokenizer, 0).to(device)
         phase = Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=20)  # two parts on the CPU

@@ -219,7 +219,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("degree, how, keys, serves", CASES)
-def test_authors_are_fetched_from_beside_a_thief(degree: int, how: str, keys: int, serves: bool) -> None:
+def test_authors_are_fetched_from_although_a_thief_copies_them(
+    degree: int, how: str, keys: int, serves: bool
+) -> None:
     found = in_memory(8, degree, how, keys, serves, seconds=30.0)
     assert found["before"] == WANTED and found["lost"] <= 0.05
     assert found["blamed"] == 0

@@ -141,7 +141,7 @@ def attack(
     "kind, nodes, seconds, batch",
     [("frames", 3, 5.0, 700), ("elsewhere", 2, 3.0, 100), ("control", 2, 3.0, 100)],
 )
-def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
+def test_a_flooder_is_cut_off_and_costs_other_nodes_nothing(
     kind: str, nodes: int, seconds: float, batch: int, tmp_path: Path
 ) -> None:
     """Of frames the first RPC has more than anybody may send at once.

@@ -57,7 +57,7 @@ def folder(path: Path, **changes: Any) -> Path:
         {"num_labels": 10**12},  # a name for each would fill the memory
     ],
 )
-def test_what_a_folder_names_as_its_attention_never_reaches_transformers(
+def test_the_attention_that_a_folder_names_never_reaches_transformers(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     architecture = read_config(Place("mine", folder(tmp_path, **changes)))
@@ -148,7 +148,7 @@ def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_
         ("model.safetensors", {"\x1b[2J": {"dtype": "F32", "shape": [], "data_offsets": [9, 9]}}),
     ],
 )  # fmt: skip
-def test_a_senseless_file_beside_it_gives_a_message(name: str, spoil: dict[str, Any], tmp_path: Path) -> None:
+def test_a_malformed_companion_file_gives_a_message(name: str, spoil: dict[str, Any], tmp_path: Path) -> None:
     """NoModel, or a network: never a traceback of a library, nor what the terminal would obey."""
     made = Path(shutil.copytree(WEIGHTS["tiny"], tmp_path / "made"))
     if name == "adapter_config.json":
@@ -184,7 +184,7 @@ def test_a_frame_gives_the_same_prompt_as_the_template(
     assert found.around(question) == whole + "<" * ("trim" in template)
 
 
-def test_what_a_template_may_do_to_a_question() -> None:
+def test_a_template_may_change_a_question_only_within_limits() -> None:
     assert frame_of(render("({{ messages[0]['content'] | trim }})", {}, "")) == ChatFrame(
         ("(", ")"), "strip", rendered=")"
     )
@@ -417,7 +417,7 @@ def test_a_path_to_a_file_is_told_what_to_give_instead(tmp_path: Path) -> None:
             preflight.check(ModelConfig(name=name))
 
 
-def test_an_adapter_beside_the_weights_is_left_out_and_said(tmp_path: Path) -> None:
+def test_an_adapter_in_the_models_folder_is_ignored_with_a_message(tmp_path: Path) -> None:
     folder = made(tmp_path)
     network = AutoModelForCausalLM.from_pretrained(folder)
     adapted = get_peft_model(network, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))

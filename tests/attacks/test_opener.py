@@ -89,7 +89,7 @@ async def test_a_stream_has_a_bounded_number_of_answers(
 
 @pytest.mark.net
 @pytest.mark.parametrize("size, reads", [(1200, 100), (1, 1200)])
-async def test_what_a_machine_sends_is_read_no_faster_than_its_rate(
+async def test_bytes_of_a_machine_are_read_no_faster_than_its_rate(
     size: int, reads: int, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """Frames that nobody needs, 100 in a Noise message or each byte in one of its own, on two connections.

@@ -106,7 +106,7 @@ def attack(
         (2, 100, True, 9.0),
     ],
 )
-def test_newcomers_are_heard_beside_free_keys(
+def test_newcomers_are_heard_despite_free_keys(
     addresses: int, connections: int, together: bool, ahead: float, tmp_path: Path
 ) -> None:
     result = attack(tmp_path, addresses, connections, newcomers=20, together=together, ahead=ahead)

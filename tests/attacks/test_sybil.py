@@ -171,7 +171,7 @@ def fair(groups: int) -> float:
     "groups, text, rate, rounds",
     [(1, "correct", 8, 8), (LAN, "correct", 40, 4), (4, "copied", 8, 24), (1, "garbage", 8, 8)],
 )
-def test_a_crowd_gets_what_its_addresses_are_worth_and_crowds_nobody_out(
+def test_a_crowd_gets_the_share_of_its_addresses_and_crowds_nobody_out(
     groups: int | str, text: str, rate: int, rounds: int
 ) -> None:
     result = crowd(groups, text, rate, rounds=rounds)

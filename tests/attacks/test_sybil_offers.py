@@ -136,7 +136,7 @@ def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1
 
 
 @pytest.mark.slow
-def test_a_crowd_does_not_dominate_what_a_node_fetches() -> None:
+def test_a_crowd_does_not_dominate_the_fetches_of_a_node() -> None:
     result = crowd(rounds=10)
     assert result.mean <= 0.11  # at first nobody else has offered
     assert result.fetched.total() == 10 * WANTED and result.least_on_board >= 0.9 * HONEST * OFFERED - WANTED

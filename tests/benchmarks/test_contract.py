@@ -35,7 +35,7 @@ def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", compare.TRAINERS)
-def test_the_contract_measures_a_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_measures_a_round_with_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
     if not environments.holds(environments.default_environment(peer), peer):
         pytest.skip(f"no environment of {peer}; `python -m benchmarks.round.cost --peer {peer}` makes one")
     small = [option if option != "1" else "2" for option in SMALL]  # a group of one has no advantages
@@ -45,7 +45,7 @@ def test_the_contract_measures_a_round_beside_a_peer(peer: str, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_the_contract_measures_replay_beside_a_plain_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_compares_replay_with_a_plain_run(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--rounds", "1", "--every", "1", "--items", "1", "--answers", "1", "--seeds", "1"]
     found = last_line(replay.main, [*small, "--importance-cap", "0", "--unguarded", "--json"], capsys)
     assert [len(found["runs"][side]) for side in ("plain", "replay")] == [1, 1]
@@ -88,7 +88,7 @@ def test_a_side_that_dies_is_reported(tmp_path: Path) -> None:
         compare.Side("broken", ["sh", "-c", "echo no such model >&2; exit 3"], tmp_path, "cpu")
 
 
-def test_the_trials_questions_are_those_of_the_trials() -> None:
+def test_the_benchmark_asks_the_questions_of_the_trials() -> None:
     questions = workload.draw("trials", workload.COUNT, 0)
     assert (
         questions[6]

@@ -21,7 +21,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_churn, "SHARE_EVERY", 1.0)
 
 
-def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_node_gets_the_rollouts_that_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
     exchange.main(
         ["--nodes", "2", "--kib", "16", "--rounds", "1", "--settle", "1", "--engine", ENGINE, "--json"]
     )

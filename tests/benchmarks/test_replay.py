@@ -48,7 +48,7 @@ def test_each_side_is_taken_at_its_own_best_rate() -> None:
     assert told["heights"]["plain"].keys() == {"0.0001", "0.0003"}
 
 
-def test_where_replay_never_gets_there_there_is_no_ratio_and_a_plain_run_is_favoured() -> None:
+def test_replay_that_never_reaches_the_level_has_no_ratio_and_a_plain_run_is_favoured() -> None:
     told = compare([climbing(1e-4, 1, 0.002)], [climbing(1e-4, 1, 0.002, end=0.4)], 6.0)
     assert told["ratio"] is None and told["ours"] is None and told["replay"]["generated"]["median"] is None
     assert told["plain"]["generated"]["median"] is not None and told["replay"]["pass_1"]["median"] == 0.4

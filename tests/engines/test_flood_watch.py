@@ -56,7 +56,7 @@ def test_a_connection_that_forwards_each_message_once_is_never_flagged(
         assert line.passes(seconds, some, sum(messages)) == []
 
 
-def test_junk_is_found_within_a_second_and_the_others_are_left_alone() -> None:
+def test_junk_is_found_within_a_second_and_other_peers_stay_connected() -> None:
     line, junk = Line(), 10_000 * 250
     found = [
         line.passes(0.5, {"a": 400_000 + junk // 2, "b": 400_000, "c": 400_000}, 400_000) for _ in range(2)
@@ -74,7 +74,7 @@ def test_a_connection_gains_no_credit_from_a_long_calm(calm: float) -> None:
     assert ["new"] in found
 
 
-def test_others_credit_does_not_hide_a_new_flooder() -> None:
+def test_credit_of_other_peers_does_not_hide_a_new_flooder() -> None:
     line = Line()
     line.passes(0.5, {}, int(3 * BURST_BYTES))
     line.brought["new"] = 0
@@ -123,7 +123,7 @@ def test_debts_end_with_a_connection_and_pulses_do_not_evade_the_limit() -> None
 @pytest.mark.parametrize(
     "family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "127.0.0.1")]
 )
-def test_the_kernel_counts_what_came_over_a_connection(family: socket.AddressFamily, host: str) -> None:
+def test_the_kernel_counts_the_bytes_of_a_connection(family: socket.AddressFamily, host: str) -> None:
     wildcard = "::" if family == socket.AF_INET6 else "127.0.0.1"
     with socket.create_server(
         (wildcard, 0), family=family, dualstack_ipv6=family == socket.AF_INET6
@@ -151,7 +151,7 @@ def test_a_process_that_is_gone_raises_an_error() -> None:
 
 
 @LINUX
-async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says_so(
+async def test_without_counts_of_the_kernel_nobody_is_cut_off_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: Any
 ) -> None:
     def forbidden(pid: int) -> None:

@@ -281,7 +281,7 @@ async def test_hivemind_is_found_by_its_entry_point() -> None:
     assert point.load() is engine("hivemind") is hivemind_engine.HivemindEngine
 
 
-async def test_hivemind_is_refused_with_a_remedy_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hivemind_is_refused_with_a_remedy_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "hivemind").exists()])
     monkeypatch.delitem(sys.modules, "hivemind", raising=False)
     with pytest.raises(EngineMissing, match=r"pip install --no-deps hivemind==.*swarm\.engine"):
@@ -298,7 +298,7 @@ async def test_another_machine_is_told_that_it_has_no_p2pd(
 
 
 @with_p2pd
-async def test_p2pd_runs_where_the_system_has_neither_schedulers_nor_counters_of_bytes(
+async def test_p2pd_runs_on_systems_without_schedulers_and_counters_of_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """macOS has no such functions."""

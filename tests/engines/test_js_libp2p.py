@@ -158,7 +158,7 @@ async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
+async def test_a_node_trains_on_rollouts_that_js_libp2p_shares(tmp_path: Path) -> None:
     """They meet by IPv6."""
     ref = TaskRef("basic_arithmetic", 1)
     task = tasks_of(TINY_9.name).task(ref)

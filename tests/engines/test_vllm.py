@@ -249,7 +249,7 @@ def test_a_running_server_is_used_and_not_ended(able: str, folder: Path) -> None
 
 
 @pytest.mark.net
-def test_logprobs_are_those_of_the_sampling_temperature_and_seeds_are_the_generators(
+def test_logprobs_are_at_the_sampling_temperature_and_seeds_come_from_the_generator(
     able: str, folder: Path
 ) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able))
@@ -406,6 +406,6 @@ def test_a_server_that_cannot_be_started_is_named(
         open_engine(asked(folder, **changes))
 
 
-def test_the_stand_in_server_imports_nothing_of_ours() -> None:
+def test_the_stand_in_server_imports_no_module_of_swarmd() -> None:
     """Guards the tests above: it reads weights as peft and transformers do."""
     assert "swarmd" not in STANDIN.read_text()

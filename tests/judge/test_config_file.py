@@ -102,7 +102,7 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
         ("only_check = true", "only_check: unknown key"),
     ],
 )
-def test_a_mistake_names_file_key_and_what_was_expected(tmp_path: Path, text: str, words: str) -> None:
+def test_a_mistake_names_file_key_and_expected_value(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as wrong:
         from_file(text, tmp_path)
     assert f"{tmp_path / 'judge.toml'}" in str(wrong.value) and words in str(wrong.value)
@@ -149,7 +149,7 @@ def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
         assert str(done.exception) == ("SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT?")
 
 
-def test_variables_of_a_node_may_be_set_beside_the_judge() -> None:
+def test_variables_of_a_node_may_be_set_when_the_judge_runs() -> None:
     of_nodes = [name for name in NODE.variables if name.startswith("SWARMD_JUDGE_")]
     assert len(of_nodes) == 3
     assert SCHEMA.read(None, dict.fromkeys([*of_nodes, "SWARMD_JUDGE", "SWARMD_JUDGE_CONFIG"], "x"), {}) == []

@@ -70,7 +70,7 @@ def findings(
 ALL = {"signature": True, "answers": True, "commitment": True, "question": True, "score": True}
 
 
-def test_what_an_honest_judge_says_holds(verifier: Verifier, honest: dict[str, Any]) -> None:
+def test_verdicts_of_an_honest_judge_pass_verification(verifier: Verifier, honest: dict[str, Any]) -> None:
     assert findings(verifier, honest) == ALL
     own = {name: honest[name] for name in ("receipt", "signature")}
     assert findings(verifier, honest, own) == {**ALL, "own receipt": True}
@@ -179,7 +179,7 @@ def test_an_error_that_quotes_a_judge_moves_no_cursor(run: Run, honest: dict[str
 
 
 @pytest.mark.net
-def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
+def test_a_verdict_on_an_upload_names_that_upload_and_is_signed() -> None:
     said = {"verification": ID, "peer": PEER, "weights": "ab" * 32, "right": 3, "n": 4, "pass_at": {}}
     signed = receipts.signed(JUDGE, said)
     done = {**said, "state": "done", "score": 0.75, **signed}

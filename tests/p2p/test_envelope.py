@@ -128,7 +128,9 @@ def test_the_size_limit_holds_on_both_sides() -> None:
     ("swarm", "sequence", "now", "kind"),
     [(b"short", 1, NOW, "a"), (SWARM, -1, NOW, "a"), (SWARM, 1, -5.0, "a"), (SWARM, 1, NOW, "A")],
 )
-def test_we_never_seal_what_nobody_would_admit(swarm: bytes, sequence: int, now: float, kind: str) -> None:
+def test_we_never_seal_frames_that_no_node_would_admit(
+    swarm: bytes, sequence: int, now: float, kind: str
+) -> None:
     with pytest.raises(ValueError, match="admit"):
         seal(ME, swarm, sequence, now, kind, b"")
 

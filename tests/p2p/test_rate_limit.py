@@ -102,7 +102,7 @@ def test_a_shared_rate_is_shared_by_group_machine_and_connection(
     assert 4 * RATE <= got.total() <= 4 * RATE + 3 * MAX_PIECE
 
 
-def test_a_flow_that_is_away_between_its_pieces_waits_for_one_piece_of_others() -> None:
+def test_a_flow_that_pauses_between_pieces_waits_for_one_piece_of_other_flows() -> None:
     crowd: dict[Path, float] = dict.fromkeys(CROWDS["circuits of one machine"], MAX_PIECE)
     got = used({HONEST: 1024.0, **crowd}, seconds=30, away=0.05)
     assert got[HONEST] >= 1024 * 30 / (0.05 + MAX_PIECE / RATE + 1024 / RATE)
@@ -178,7 +178,7 @@ def test_bans_double_and_are_forgotten_after_a_quiet_day() -> None:
     assert [limit.ban_again("often", now + n) for n in range(1100)][-1] == 960
 
 
-def test_what_has_run_is_counted_no_more_and_takes_no_place() -> None:
+def test_finished_work_is_no_longer_counted_and_takes_no_place() -> None:
     running = Counter[str]()
     with counted(running, "a"):
         with counted(running, "a"):

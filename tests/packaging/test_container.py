@@ -73,7 +73,7 @@ def nodes() -> dict[str, Any]:
     return {name: service for name, service in compose()["services"].items() if name.startswith("node-")}
 
 
-def test_the_dockerfile_copies_only_what_is_there_and_let_through() -> None:
+def test_the_dockerfile_copies_only_files_that_exist_and_are_not_ignored() -> None:
     ignored = (ROOT / "packaging" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     let_through = {line[1:] for line in ignored if line.startswith("!")}
     copied: set[str] = set()
@@ -85,7 +85,7 @@ def test_the_dockerfile_copies_only_what_is_there_and_let_through() -> None:
     assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
 
 
-def test_the_image_holds_no_secret_does_not_run_as_root_and_pins_what_the_scripts_pin() -> None:
+def test_the_image_holds_no_secret_does_not_run_as_root_and_pins_the_versions_of_the_scripts() -> None:
     assert [rest for _, rest in instructions() if SECRET.search(rest)] == []
     (user,) = [rest for word, rest in instructions() if word == "USER"]
     assert all(int(number) > 0 for number in user.split(":"))
@@ -246,7 +246,7 @@ def test_docker_compose_accepts_the_files() -> None:
         assert checked.returncode == 0, checked.stderr
 
 
-def test_the_others_start_with_the_address_the_first_node_wrote(tmp_path: Path) -> None:
+def test_later_nodes_start_with_the_address_that_the_first_node_wrote(tmp_path: Path) -> None:
     (first, second, *_) = nodes().values()
     meeting = str(tmp_path / "bootstrap")
     here = [str(tmp_path / "one") if word == "/state" else word for word in command_of(first)]

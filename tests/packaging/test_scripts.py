@@ -167,7 +167,7 @@ def test_one_command_pins_torch_with_the_rest(checkout: Path) -> None:
     )
 
 
-def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_path: Path) -> None:
+def test_uv_installs_from_the_index_that_pip_is_configured_for(checkout: Path, bare_path: Path) -> None:
     """uv is installed as a package if absent. GMP's headers may be missing: fastecdsa is overridden."""
     own = checkout.parent
     program(
@@ -221,7 +221,9 @@ def test_without_a_gpu_pytorch_comes_without_cuda(
 @pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64"
 )
-def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does_not(checkout: Path) -> None:
+def test_hivemind_is_installed_without_its_dependencies_and_setup_survives_its_absence(
+    checkout: Path,
+) -> None:
     program(
         checkout.parent / "pip",
         f'{INSTALLER.format(folder=checkout.parent)}; case "$*" in *--no-deps*) exit 1 ;; esac',
@@ -237,7 +239,7 @@ def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does
         assert pin in (package / file).read_text(encoding="utf-8")
 
 
-def test_setup_installs_again_only_what_changed(checkout: Path) -> None:
+def test_setup_installs_again_only_changed_packages(checkout: Path) -> None:
     assert run_setup(checkout).returncode == 0
     again = run_setup(checkout)
     assert (again.returncode, again.stderr, len(asked(checkout))) == (0, "setup: nothing to do\n", 1)
@@ -292,7 +294,7 @@ def test_missing_headers_nobody_may_install_are_named_in_one_line(
     assert (told.returncode, told.stderr.count("\n"), asked(checkout)) == (1, 1, []), told.stderr
 
 
-def test_missing_headers_are_installed_where_that_is_possible(checkout: Path, bare_path: Path) -> None:
+def test_missing_headers_are_installed_if_possible(checkout: Path, bare_path: Path) -> None:
     """apt-get as root: a stale list of packages is renewed once, and then the compiler finds gmp.h."""
     installed, listed, log = checkout.parent / "gmp", checkout.parent / "list", checkout.parent / "apt.log"
     apt = (

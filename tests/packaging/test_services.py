@@ -43,7 +43,7 @@ def test_the_unit_starts_a_node_the_parser_accepts() -> None:
     node_config(words)
 
 
-def test_the_unit_waits_for_the_round_restarts_where_that_helps_and_has_few_rights() -> None:
+def test_the_unit_waits_for_the_round_restarts_after_crashes_and_has_few_rights() -> None:
     unit = read_unit()
     assert float(unit["Service.TimeoutStopSec"][0]) > GRACE_S
     wanted = {

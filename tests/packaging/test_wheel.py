@@ -83,7 +83,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipF
         assert wheel.read(str(name)) == (ROOT / name).read_bytes()
 
 
-def test_the_wheels_metadata_says_what_it_is(wheel: zipfile.ZipFile) -> None:
+def test_the_wheels_metadata_describes_the_project(wheel: zipfile.ZipFile) -> None:
     folder = f"swarmd-{PROJECT['version']}.dist-info"
     metadata = email.message_from_bytes(wheel.read(f"{folder}/METADATA"))
     assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == (
@@ -173,7 +173,7 @@ def test_it_is_installed_without_build_tools(built: Path, tmp_path: Path) -> Non
         assert json.loads(node.stdout.readline())["addresses"]
 
 
-def test_the_installer_takes_what_the_set_up_takes() -> None:
+def test_the_installer_and_the_set_up_take_the_same_packages() -> None:
     installer = (ROOT / "packaging" / "install.sh").read_text(encoding="utf-8")
     lines = (ROOT / "overrides.txt").read_text(encoding="utf-8").splitlines()
     assert "\n".join(line for line in lines if not line.startswith("#")) in installer

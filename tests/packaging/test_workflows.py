@@ -31,7 +31,7 @@ def jobs(workflow: Mapping[Any, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: str(path.stem))
-def test_a_workflow_runs_what_is_here(path: Path) -> None:
+def test_a_workflow_runs_only_existing_files(path: Path) -> None:
     commands = [step["run"] for job in jobs(read(path)) for step in job["steps"] if "run" in step]
     for word in re.findall(r"(?<!\S)(?:\.ci|scripts|engines|packaging)/\S+", " ".join(commands)):
         assert (ROOT / word.rstrip(";")).exists(), word
@@ -64,7 +64,7 @@ def test_the_tests_run_on_each_python_that_we_support_and_on_a_mac() -> None:
     assert [each["os"].partition("-")[0] for each in matrix["include"]] == ["macos"]
 
 
-def test_an_issue_form_asks_for_what_a_command_of_ours_gives() -> None:
+def test_an_issue_form_asks_for_the_output_of_an_existing_command() -> None:
     forms = {path.stem: read(path) for path in (FOLDER / "ISSUE_TEMPLATE").glob("*.yml")}
     assert forms.keys() == {"bug", "config", "proposal"}
     for name in ("bug", "proposal"):

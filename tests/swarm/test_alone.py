@@ -45,7 +45,7 @@ def peer(
     return process
 
 
-def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
+def test_each_cause_is_named_and_none_if_all_is_well(tmp_path: Path) -> None:
     with ExitStack() as stack:
         words = [
             "bootstrap",

@@ -89,7 +89,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_rounds_are_recorded_and_resumed_beside_a_judge_that_is_silent(tmp_path: Path) -> None:
+def test_rounds_are_recorded_and_resumed_while_the_judge_is_silent(tmp_path: Path) -> None:
     first = join(tmp_path, "--rounds", "3", "--json")
     assert first.returncode == 0, first.stderr
     lines = [json.loads(line) for line in first.stdout.splitlines()]

@@ -74,7 +74,7 @@ def test_it_is_imported_in_a_moment_and_without_torch() -> None:
         swarmd.leave  # noqa: B018  # type: ignore[attr-defined]
 
 
-def test_the_page_says_what_the_docstrings_say() -> None:
+def test_the_page_repeats_the_docstrings() -> None:
     rows = re.findall(
         r"^\| `([a-z_.]+)` \| (.+) \|$", (ROOT / "docs" / "library.md").read_text(), re.MULTILINE
     )
@@ -119,7 +119,7 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
         wait_until(used, every=0.6)
 
 
-def test_the_loop_of_the_examples_trains_on_what_others_share(tmp_path: Path) -> None:
+def test_the_loop_of_the_examples_trains_on_rollouts_of_other_nodes(tmp_path: Path) -> None:
     with joined(tmp_path / "other") as other:
         example = str(ROOT / "docs" / "examples" / "own_loop.py")
         command = [sys.executable, example, str(tmp_path / "loop"), "1000", address(other)]
@@ -153,7 +153,7 @@ def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp
         wait_until(lambda: a.report()["waiting"] == 0)
 
 
-def test_what_cannot_be_learned_from_is_not_sent_and_what_does_not_fit_is_not_collected(
+def test_useless_rollouts_are_not_sent_and_unfit_rollouts_are_not_collected(
     tmp_path: Path,
 ) -> None:
     with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
@@ -167,7 +167,7 @@ def test_what_cannot_be_learned_from_is_not_sent_and_what_does_not_fit_is_not_co
         assert len(seen) == 2 and b.collect(2) == []
 
 
-def test_where_the_whole_text_is_scored_it_is_judged_as_it_is_given(tmp_path: Path) -> None:
+def test_a_text_that_is_scored_whole_is_judged_as_it_is_given(tmp_path: Path) -> None:
     (tasks := tmp_path / "whole.py").write_text(
         'specialties, limits = ["a"], {"whole": True}\n'
         "def generate(specialty, seed):\n    return str(seed), 'yes'\n"
@@ -179,7 +179,7 @@ def test_where_the_whole_text_is_scored_it_is_judged_as_it_is_given(tmp_path: Pa
     swarm.close()
 
 
-def test_what_is_shared_moves_the_level_that_is_asked(tmp_path: Path) -> None:
+def test_shared_results_move_the_level_of_the_questions(tmp_path: Path) -> None:
     with swarmd.join(curriculum="ladder-9", listen=LOOPBACK, folder=tmp_path) as swarm:
         asked = lambda: swarm.tasks.source.staircase.levels["fraction_simplification"]  # noqa: E731
         drawn = swarm.tasks.draw(100)
@@ -290,7 +290,7 @@ swarm.close()
 """
 
 
-def test_of_several_ranks_one_joins_and_all_get_what_it_collects(tmp_path: Path) -> None:
+def test_one_of_several_ranks_joins_and_all_get_the_collected_rollouts(tmp_path: Path) -> None:
     with joined(tmp_path / "other", seed=1) as other, ExitStack() as stack:
         ranks = []
         for rank in range(2):
@@ -307,7 +307,7 @@ def test_of_several_ranks_one_joins_and_all_get_what_it_collects(tmp_path: Path)
         assert first == [True, [[1.0]], second[2]] and second[:2] == [False, [[1.0]]] and len(second[2]) == 1
 
 
-def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: Path) -> None:
+def test_a_hostile_member_neither_stops_nor_enters_the_collection(tmp_path: Path) -> None:
     """Garbage, text meant for the verifier, false labels, useless groups, an unknown kind."""
     with (
         joined(tmp_path / "own", external=8) as own,

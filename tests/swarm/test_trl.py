@@ -26,7 +26,7 @@ VERSIONS = {"trl-lowest": "1.0", "trl": "1.16"}
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
+def test_a_trainer_replaces_its_groups_without_a_gradient_by_received_groups(
     name: str, tmp_path: Path
 ) -> None:
     found = json.loads(run(name, tmp_path).splitlines()[-1])
@@ -81,7 +81,7 @@ def run(name: str, folder: Path, *launcher: str) -> str:
     return done.stdout
 
 
-def test_the_named_versions_are_those_of_the_extra() -> None:
+def test_the_named_versions_match_the_extra() -> None:
     source = (ROOT / "swarmd" / "trl.py").read_text()
     lowest, newest = VERSIONS.values()
     assert f'LOWEST_TRL, NEWEST_TRL = "{lowest}", "{newest}"' in source
@@ -89,7 +89,7 @@ def test_the_named_versions_are_those_of_the_extra() -> None:
     assert [PACKAGES[name][-1][-1] for name in VERSIONS] == [f"trl=={v}.0" for v in VERSIONS.values()]
 
 
-def test_the_notebook_names_only_what_there_is() -> None:
+def test_the_notebook_names_only_existing_files_and_commands() -> None:
     """Running it takes minutes."""
     cells = json.loads((ROOT / "docs" / "examples" / "trl_swarm.ipynb").read_text())["cells"]
     source = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

@@ -63,7 +63,7 @@ def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) ->
         trainer.wait(TIMEOUT_S)
 
 
-def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends) -> None:
+def test_the_round_receives_admitted_rollouts_once_and_in_order(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     say(
         daemon,
@@ -107,7 +107,7 @@ def test_pause_and_resume(ends: Ends) -> None:
         wait_until(lambda paused=paused: trainer.paused == paused)  # type: ignore[misc]
 
 
-def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
+def test_a_paused_trainer_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     rests: list[bool] = []
     given_back: list[str] = []
@@ -216,7 +216,7 @@ def test_a_closed_link_reports_no_lost_peer(ends: Ends) -> None:
     assert not gone.is_set()
 
 
-def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(
+def test_messages_to_a_daemon_that_is_gone_are_lost_quietly(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends with things unread, so that our end meets a reset, not an end of file."""

@@ -313,7 +313,7 @@ ALWAYS = {
 }
 
 
-def test_a_remedy_sets_a_setting_only_where_that_setting_is_looked_at() -> None:
+def test_a_remedy_sets_a_setting_only_if_the_code_reads_that_setting() -> None:
     """Otherwise it is said to somebody who has set it so already, and whom it cannot help."""
     blind = []
     for file, tree in TREES.items():

@@ -195,7 +195,7 @@ async def test_a_refused_method_names_those_that_there_are(court: Court) -> None
         assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
-async def test_what_is_sent_and_answered_has_the_documented_form(court: Court) -> None:
+async def test_requests_and_answers_have_the_documented_form(court: Court) -> None:
     document = (await court.http.get("/openapi.json")).json()
     assert "schemas" not in document.get("components", {})  # no form of the framework's own refusals
     QuestionsBody.model_validate(replies.QUESTIONS_BODY)
@@ -216,7 +216,7 @@ async def test_what_is_sent_and_answered_has_the_documented_form(court: Court) -
 
 
 @given(st.text(max_size=60))
-def test_any_name_is_kept_without_what_hides_or_turns_text(text: str) -> None:
+def test_any_name_is_kept_without_invisible_and_direction_characters(text: str) -> None:
     kept = plain(text)
     if kept is not None:
         assert kept.isprintable() and "C" not in {unicodedata.category(letter)[0] for letter in kept}

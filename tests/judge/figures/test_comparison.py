@@ -152,7 +152,7 @@ def store(database: str) -> Iterator[Store]:
         yield store
 
 
-def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -> None:
+def test_the_store_keeps_the_results_of_its_evaluations(store: Store, database: str) -> None:
     """The store's figures equal those worked out anew from all evaluations, over two models.
 
     Peers are in the swarm, alone, change over half-way, or are away for long.

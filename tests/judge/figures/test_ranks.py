@@ -23,7 +23,7 @@ def test_overlapping_peers_are_tied() -> None:
     rank_ranges({})
 
 
-def test_two_peers_are_apart_where_their_exact_intervals_are() -> None:
+def test_two_peers_are_apart_if_their_exact_intervals_are() -> None:
     each = (1 - LEVEL) ** 0.5  # Šidák, of two
     for right in range(21):
         above = (
@@ -46,7 +46,7 @@ def test_equal_peers_are_seldom_told_apart() -> None:
     assert apart <= 0.05 * 200
 
 
-def test_the_luckiest_of_many_keys_is_ranked_little_above_what_they_all_are() -> None:
+def test_the_luckiest_of_many_equal_keys_is_ranked_little_above_the_rest() -> None:
     """Keys cost nothing: 200 of a node that is right in 60 %, each looked at after every question from the
     tenth on.
     """

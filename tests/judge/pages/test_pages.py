@@ -132,7 +132,7 @@ async def test_an_unchanged_page_gives_304(site: httpx2.AsyncClient, path: str) 
     assert (head.status_code, head.headers["etag"]) == (200, etag)
 
 
-async def test_other_sites_may_read_what_is_not_a_page(site: httpx2.AsyncClient) -> None:
+async def test_other_sites_may_read_the_data_but_no_page(site: httpx2.AsyncClient) -> None:
     for path in (*FILES, f"/v1/peers/{PEER}", "/v1/comparison", "/healthz"):
         assert (await site.get(path)).headers["access-control-allow-origin"] == "*", path
     assert "access-control-allow-origin" not in (await site.get("/")).headers
@@ -175,7 +175,9 @@ async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
     assert f"swarmd join --curriculum tiny-9 --judge {origin}" in page.text
 
 
-async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site: httpx2.AsyncClient) -> None:
+async def test_the_front_page_describes_the_swarm_and_links_to_the_other_pages(
+    site: httpx2.AsyncClient,
+) -> None:
     page = hostile.Parsed((await site.get("/")).text)
     facts = (
         "swarm main",
@@ -434,7 +436,7 @@ def test_progress_is_of_the_same_nodes(database: str) -> None:
         assert progress is not None and progress.before == pytest.approx(progress.now) == pytest.approx(0.45)
 
 
-def test_a_rank_stands_beside_its_node(board: Reader) -> None:
+def test_a_rank_stands_next_to_its_node(board: Reader) -> None:
     ranks = {peer: board.standing(peer) for peer in ("node3", "node0", "newcomer", "nobody")}
     assert {peer: found and found.rank for peer, found in ranks.items()} == {
         "node3": 1,
@@ -482,7 +484,7 @@ def test_a_newcomer_has_a_page() -> None:
     assert views.segments(record.curve) == [(1, 1, 1.0, wilson(1, 1))]
 
 
-def test_figures_beside_a_chart_are_short() -> None:
+def test_figures_next_to_a_chart_are_short() -> None:
     assert [drawing.figure(value) for value in (0, 0.5, 9_999, 10_000, 250_000)] == [
         "0",
         "0.5",

@@ -94,7 +94,7 @@ def as_stored(store: Store) -> Mark:
     return lambda items: [[ScoredAnswer.of(next(stored)) for _ in answers] for _, answers in items]
 
 
-def test_verify_finds_what_does_not_follow_from_pruning(tmp_path: Path) -> None:
+def test_verify_finds_gaps_that_pruning_does_not_explain(tmp_path: Path) -> None:
     changes = (
         "UPDATE peers SET reward = reward {} 1",
         "UPDATE peers SET answered = answered {} 300, unanswered = unanswered - (0 {} 300)",

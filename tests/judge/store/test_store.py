@@ -316,7 +316,7 @@ def test_another_version_is_refused(database: str) -> None:
         opened(database)
 
 
-def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> None:
+def test_steps_of_one_transaction_are_kept_one_by_one_if_one_fails(store: Store) -> None:
     """All in one transaction; if one cannot be done, the others are done all the same."""
     evaluate(store, 1, 1.0)
     asked = [(store.asked, (question(n), n, 0.0)) for n in (2, 3)]

@@ -73,7 +73,7 @@ def test_the_worker_answers_with_the_given_weights(given: Given, monkeypatch: py
     assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]
 
 
-def test_weights_that_are_not_those_of_the_receipt_are_not_evaluated(given: Given) -> None:
+def test_weights_that_differ_from_the_receipt_are_not_evaluated(given: Given) -> None:
     tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
     with pytest.raises(EvaluationFailed, match="damaged"):
         given.answers(tiny, digest=64 * "0")

@@ -58,7 +58,7 @@ def test_nodes_of_a_local_network_meet() -> None:
     assert sum(met) == MOST * LOCAL_FACTOR
 
 
-def test_a_block_is_what_mostly_belongs_to_one_site() -> None:
+def test_a_block_is_the_prefix_that_mostly_belongs_to_one_site() -> None:
     assert block_of_host("11.5.5.5") == block_of_host("::ffff:11.5.5.9") == "11.5.5.0/24"
     assert block_of_host("2600:5:5:9::1") == "2600:5:5::/48"
     assert block_of_host("victim.example") is None and block_of_host("224.0.0.1") is None

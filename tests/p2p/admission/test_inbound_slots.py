@@ -22,7 +22,7 @@ def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> InboundSlots:
     return found
 
 
-def test_whoever_was_here_longest_makes_room_once_it_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_served_peer_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.3.0.1")
     assert found.take(NEWCOMER, NEWCOMER, SERVED_S) == NEWCOMER
     assert found.take(NEWCOMER, NEWCOMER, SERVED_S + 1) == "11.1.0.1"

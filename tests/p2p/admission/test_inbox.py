@@ -73,7 +73,7 @@ def test_frames_of_an_author_come_in_any_order_and_none_twice() -> None:
     assert reason(box.receive(again, NOW + 6)) is Reason.DUPLICATE  # no number counts twice
 
 
-def test_what_an_author_sends_ahead_of_time_makes_only_its_own_frames_old() -> None:
+def test_frames_from_the_future_make_only_their_authors_frames_old() -> None:
     box = inbox(frames_burst=1000)
     assert all(reason(box.receive(frame(A, n, NOW + 10 - n / 1e3), NOW)) is None for n in range(FRAMES + 1))
     assert reason(box.receive(frame(A, 100, NOW), NOW)) is Reason.OLD and Reason.OLD.verdict is Verdict.IGNORE
@@ -112,7 +112,7 @@ def test_quota_in_frames_and_in_bytes() -> None:
     assert Reason.OVER_QUOTA.verdict is Verdict.IGNORE
 
 
-def test_a_connection_has_a_quota_of_its_own() -> None:
+def test_each_connection_has_a_separate_quota() -> None:
     box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
     assert reasons(box, frames, NOW, B.peer_id) == [None] * 600 + [Reason.FLOODING] * 100
     assert reasons(inbox(frames_burst=10_000), frames, NOW) == [None] * 700, "of no known connection"
@@ -131,7 +131,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integ
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(EVENTS, st.integers(1, 3))
 @example([(0, 0, 1), (19, 380, 1), (0, -380, 1)], 3)  # forgotten in silence, before the clock was set back
-def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(
+def test_no_frame_is_let_in_twice_in_any_order_and_under_any_clock(
     events: list[tuple[int, int, int]], authors: int
 ) -> None:
     """With hardly any memory, our clock jumping by minutes, and everything repeated after each step."""
@@ -181,7 +181,7 @@ def test_many_authors_do_not_grow_the_memory() -> None:
     )
 
 
-def test_whoever_is_silent_for_longest_makes_room_for_another() -> None:
+def test_the_longest_silent_peer_makes_room_for_another() -> None:
     """It is not whoever came first: that one is still heard."""
     box, last = inbox(authors=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
     assert reasons(box, [frame(A, 1), last[0]], NOW + 1) + reasons(box, last[1:], NOW + 60) == [None] * 3

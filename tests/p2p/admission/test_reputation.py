@@ -60,7 +60,7 @@ def test_every_offence_costs_something(reason: Reason) -> None:
     assert reputation.score(A, NOW) < 0
 
 
-def test_bans_grow_for_what_a_peer_did_itself_and_less_for_what_it_passed_on() -> None:
+def test_bans_grow_faster_for_own_misdeeds_than_for_frames_passed_on() -> None:
     for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN_S), (Reason.BAD_SIGNATURE, LONGEST_BAN_S)):
         reputation, now = Reputation(), NOW
         bans: list[float] = []

@@ -42,7 +42,7 @@ def test_a_first_run_admits_nothing_sent_before_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_new_run_refuses_what_an_earlier_one_admitted(tmp_path: Path, clean: bool) -> None:
+def test_a_new_run_refuses_frames_that_an_earlier_one_admitted(tmp_path: Path, clean: bool) -> None:
     first = Life(tmp_path, NOW)
     sent = [frame(A, n, NOW + n / 2) for n in range(int(2 * AHEAD_S) + 1)]
     assert all(map(first.hears, reversed(sent)))
@@ -119,7 +119,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
         max_size=40,
     )
 )
-def test_no_frame_is_let_in_twice_whatever_the_clocks_and_the_restarts(
+def test_no_frame_is_let_in_twice_under_any_clocks_and_restarts(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, int, str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("state")

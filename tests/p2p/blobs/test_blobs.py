@@ -60,7 +60,7 @@ def test_mutated_blobs_are_refused_or_something_of_bounded_size() -> None:
             assert len(unpack(bytes(mutated))) <= MAX_CONTENT_BYTES
 
 
-def test_a_store_keeps_what_is_asked_for() -> None:
+def test_a_store_keeps_the_blobs_that_peers_ask_for() -> None:
     store = BlobStore(kept_bytes=250)
     first, second, third = (store.put(bytes([n]) * 100) for n in range(3))
     assert store.get(first) is None and store.bytes == 200  # the first went when the third came

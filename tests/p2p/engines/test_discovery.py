@@ -93,7 +93,7 @@ async def discovery(library: Library, book: AddressBook, nursery: trio.Nursery) 
     return found
 
 
-async def test_a_member_that_is_missing_from_the_topic_is_connected_anew(
+async def test_a_member_that_is_missing_from_the_topic_is_reconnected(
     autojump_clock: Any, discovery: Discovery, library: Library
 ) -> None:
     library.members = {PEERS[1], PEERS[2]}
@@ -133,7 +133,7 @@ async def test_a_peer_that_stays_connected_for_months_is_not_taken_for_gone(
     assert book[PEERS[1]].last_success >= began + CONNECTED_EVERY_S and book.changed
 
 
-async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_came_in_stays(
+async def test_idle_dialled_connections_end_and_inbound_connections_stay(
     autojump_clock: Any, discovery: Discovery, library: Library
 ) -> None:
     library.members = set(PEERS[1 : TARGET_MEMBERS + 2])

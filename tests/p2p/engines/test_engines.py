@@ -249,7 +249,7 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
             inner.cancel_scope.cancel()
 
 
-async def test_a_peer_that_sends_junk_is_cut_off_and_others_are_heard(
+async def test_a_peer_that_sends_junk_is_cut_off_and_other_peers_are_heard(
     real: Any, nursery: trio.Nursery
 ) -> None:
     """Before it costs us our neighbour, which charges us for what we pass on before we look at it, with
@@ -381,7 +381,7 @@ async def test_a_node_has_one_port_and_another_only_while_that_is_taken(real: An
 # What the operator gets wrong.
 
 
-async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> None:
+async def test_a_port_in_use_and_a_foreign_address_are_named(real: Any) -> None:
     first = member(real, 1, listen=["/ip4/0.0.0.0/tcp/0"])
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(first.run)
@@ -435,7 +435,7 @@ def test_an_address_that_is_gone_tomorrow_is_not_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
-def test_ports_are_the_same_by_ipv4_and_ipv6_where_they_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_the_same_by_ipv4_and_ipv6_if_both_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     four, six = map(parse_listen, ("/ip4/127.0.0.1/tcp/0", "/ip6/::/tcp/0"))
     with held_ports([four, six]) as held:
         assert [one.kind for one in held] == ["ip4", "ip6"] and held[0].port == held[1].port > 0

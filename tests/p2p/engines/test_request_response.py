@@ -59,7 +59,7 @@ def responder(answer: Any = lambda peer, question: question[::-1]) -> Responder:
 
 
 @pytest.mark.parametrize("step", [1, 3, 10_000])
-async def test_the_bytes_are_those_of_the_document_however_they_are_cut(step: int) -> None:
+async def test_the_bytes_match_the_document_however_they_are_cut(step: int) -> None:
     theirs, ours = pair()
     done: list[bool] = []
 
@@ -193,7 +193,7 @@ def asked(served: Responder) -> Counter[Any]:
     return Counter(line.connection for line in served._open.values())
 
 
-async def test_a_crowd_of_one_machine_makes_room_for_questions_of_others(autojump_clock: Any) -> None:
+async def test_a_crowd_of_one_machine_makes_room_for_questions_of_other_machines(autojump_clock: Any) -> None:
     """In turn by network group, machine and connection."""
     served = responder()
     ended = Counter[Line]()
@@ -427,7 +427,7 @@ async def test_a_question_given_up_costs_its_stream(world: World) -> None:
     await world.asking.end()
 
 
-async def test_one_peer_is_asked_a_few_questions_at_a_time_and_others_meanwhile(
+async def test_one_peer_is_asked_a_few_questions_at_a_time_while_other_peers_are_asked(
     world: World, autojump_clock: Any
 ) -> None:
     now, most = Counter[PeerId](), Counter[PeerId]()

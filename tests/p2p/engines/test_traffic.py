@@ -53,7 +53,7 @@ async def seconds(waiting: Any) -> float:
 
 
 @pytest.mark.parametrize("name", CROWDS)
-async def test_a_crowd_gets_the_upload_of_its_machines_and_other_nodes_theirs(
+async def test_a_crowd_and_other_nodes_each_get_the_upload_of_their_machines(
     name: str, autojump_clock: Any
 ) -> None:
     traffic, lines = Traffic(), CROWDS[name]
@@ -97,7 +97,7 @@ async def test_a_crowd_on_a_limited_line_delays_another_node_by_a_piece(
             assert await seconds(traffic.send(4096, CROWDS[name][0], own=True)) <= 2 * MAX_PIECE / UP
 
 
-async def test_our_own_frames_reach_other_nodes_beside_a_crowd_that_only_listens(autojump_clock: Any) -> None:
+async def test_our_frames_reach_other_nodes_despite_a_crowd_that_only_listens(autojump_clock: Any) -> None:
     """The copies for a crowd of the last frame still wait when the next one is sent."""
     traffic, delays = Traffic(up=UP), list[float]()
 

@@ -32,7 +32,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 
 @pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
-def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, engine: str) -> None:
+def test_two_nodes_behind_nat_exchange_frames_and_blobs(net: Net, engine: str) -> None:
     """One is behind two routers that translate, the home's and the carrier's."""
     net.bootstrap(engine)
     since = time.monotonic()
@@ -75,7 +75,7 @@ def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, e
     assert got["bytes"] == 20_000
 
 
-def test_ipv6_reaches_where_ipv4_does_not(net: Net) -> None:
+def test_ipv6_reaches_nodes_that_ipv4_does_not(net: Net) -> None:
     """A machine without IPv4, one without IPv6, and homes with both, which no hole leads into by IPv4."""
     net.bootstrap("libp2p")
     six = net.probe(net.lab.public(4, ipv4=False), "libp2p")

@@ -123,7 +123,7 @@ def test_one_group_of_tellers_reaches_a_part_of_the_book(book: AddressBook) -> N
     assert SIZE < len(book) <= NEW_REACH * SIZE
 
 
-def test_one_group_has_few_places_whoever_tells_of_it(book: AddressBook) -> None:
+def test_one_group_has_few_places_regardless_of_the_source(book: AddressBook) -> None:
     for n in range(400):
         book.add(peer(n), [at(7, n)], NOW, source="66.1")
     assert len(book) == SHARE
@@ -141,7 +141,7 @@ def test_a_swarm_on_a_local_network_fits(book: AddressBook) -> None:
     assert len(book) <= LOCAL_REACH * SIZE
 
 
-def test_another_key_puts_others_together() -> None:
+def test_another_key_makes_other_groups() -> None:
     together = []
     for key in (KEY, KEY[::-1]):
         book = AddressBook(ME, key)
@@ -166,7 +166,7 @@ def test_a_teller_of_too_many_addresses_is_ignored(book: AddressBook) -> None:
     assert book[peer(0)].addresses == [at(0), at(1)]
 
 
-def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBook) -> None:
+def test_a_peers_own_addresses_count_for_more_than_hearsay(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW, teller=peer(9))
     for n in range(2, 30):
         book.add(peer(1), [at(n)], NOW, teller=peer(9))
@@ -337,7 +337,7 @@ def test_a_reached_peer_is_kept_through_a_week_of_failures(book: AddressBook) ->
     assert 7 * 24 < hours <= 7 * 24 + 4
 
 
-def test_a_peer_reached_while_the_clock_was_far_ahead_is_kept_no_longer_than_others(
+def test_a_peer_reached_while_the_clock_was_far_ahead_is_kept_no_longer_than_the_rest(
     book: AddressBook,
 ) -> None:
     """It would be dialled every few seconds until the clock had caught up, and keep its place."""
@@ -462,7 +462,7 @@ def play(book: AddressBook, steps: list[Step]) -> float:
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(STEPS)
-def test_whatever_happens_the_bounds_hold(steps: list[Step]) -> None:
+def test_the_bounds_hold_under_any_sequence_of_events(steps: list[Step]) -> None:
     book = AddressBook(ME, KEY)
     now = play(book, steps)
     everybody = book.candidates(now + 400, random.Random(0))
@@ -566,7 +566,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
     assert caplog.text.count("cannot write") == 2
 
 
-def test_a_former_bootstrap_peer_is_a_peer_like_others(book: AddressBook) -> None:
+def test_a_former_bootstrap_peer_is_an_ordinary_peer(book: AddressBook) -> None:
     """Nobody may have spoken of it: it is as old as the file."""
     pin(book, peer(1), at(1))
     again = AddressBook(ME, KEY)

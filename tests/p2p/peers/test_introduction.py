@@ -37,7 +37,7 @@ def introducer(trains: str = "tiny-9", refused: bool = False) -> Introducer:
     )
 
 
-def test_a_peer_says_what_it_is_what_time_it_has_and_whether_it_takes_our_frames() -> None:
+def test_a_peer_states_its_version_its_clock_and_whether_it_takes_our_frames() -> None:
     for refused in (False, True):
         said = answered(introducer(refused=refused)(ASKER, question(TOPIC.name)), NOW - 90)
         seen = (SwarmCount(TOPIC.digest, 3), SwarmCount("2" * 16, 0))

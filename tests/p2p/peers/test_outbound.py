@@ -67,7 +67,7 @@ class Play:
         return Counter(link.group for link in self.outbound.links.values())
 
 
-def test_each_member_that_we_dial_is_in_a_group_of_its_own() -> None:
+def test_each_member_that_we_dial_is_in_a_separate_group() -> None:
     play = Play(*(at(n % 20, n) for n in range(60)))
     play.tick(30)
     assert len(play.groups()) == GROUPS and set(play.groups().values()) == {1}
@@ -166,7 +166,7 @@ def test_feelers_check_a_peer_and_hang_up() -> None:
     st.sets(st.integers(0, 79)),
     st.integers(0, 150),
 )
-def test_groups_are_filled_where_they_exist(
+def test_existing_groups_are_filled(
     known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int
 ) -> None:
     """The property that eclipse hangs on.
@@ -187,7 +187,7 @@ def test_groups_are_filled_where_they_exist(
 
 
 @pytest.mark.parametrize("name", ["reached", "missed"])
-def test_nothing_breaks_where_the_book_forgot_the_peer(name: str) -> None:
+def test_nothing_breaks_if_the_book_forgot_the_peer(name: str) -> None:
     play = Play(at(1))
     ((who, addresses),) = play.outbound.choose((), (), NOW, play.rng)
     play.book.stranger(who, NOW)

@@ -137,7 +137,7 @@ def test_cards_are_kept_for_a_while_and_bounded() -> None:
     assert cards(KEY.peer_id, session(99, NOW).question(NOW)) == NOTHING
 
 
-async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the_others_end(
+async def test_the_later_twin_leaves_the_swarm_and_returns_within_a_minute_of_the_first_ones_end(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     hub_key = Identity(b"h" * 32)

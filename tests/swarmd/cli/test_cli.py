@@ -390,7 +390,7 @@ def test_a_signal_while_a_node_starts_ends_it_with_a_sentence(
     assert (process.returncode, said) == (code, "stopped; `swarmd join` continues from the last checkpoint\n")
 
 
-def test_a_command_that_is_told_to_stop_clears_away_what_it_wrote(tmp_path: Path) -> None:
+def test_a_command_that_is_told_to_stop_removes_its_files(tmp_path: Path) -> None:
     """A model of gigabytes under a hidden name; half a table under its own."""
     code = """
 import sys, time
@@ -427,7 +427,9 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["\x1b[31mhostile\u202e", "one line\n\x1b[31mhostile\u202e"])
-def test_what_an_error_quotes_moves_no_cursor(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_quoted_by_an_error_cannot_move_the_cursor(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails() -> None:
         raise OperatorError(words)
 
@@ -466,7 +468,7 @@ def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -
 
 
 @pytest.mark.net
-def test_what_a_terminal_has_no_letters_for_is_escaped() -> None:
+def test_characters_that_a_terminal_cannot_print_are_escaped() -> None:
     code = (
         "import sys; from swarmd.terminal import run_program, tell\n"
         "run_program('x', lambda: print('¬a ∧ b') or tell('starting …'))"

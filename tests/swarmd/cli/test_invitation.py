@@ -345,7 +345,7 @@ def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Pat
 
 
 @pytest.mark.net
-def test_the_live_page_shows_what_is_joined(tmp_path: Path) -> None:
+def test_the_live_page_shows_the_swarm_that_is_joined(tmp_path: Path) -> None:
     """What is printed before the page, its screen hides."""
     ours, theirs = terminal()
     with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the node ends at once

@@ -57,7 +57,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"lock"}
 
 
-def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path: Path) -> None:
+def test_leaving_forgets_the_swarm_and_keeps_the_trained_model(run: Run, tmp_path: Path) -> None:
     before = names(state(tmp_path / "state"))
     gone = ["choices.json", "peers.json", "seen"]
     asked = run("leave", "--state-dir", tmp_path / "state")
@@ -94,7 +94,9 @@ def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp
     ).replace("lock, ", "")
 
 
-def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run: Run, tmp_path: Path) -> None:
+def test_leaving_with_everything_removes_the_files_of_swarmd_and_nothing_else(
+    run: Run, tmp_path: Path
+) -> None:
     state(tmp_path / "state")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("not ours")
@@ -186,7 +188,7 @@ def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
         assert next(lines) == "six"
 
 
-def test_a_report_says_what_it_holds_and_leaves_secrets_out(
+def test_a_report_lists_its_contents_and_leaves_secrets_out(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = state(tmp_path / "state"), tmp_path / "report.zip"

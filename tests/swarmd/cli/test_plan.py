@@ -22,14 +22,14 @@ def measured(mu: float) -> Measured:
 
 
 @pytest.mark.parametrize("mu", [0.6, 1.0, 4.9])
-def test_where_generation_is_cheap_it_says_to_leave_replay_off(mu: float) -> None:
+def test_cheap_generation_advises_to_leave_replay_off(mu: float) -> None:
     made = plan(measured(mu), 4, 4, 8)
     assert not made.pays
     assert any("cannot pay" in line and "off" in line for line in lines(made))
     assert not any("mode =" in line for line in lines(made))
 
 
-def test_where_generation_is_expensive_the_plan_is_the_theorems() -> None:
+def test_expensive_generation_gives_the_plan_of_the_theorem() -> None:
     made = plan(measured(6.84), 8, 0, 8)
     best = best_reuse(6.84, RHO, ALPHA)
     assert made.pays and made.new == 8
@@ -94,7 +94,7 @@ def test_the_plan_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]
     assert told["pays"] == (told["measured"]["mu"] >= told["pays_from"])
 
 
-def test_what_measured_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measuring_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine of another package leaves a server and a copy of the weights otherwise."""
     closed, close = list[LanguagePolicy](), LanguagePolicy.close
 

@@ -205,7 +205,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
         ),
     ],
 )
-def test_nothing_is_cut_off_where_there_is_room(
+def test_nothing_is_cut_off_if_there_is_room(
     changes: dict[str, Any], width: int, height: int, wanted: str
 ) -> None:
     lines = drawn(status_of(**changes), width, height)
@@ -214,7 +214,7 @@ def test_nothing_is_cut_off_where_there_is_room(
     assert len(lines) <= height
 
 
-def test_technical_figures_are_shown_where_they_are_wanted_alone() -> None:
+def test_technical_figures_are_shown_only_on_demand() -> None:
     page = LivePage(lambda: 1_700_000_192.0)
     page.status = status_of(kl={"round": 110, "value": 0.00731})
     console = Console(width=120, height=40, file=io.StringIO(), force_terminal=True, color_system=None)
@@ -241,7 +241,7 @@ def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
         assert drawn(shown, 60, 24)
 
 
-def test_the_curve_goes_where_the_values_go() -> None:
+def test_the_curve_follows_the_values() -> None:
     rising = area([0.0, 1.0], 10, 4, 0.0, 1.0)
     assert rising == ["     █████", "     █████", "     █████", "▁▁▁▁▁█████"]
     assert area([0.5], 3, 4, 0.0, 1.0) == ["   ", "   ", "███", "███"]
@@ -390,7 +390,7 @@ def test_a_watch_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no_color: bool) -> None:
+def test_a_terminal_gets_the_live_page_and_colours_only_if_wanted(no_color: bool) -> None:
     ours, theirs = terminal()
     environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"} | (
         {"NO_COLOR": "1"} if no_color else {}
@@ -484,7 +484,7 @@ def test_a_view_that_was_stopped_and_goes_on_in_the_background_draws_nothing() -
     rest_of(ours)
 
 
-def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
+def test_a_live_view_draws_its_input_and_can_be_closed_twice() -> None:
     out = io.StringIO()
     view = LiveView(
         Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False),

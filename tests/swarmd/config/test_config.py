@@ -123,7 +123,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     assert NODE.variables["SWARMD_MODEL"] == NODE.variables["SWARMD_MODEL_NAME"] == "model.name"
 
 
-def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:
+def test_an_empty_variable_is_not_set_and_foreign_names_are_left_alone() -> None:
     assert (
         load(
             None,
@@ -244,7 +244,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         (b"\xff\xfes\x00e\x00", "node.toml:1: not UTF-8"),
     ],
 )
-def test_each_mistake_says_where_and_what(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_each_mistake_names_its_place_and_its_error(tmp_path: Path, text: str | bytes, said: str) -> None:
     told = "\n".join(mistakes(text, tmp_path))
     assert said in told and told.startswith(str(tmp_path / "node.toml"))
 
@@ -274,7 +274,7 @@ def test_examples_are_pairs_of_texts(tmp_path: Path) -> None:
     assert NodeConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_a_line_is_named_only_where_it_is_sure(tmp_path: Path) -> None:
+def test_a_line_is_named_only_if_it_is_certain(tmp_path: Path) -> None:
     text = (
         '[model]\nsystem_prompt = """\nname = 3\n"""\nname = 3\n[round]\n local = -1 # local = 3\n"external"'
         " = -1\n"

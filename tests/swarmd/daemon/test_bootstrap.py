@@ -135,7 +135,7 @@ def test_a_bootstrap_node_starts_in_two_seconds_without_torch(tmp_path: Path) ->
         assert "libtorch" not in maps and "reasoning_gym" not in maps
 
 
-def test_the_unit_starts_what_the_parser_accepts() -> None:
+def test_the_unit_starts_a_command_that_the_parser_accepts() -> None:
     unit = (ROOT / "packaging" / "swarmd-bootstrap.service").read_text(encoding="utf-8")
     [start] = re.findall(r"^ExecStart=(.*)$", unit, re.M)
     assert parse(shlex.split(start))["listen"] == ()
@@ -165,7 +165,7 @@ TOLD = {  # what the announcement says, and what it does not
 
 
 @pytest.mark.parametrize("host, where", PLACES.items())
-def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where: str) -> None:
+def test_reachability_and_its_message(host: str, where: str) -> None:
     address = f"{host}/tcp/4001/p2p/x"
     assert place(address) == where
     status = Status(

@@ -31,7 +31,7 @@ def trained(folder: Path, source: str, revision: str | None = None, rounds: int 
     return folder
 
 
-def test_the_model_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+def test_the_model_is_the_checkpoints(tmp_path: Path) -> None:
     trained(tmp_path, "tiny")
     trained(tmp_path, QWEN, COMMIT, rounds=11)
     config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
@@ -41,7 +41,7 @@ def test_the_model_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     assert recalled(resolve(None, {}, {}), tmp_path / "fresh") == (resolve(None, {}, {}).config, [])
 
 
-def test_config_show_and_a_bug_report_have_what_is_remembered(run: Run, tmp_path: Path) -> None:
+def test_config_show_and_a_bug_report_have_the_remembered_choices(run: Run, tmp_path: Path) -> None:
     folder, report = trained(tmp_path / "state", "tiny-latent"), tmp_path / "report.zip"
     remember(resolve(None, {}, {"swarm": "friends"}), folder)
     keys = json.loads(run("config", "show", "--json", "--state-dir", folder).out)["keys"]
@@ -68,7 +68,7 @@ def test_another_model_is_refused_before_anything_is_loaded(
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_folder_may_be_a_copy_of_what_was_trained_from(tmp_path: Path) -> None:
+def test_a_folder_may_be_a_copy_of_the_base_model(tmp_path: Path) -> None:
     trained(tmp_path, "/gone/model")
     assert recalled(resolve(None, {}, {"model": "./copy"}), tmp_path)[0].model.name == "./copy"
     with pytest.raises(ConfigError):
@@ -155,7 +155,7 @@ def test_a_choice_that_fails_is_not_remembered(run: Run, tmp_path: Path) -> None
         assert (tmp_path / "choices.json").read_bytes() == before
 
 
-def test_remembered_tasks_that_are_gone_are_told_with_what_overrides_them(run: Run, tmp_path: Path) -> None:
+def test_missing_remembered_tasks_are_told_with_the_overriding_option(run: Run, tmp_path: Path) -> None:
     gone = tmp_path / "gone.jsonl"
     remember(resolve(None, {}, {"curriculum": str(gone)}), tmp_path)
     said = run("join", "--state-dir", tmp_path)

@@ -81,7 +81,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
 
 
 @pytest.mark.parametrize("limit", [2, 3])
-async def test_where_all_rounds_are_done_nothing_is_loaded(tmp_path: Path, limit: int) -> None:
+async def test_nothing_is_loaded_if_all_rounds_are_done(tmp_path: Path, limit: int) -> None:
     rng = random.Random(0).getstate()
     Checkpoints(tmp_path / "checkpoints").save(RunState(3, 0, rng, rng, ()), [])
     config, heard = NodeConfig.model_validate({"round": {"rounds": limit}}), list[link.ToDaemon]()
@@ -119,9 +119,7 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
     assert len(addresses) == 1
 
 
-def test_the_offers_of_a_node_say_where_it_is_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_offers_of_a_node_carry_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, sent = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO())), list[bytes]()
     at = packed("/ip4/11.0.0.7/tcp/4001")
     monkeypatch.setattr(node.member.engine, "reached_at", lambda: "/ip4/11.0.0.7/tcp/4001")
@@ -217,7 +215,7 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
 
 
 @pytest.mark.parametrize("ends", ["", "stops", "pauses", "was its last"])
-async def test_a_judge_is_not_asked_for_what_nobody_will_answer(
+async def test_a_judge_is_not_asked_for_questions_that_nobody_will_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """The trainer finishes its round before it stops or pauses; an open question would count as wrong."""
@@ -284,7 +282,7 @@ async def test_under_nohup_a_closed_terminal_does_not_stop_the_node(tmp_path: Pa
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_signal_at_the_end_does_not_cut_off_what_is_written_then(
+async def test_a_signal_at_the_end_does_not_cut_off_the_last_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
@@ -306,7 +304,7 @@ async def test_a_signal_at_the_end_does_not_cut_off_what_is_written_then(
     assert handled == [True] and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_connections_beyond_what_a_node_dials_are_not_told_each_minute() -> None:
+def test_connections_beyond_the_dial_target_are_not_told_each_minute() -> None:
     """In a swarm of over eight members the DHT's own connections end after a minute and are made again."""
     members = [PeerId(f"12D3KooW{number}") for number in range(12)]
     few, enough, more = set(members[:6]), set(members[:8]), set(members[2:])

@@ -77,9 +77,7 @@ def test_a_missing_tracker_is_reported() -> None:
     "name",
     [pytest.param(n, marks=pytest.mark.skipif(find_spec(n) is None, reason=f"needs {n}")) for n in TRACKERS],
 )
-def test_a_real_tracker_writes_what_it_is_given(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_tracker_writes_its_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracking" / name))
     with closing(MetricsFile(tmp_path / "metrics.jsonl", 0)) as file:
@@ -140,7 +138,7 @@ def test_a_tracker_is_told_the_run_and_each_round(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.net  # it starts a process
-async def test_what_a_tracker_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_output_of_a_tracker_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play_tracker(tmp_path, f"print('x' * {LOG_BYTES}, flush=True)")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
@@ -173,7 +171,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
         wait_until(lambda: ended(child))
 
 
-def test_each_round_is_read_once_where_its_file_is_set_aside(tmp_path: Path) -> None:
+def test_each_round_is_read_once_if_its_file_is_rotated(tmp_path: Path) -> None:
     path, found = tmp_path / "metrics.jsonl", list[int]()
     with closing(MetricsFile(path, 0, most=5 * len(msgspec.json.encode(line(1))))) as file:
         follower = Follower(path)

@@ -168,7 +168,7 @@ ACTIONS = st.one_of(
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, max_size=60), st.integers(0, 3))
-def test_the_laws_hold_whatever_happens(actions: list[tuple[object, ...]], seed: int) -> None:
+def test_the_laws_hold_under_any_sequence_of_events(actions: list[tuple[object, ...]], seed: int) -> None:
     played = Played(seed)
     for action in actions:
         match action:

@@ -31,7 +31,7 @@ A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 @settings(derandomize=True, max_examples=200)
 @given(st.binary(max_size=2 * ID_BYTES))
-def test_what_is_no_question_gets_nothing(message: bytes) -> None:
+def test_a_malformed_request_gets_nothing(message: bytes) -> None:
     reply = BlobServer(BlobStore())(A, message)
     assert reply == (MISSING if message[:1] == b"\1" and len(message) == 1 + ID_BYTES else b"")
 
@@ -154,7 +154,7 @@ async def test_a_holder_that_answers_with_something_else_is_blamed(
     assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]
 
 
-async def test_a_fetch_ends_where_nobody_has_the_blob(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fetch_ends_if_nobody_has_the_blob(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=gone, **{str(n): lambda: b"" for n in range(40)})
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
     assert (
@@ -164,7 +164,7 @@ async def test_a_fetch_ends_where_nobody_has_the_blob(autojump_clock: trio.testi
     )
 
 
-async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(
+async def test_the_only_holder_is_asked_once_more_after_a_failed_request(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     tries = iter([gone, has])
@@ -186,7 +186,7 @@ async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_of
     assert await small.fetch([A]) == BLOB and small.fetcher.received == len(BLOB)
 
 
-async def test_a_refusal_of_the_likeliest_shortens_the_wait_for_others(
+async def test_a_refusal_of_the_likeliest_holder_shortens_the_wait_for_the_next(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     peers = Peers(a=lambda: MISSING, **{str(n): silent for n in range(10)}, b=has)
@@ -213,7 +213,7 @@ async def test_a_late_refusal_of_the_likeliest_shortens_the_wait_too(
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + ASK_AGAIN_S + 0.1
 
 
-async def test_a_likeliest_holder_that_is_gone_leaves_the_others_their_time(
+async def test_a_likeliest_holder_that_is_gone_leaves_the_next_holders_their_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async def late() -> bytes:

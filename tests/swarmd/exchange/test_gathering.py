@@ -153,7 +153,7 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
         assert sorted(r.ref for r in b.got) == sorted(r.ref for r in shared)
 
 
-async def test_an_author_is_asked_where_its_offer_says_that_it_is(
+async def test_an_author_is_asked_at_the_address_in_its_offer(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (a, b), told = joined(1, 2), list[tuple[PeerId, str]]()
@@ -188,7 +188,7 @@ async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
             assert sorted(r.ref for r in late.got) == sorted(r.ref for r in shared)
 
 
-async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
+async def test_another_rollout_is_fetched_if_nobody_has_the_blob(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, b, c = joined(1, 2, 3, wanted=3)
@@ -250,7 +250,7 @@ async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
         assert sum(rollout.author == authors[0].id for rollout in b.got) == 4
 
 
-async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
+async def test_quick_rounds_do_not_cut_off_fresh_requests(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, b = joined(1, 2)
@@ -265,7 +265,7 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
         assert len(b.got) == 4 and b.market.missed == 0
 
 
-async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_given_up(
+async def test_a_fetched_rollout_is_as_old_as_its_offer_and_old_ones_are_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     swarm = MemorySwarm()
@@ -416,7 +416,9 @@ async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
     assert b.got == [rollout] and b.member.score(author.id) == 0
 
 
-async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
+async def test_sharing_take_decides_which_rollouts_are_fetched(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
     b.exchange(TINY_9, RoundConfig(), SharingSettings(take="ahead"))
     b.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
@@ -435,7 +437,7 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
         assert max(Counter(r.author for r in b.got[4:]).values()) <= 2  # the caps hold
 
 
-async def test_where_there_is_one_specialty_whoever_serves_nothing_leaves_an_author_all_places(
+async def test_in_one_specialty_an_author_gets_all_places_of_peers_that_serve_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     *hostile, honest, b = joined(1, 2, 3, 4, 5)

@@ -53,7 +53,7 @@ def test_offers_match_their_blobs() -> None:
         assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
 
 
-def test_an_offer_says_where_its_author_is_reached() -> None:
+def test_an_offer_carries_its_authors_address() -> None:
     (offer,), _ = offers.encode([rollout(n) for n in range(3)], 5, "tiny", SPECIALTIES)
     for address, more in (
         ("/ip4/11.0.0.7/tcp/4001", 8),
@@ -214,7 +214,7 @@ def test_old_offers_are_taken_down() -> None:
     assert [o.ref.n for o in on_offer.offered.values()] == [2]
 
 
-def test_where_the_trainer_starts_again_from_an_earlier_round_offers_count_as_of_that() -> None:
+def test_offers_count_from_the_earlier_round_that_the_trainer_restarts_at() -> None:
     on_offer = Board(lambda _: True, kept_rounds=2)
     on_offer.add([offered(ME, 1)])  # before the trainer's round is known
     on_offer.begin(90)
@@ -227,7 +227,7 @@ def test_where_the_trainer_starts_again_from_an_earlier_round_offers_count_as_of
     assert not len(on_offer.offered)
 
 
-def test_what_was_chosen_keeps_the_age_of_its_offer() -> None:
+def test_a_chosen_rollout_keeps_the_age_of_its_offer() -> None:
     on_offer = board(kept_rounds=2)
     on_offer.add([offered(ME, 1)])
     on_offer.begin(on_offer.round + 1)
@@ -258,7 +258,7 @@ def test_the_board_is_bounded() -> None:
     assert [o.ref.n for o in on_offer.offered.values()] == [6, 7, 8]  # room for others is made at once
 
 
-def test_a_crowd_in_few_groups_does_not_push_out_the_others() -> None:
+def test_a_crowd_in_few_groups_does_not_push_out_other_authors() -> None:
     on_offer = Board(lambda _: True, kept_rounds=2, in_all=40)
     on_offer.add([offered(PeerId(f"friend {n}"), n) for n in range(20)])
     on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n, group="rack") for n in range(1000)])
@@ -267,7 +267,7 @@ def test_a_crowd_in_few_groups_does_not_push_out_the_others() -> None:
     assert sum(o.author.startswith("sybil") for o in on_offer.offered.values()) < 3
 
 
-def test_a_copied_offer_does_not_displace_the_authors_whoever_offers_first() -> None:
+def test_a_copied_offer_does_not_displace_the_authors_offer_in_either_order() -> None:
     on_offer = board()
     on_offer.add(
         [replace(offered(OTHER, 1, name=7), size=3), offered(THIRD, 2, name=7), offered(ME, 1, name=7)]

@@ -71,7 +71,7 @@ def test_only_the_newest_of_whole_sets_is_sent() -> None:
     assert outgoing.pop(2 / (FIRST_PACE * TARGET_PER_S)) == (wire.KIND, b"newer")
 
 
-def test_what_did_not_fit_into_an_offer_does_not_become_younger() -> None:
+def test_a_rollout_that_did_not_fit_into_an_offer_keeps_its_age() -> None:
     outgoing, turn = Outgoing(busy(), 2), 2 / (FIRST_PACE * TARGET_PER_S)
     assert outgoing.pop(0.0) is None
     for n in range(100, 600, 100):

@@ -134,7 +134,7 @@ def test_a_node_that_has_little_to_send_does_not_speed_up_without_end() -> None:
 
 
 @pytest.mark.parametrize("group", ["", "11.0"])
-def test_a_loud_author_slows_the_others_by_its_part_alone(group: str) -> None:
+def test_a_loud_author_slows_other_nodes_by_its_part_alone(group: str) -> None:
     calm, loud = Swarm(40, start_within=1.0), Swarm(40, start_within=1.0)
     calm.play(1200)
     loud.play(1200, lambda _: [("loud", group)])
@@ -182,7 +182,7 @@ def test_serving_authors_count_fully_and_strangers_as_strangers_served() -> None
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0, 50), st.booleans()), max_size=200)
 )
-def test_counted_rates_never_exceed_what_was_heard(
+def test_counted_rates_never_exceed_the_heard_rates(
     events: list[tuple[int, int, float, bool]],
 ) -> None:
     heard, now, times = Heard(), 0.0, []

@@ -127,7 +127,7 @@ def test_while_nobody_serves_new_names_are_free() -> None:
     )
 
 
-def test_silence_is_held_against_an_author_only_where_others_answered_of_late() -> None:
+def test_silence_is_held_against_an_author_only_if_other_peers_answered_lately() -> None:
     serving = Serving(4)
     assert (
         serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT
@@ -191,7 +191,7 @@ async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
 
 
-async def test_an_author_that_keeps_silent_is_blamed_where_another_serves(
+async def test_an_author_that_keeps_silent_is_blamed_if_another_serves(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, other, b = joined(1, 2, 3)

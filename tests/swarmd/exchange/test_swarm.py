@@ -29,7 +29,7 @@ def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
     ]
 
 
-def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
+def test_every_other_member_of_the_swarm_collects_a_shared_rollout_and_nobody_else() -> None:
     swarm = MemorySwarm()
     (a, from_a), (_, from_b), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
     from_a.share(rollouts(a, 1, 2), round_number=5)
@@ -54,7 +54,7 @@ def test_the_path_of_a_models_folder_is_not_shared() -> None:
         assert from_b.exchange.market.authors[other.member.identity.peer_id] == (5, said)
 
 
-def test_the_author_is_who_signed_never_what_the_body_says() -> None:
+def test_the_author_is_the_signer_even_if_the_body_names_another() -> None:
     swarm = MemorySwarm()
     (a, from_a), (b, _), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
     from_a.share(rollouts(b, 1), round_number=1)

@@ -26,7 +26,7 @@ def rollout(n: int, size: int = 1, completions: int = 8) -> Rollout:
 
 
 @given(ROLLOUTS, st.integers(0, 10**6), TEXT)
-def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int, model: str) -> None:
+def test_encoded_rollouts_decode_to_themselves(rollouts: list[Rollout], number: int, model: str) -> None:
     body = wire.encode(rollouts, number, model)
     document = [
         1,

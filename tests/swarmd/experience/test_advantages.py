@@ -37,7 +37,7 @@ def weighed(loss: str, weigh: str, one: Scored, success: Success | None = None) 
 @pytest.mark.parametrize("weigh", WEIGHS)
 @pytest.mark.parametrize("loss", TABLE)
 @given(rewards=REWARDS)
-def test_a_weighting_acts_on_any_loss_and_on_others_rollouts_alone(
+def test_a_weighting_acts_on_any_loss_and_on_external_rollouts_alone(
     loss: str, weigh: str, rewards: tuple[float, ...]
 ) -> None:
     mine, theirs = scored(*rewards, author=ME), scored(*rewards)
@@ -99,7 +99,7 @@ def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_n
     )
 
 
-def test_a_single_partly_right_answer_counts_where_our_own_are_worse() -> None:
+def test_a_single_partly_right_answer_counts_if_our_own_are_worse() -> None:
     better, worse = (Sharing(success=of_success(success)).judged(scored(0.5)) for success in (0.2, 0.6))
     assert better.informative and given_by("grpo", better)[0] > 0
     assert worse == scored(0.5)
@@ -121,6 +121,6 @@ def test_with_the_papers_weights_a_single_right_answer_has_no_advantage() -> Non
     assert not one.informative and weighed("grpo", "paper", one) == (0.0,)
 
 
-def test_asymre_leans_on_what_went_well() -> None:
+def test_asymre_leans_on_the_better_answers() -> None:
     assert shifted(scored(1, 0, 0, 1), -0.1) == pytest.approx((0.6, -0.4, -0.4, 0.6))
     assert shifted(scored(1, 1), 0.0) == (0.0, 0.0)

@@ -75,7 +75,7 @@ def test_a_few_tokens_do_not_hide_in_the_mean() -> None:
     assert long.mean < FLOORS.mean and long.token < FLOORS.token and long.stretch > FLOORS.stretch
 
 
-def test_nothing_is_judged_before_enough_of_our_own_was_seen() -> None:
+def test_nothing_is_judged_before_enough_local_completions_were_seen() -> None:
     gate, odd = Gate(), rollout(1, OTHER, ["x" * 9999], tokens=[UNLIKELY])
     gate.learn([own(1, WARM_UP_COMPLETIONS - 1)])
     assert gate.limits is None and passes(gate, odd) and gate.take_refused() == {}
@@ -90,7 +90,7 @@ def test_a_round_is_learnt_from_once() -> None:
     assert len(gate.state.own) == WARM_UP_COMPLETIONS // 2 + 1
 
 
-def test_limits_are_those_of_our_own_with_a_margin_and_never_below_the_floors() -> None:
+def test_limits_are_the_local_figures_with_a_margin_and_never_below_the_floors() -> None:
     assert warm().limits == FLOORS, "a policy that is very sure of itself does not shut others out"
     high = warm(1.5, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
     assert high == Traits(150.0, 15.0, 10.5, 10.5)
@@ -98,7 +98,7 @@ def test_limits_are_those_of_our_own_with_a_margin_and_never_below_the_floors() 
     assert wider == Traits(300.0, 30.0, 21.0, 21.0)
 
 
-def test_one_odd_completion_of_our_own_sets_no_limit() -> None:
+def test_one_odd_local_completion_sets_no_limit() -> None:
     gate = Gate()
     gate.learn([own(1, 3 * WARM_UP_COMPLETIONS), own(1, 1, (-50.0,), "x" * 5000)])
     assert gate.limits == FLOORS
@@ -106,7 +106,7 @@ def test_one_odd_completion_of_our_own_sets_no_limit() -> None:
     assert gate.limits == Traits(7500.0, 75.0, 75.0, 75.0), "but many do"
 
 
-def test_old_completions_of_our_own_are_forgotten() -> None:
+def test_old_local_completions_are_forgotten() -> None:
     gate = Gate()
     gate.learn([own(1, KEPT_COMPLETIONS, (-10.0,) * 4, "a" * 500)])
     gate.learn([own(2, KEPT_COMPLETIONS)])
@@ -160,7 +160,7 @@ def stocked(texts: Sequence[str]) -> Pool:
     return pool
 
 
-def test_odd_rollouts_leave_the_pool_and_others_take_their_place() -> None:
+def test_odd_rollouts_leave_the_pool_and_further_ones_take_their_place() -> None:
     pool, asked, gate = stocked(["odd"] * 4 + ["fine"] * 8), Asked(), warm()
     sampler = gated(pool, asked, gate)
     for seed in range(20):
@@ -247,7 +247,7 @@ def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
         assert len(pool.use([scored])) == 1 and gate.take_refused() == {}
 
 
-def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
+def test_the_rest_of_a_group_keeps_its_advantages() -> None:
     """1 right of 8 has 2.65; with five of the wrong ones left out it would have 1.41 by itself."""
     pool, whole = Pool(2), rollout(1, OTHER, ["fine", *["odd"] * 5, "wrong", "wrong"], (1.0, *[0.0] * 7))
     pool.add([whole])
@@ -264,7 +264,7 @@ def end(text: str) -> int | None:
     return text.rfind(".") + 1 or None
 
 
-def test_of_our_own_what_stands_behind_an_answer_is_no_measure_of_length() -> None:
+def test_text_behind_a_local_answer_does_not_count_as_its_length() -> None:
     gate = Gate(answer_end=end)
     gate.learn([own(1, WARM_UP_COMPLETIONS, text="a." + "b" * 500)])
     assert gate.limits == FLOORS

@@ -80,7 +80,7 @@ def test_uses_are_counted() -> None:
     assert [(k.uses, k.last_use) for k in pool.use([first, second])] == [(2, 2), (1, 2)] and pool.updates == 3
 
 
-def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None:
+def test_external_rollouts_without_advantage_are_dropped_and_local_ones_stay() -> None:
     batch = SharingSampler()(
         [scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0)
     )
@@ -89,7 +89,7 @@ def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None
     assert Pool(2, limits=PoolLimits(PeerId("me"), 2)).add([scored(1, 1, 1)]) == 0
 
 
-def test_which_completions_come_first_does_not_depend_on_who_sends_them_and_in_what_order() -> None:
+def test_the_first_completions_do_not_depend_on_sender_and_order() -> None:
     texts = [Completion(text, True) for text in ["a", "a", "a", "b", "c", "d"]]
     orders = {shuffled(random.Random(seed).sample(texts, 6), "salt") for seed in range(20)}
     assert len(orders) == 1 and sorted(c.text for c in orders.pop()) == ["a", "a", "a", "b", "c", "d"]

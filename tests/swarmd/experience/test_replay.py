@@ -93,7 +93,7 @@ def test_an_author_over_its_share_loses_its_own_oldest() -> None:
     assert numbers(pool) == [2, 3, 4, 5]
 
 
-def test_what_an_author_has_beyond_its_share_takes_no_room_of_another() -> None:
+def test_an_authors_excess_takes_no_room_of_another_author() -> None:
     pool = Pool(9, 10, PoolLimits(ME, 9, external_share=0.5, author_share=0.2))
     pool.add(scored(n, author="b" if n < 2 else "a") for n in range(7))
     assert numbers(pool) == [0, 1, 5, 6]
@@ -247,7 +247,7 @@ def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
     assert updates.count(2) <= 10 and max(updates[1:]) == 2
 
 
-def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
+def test_the_next_rest_is_shorter_after_reuse_lasted_again() -> None:
     schedule = ReplaySchedule(4)
     for _ in range(2):
         assert schedule.observe(0.5)

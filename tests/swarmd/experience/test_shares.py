@@ -63,7 +63,7 @@ def nth(item: Item) -> float:
     return ord(item.author.id)
 
 
-def test_where_no_cap_binds_it_is_the_first_that_come() -> None:
+def test_the_first_rollouts_are_taken_if_no_cap_binds() -> None:
     items = crowd("a b c d e f g h i j k l", LOCAL, each=1)
     for n in (1, 4, 8):
         assert choose(items[::-1], nth, n, author_of) == items[:n] == in_calls(n)(items, nth, n)
@@ -85,7 +85,7 @@ def test_a_draw_is_by_weight(scale: float) -> None:
     assert [first[n] / 4000 for n in (1, 2, 3)] == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.03)
 
 
-def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> None:
+def test_a_group_has_a_quarter_and_an_author_half_if_the_rest_have_enough() -> None:
     rng = random.Random(0)
     rack = crowd("s t u v w x y z", "44.1", each=20)
     homes = crowd("a b c d e", "home *")
@@ -156,7 +156,7 @@ def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
     assert tally["a"] == 3 * 200 and tally["l"] == 3 * 200
 
 
-def test_of_what_is_beyond_the_middle_each_is_as_likely() -> None:
+def test_each_rollout_beyond_the_middle_is_equally_likely() -> None:
     """Wherever it stands in the pool: first or last of its author, of the first author or the second."""
     rng, tally = random.Random(0), Counter[Item]()
     items = crowd("a b", LOCAL, each=3) + crowd("c d", LOCAL, each=1)
@@ -279,7 +279,7 @@ def test_without_caps_the_choice_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("odd", [{}, {PeerId("odd"): 0.9}])
-def test_a_loud_author_counts_as_one_whatever_the_weights(odd: dict[PeerId, float]) -> None:
+def test_a_loud_author_counts_as_one_under_any_weights(odd: dict[PeerId, float]) -> None:
     """The gate turns some of another's text away, so weights differ: the loud ones gain nothing by that."""
     rng, tally = random.Random(0), Counter[str]()
     said = [("l", 40), ("m", 40), ("a", 2), ("b", 2), ("c", 2), ("odd", 2)]
@@ -290,7 +290,7 @@ def test_a_loud_author_counts_as_one_whatever_the_weights(odd: dict[PeerId, floa
     assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six
 
 
-def test_over_its_capacity_the_pool_loses_what_a_crowd_has_most_of() -> None:
+def test_over_its_capacity_the_pool_drops_the_most_frequent_rollouts_of_a_crowd() -> None:
     pool = Pool(1, 100)
     pool.add(scored(f"friend {n}", n) for n in range(50))
     pool.add(scored(f"sybil {n}", n) for n in range(200))
@@ -319,7 +319,7 @@ def test_useful_new_rollouts_earn_credit() -> None:
     assert useful([friends], [friends]) == {"friend": 1}  # its own, sent again, is its own
 
 
-def test_whoever_sends_64_useless_rollouts_in_a_row_is_charged_once() -> None:
+def test_an_author_of_64_useless_rollouts_in_a_row_is_charged_once() -> None:
     known = UselessRollouts()
 
     def charged(author: str, count: int, earned: int = 0) -> list[PeerId]:

@@ -77,7 +77,7 @@ def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_or_fetched() -> None:
         assert 0 < drawn.count(PeerId("odd")) < 0.05 * len(drawn) == 50
 
 
-def test_need_goes_by_how_far_others_are_ahead_and_ahead_takes_nothing_else() -> None:
+def test_need_goes_by_the_lead_of_other_nodes_and_ahead_takes_nothing_else() -> None:
     lead = Lead({"bf": -0.4, "arc_1d": 0.25}, MIN_WEIGHT)
     assert weights("ahead", lead) == [0, 0, 0, 0.25, 0]
     assert weights("need", lead) == [MIN_WEIGHT, MIN_WEIGHT, 0, 0.25, MIN_WEIGHT]
@@ -96,7 +96,7 @@ def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
     assert drawn.count(2) == 0 and 400 < drawn.count(1) < 500
 
 
-def test_the_lead_of_others_comes_from_recent_rollouts() -> None:
+def test_the_lead_of_other_nodes_comes_from_recent_rollouts() -> None:
     sharing = Sharing()
     sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
     # Of one rollout nothing is known yet
@@ -121,7 +121,7 @@ def test_the_lead_of_others_comes_from_recent_rollouts() -> None:
 
 @pytest.mark.parametrize("size", [3, 8, 16])
 @pytest.mark.parametrize("p", [0.01, 0.05, 0.1, 0.5, 0.95])
-def test_success_beside_a_pair_is_the_true_one_whatever_is_shared(size: int, p: float) -> None:
+def test_success_estimated_from_a_pair_is_the_true_one_under_any_sharing(size: int, p: float) -> None:
     """The expectation over all groups of a size; every group that counts is shared by each row of SHARES."""
     right = seen = 0.0
     for many in range(size + 1):
@@ -148,7 +148,9 @@ def test_rewards_between_0_and_1_count_by_every_pair() -> None:
 @pytest.mark.parametrize(
     ("own", "others"), [(0.03, 0.03), (0.1, 0.05), (0.1, 0.25), (0.3, 0.3), (0.95, 0.95), (0.9, 0.97)]
 )
-def test_the_lead_is_the_true_one_whatever_other_nodes_share(share: str, own: float, others: float) -> None:
+def test_the_lead_is_the_true_one_under_any_sharing_of_other_nodes(
+    share: str, own: float, others: float
+) -> None:
     """Other nodes do not send all their groups, and ours count whole: the means of both do not compare."""
     rng, numbers = random.Random(f"{own} {others}"), count()
 

@@ -147,7 +147,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     assert read_experiment(tmp_path / "x.toml").name == "x"
 
 
-def test_a_name_means_the_shipped_experiment_even_beside_its_results(
+def test_a_name_means_the_shipped_experiment_even_next_to_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "churn").mkdir()
@@ -166,7 +166,7 @@ def test_a_name_means_the_shipped_experiment_even_beside_its_results(
         ('model = { name = "tny" }', "called 'tny'"),
     ],
 )
-def test_what_would_end_a_run_later_is_told_before_the_first(
+def test_errors_that_would_end_a_later_run_are_told_before_the_first(
     base: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "x.toml", tmp_path / "out"

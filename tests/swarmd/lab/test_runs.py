@@ -140,7 +140,7 @@ def score(facts, answer):
 HALF = "def reward(facts, answer, score):\n    return score / 2\n"
 
 
-def test_what_is_right_is_up_to_the_tasks_and_not_to_an_own_reward(tmp_path: Path) -> None:
+def test_the_tasks_decide_which_answers_are_right_and_not_a_custom_reward(tmp_path: Path) -> None:
     (tasks := tmp_path / "easy.py").write_text(EASY)
     (reward := tmp_path / "half.py").write_text(HALF)
     base = {"swarm": {"curriculum": str(tasks)}, "tasks": {"reward": str(reward)}}
@@ -228,7 +228,7 @@ def test_the_example_of_a_strategy_may_be_copied(tmp_path: Path) -> None:
     assert not TAKES[mine].keeps(candidates[0])
 
 
-def test_a_mistake_in_what_a_strategy_keeps_is_told(tmp_path: Path) -> None:
+def test_a_mistake_in_the_kept_state_of_a_strategy_is_told(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "def weights(all, lead):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n"
@@ -275,7 +275,7 @@ def test_figure_2_has_the_average_agent_and_the_range_of_all_agents(played: Resu
     assert sorted({round(y, 6) for x, y in ends if x == 110}) == [0.5, 0.9]
 
 
-def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
+def test_the_report_of_unfinished_runs_is_drawn_from_the_recorded_rounds(
     played: Results, tmp_path: Path
 ) -> None:
     """Nothing that is compared is finished, and a setting's name is no formula that matplotlib knows."""
@@ -310,7 +310,7 @@ def test_figure_1_has_the_nodes_of_every_seed_in_the_colour_of_the_seed(played: 
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed 1", "seed 2", "seed 3"]
 
 
-def test_single_settings_are_played_with_another_model_and_others_later(
+def test_single_settings_are_played_with_another_model_and_the_rest_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "two.toml"
@@ -378,7 +378,7 @@ def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.Cap
     assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
 
 
-def test_a_run_that_was_cut_off_begins_anew(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_starts_again(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment())
     run = results.runs[0]
     with suppress(KeyboardInterrupt), results.writing(run) as append:
@@ -430,7 +430,7 @@ def test_missing_runs_are_played_and_a_death_is_reported(
     assert len(results.missing) == 2  # the other went on
 
 
-def test_a_runs_output_is_logged_even_where_it_succeeds(
+def test_a_runs_output_is_logged_even_if_it_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = "import sys; print('the task plug-in sums: score: oh', file=sys.stderr)"
@@ -629,7 +629,7 @@ def test_the_time_left_is_told_from_the_pace() -> None:
     assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
 
 
-def test_what_a_strategy_prints_is_taken_for_no_round() -> None:
+def test_the_output_of_a_strategy_is_not_taken_for_a_round() -> None:
     program = (
         "from swarmd.lab.parent_watch import run_program, tell_round\n"
         "def main():\n    print(400)\n    tell_round(1)\nrun_program(main)"

@@ -53,7 +53,7 @@ def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier:
     swarm.close()
 
 
-def test_figures_of_an_update_are_not_those_of_a_round_with_several(verifier: Verifier) -> None:
+def test_figures_of_one_update_are_not_a_rounds_with_several(verifier: Verifier) -> None:
     replay = {"mode": "on", "updates_per_round": 3, "max_clip_fraction": 1.0, "max_kl": 100.0}
     swarm, played = lines(verifier, setting(replay=replay), 4)
     assert max(max(line["local"]) + max(line["external"]) for line in played) > 4
@@ -63,7 +63,7 @@ def test_figures_of_an_update_are_not_those_of_a_round_with_several(verifier: Ve
     swarm.close()
 
 
-def test_a_node_fetches_what_it_takes_of_offers_and_has_all_of_whole_sets(verifier: Verifier) -> None:
+def test_a_node_fetches_the_offers_that_it_takes_and_has_all_of_whole_sets(verifier: Verifier) -> None:
     everything = {"share": "all", "take": "unfiltered"}
     heard = {}
     for sets in ("offered", "whole"):

@@ -107,7 +107,7 @@ def test_jobs_with_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.net
 @pytest.mark.skipif(not THERE, reason="Ray is not installed")
 @pytest.mark.filterwarnings("ignore")
-def test_two_workers_play_what_one_process_would(tmp_path: Path) -> None:
+def test_two_workers_play_the_same_experiment_as_one_process(tmp_path: Path) -> None:
     experiment = parse_experiment(SHORT, "x.toml")
     results, said = Results.create(tmp_path / "out", experiment), list[str]()
     play_on_ray(results, lambda progress: said.append(progress.sentence()), num_cpus=2)

@@ -305,7 +305,7 @@ class Copies(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_batches_compute_what_single_sequences_do(name: str) -> None:
+def test_batches_compute_the_same_as_single_sequences(name: str) -> None:
     """Log-probabilities as sampled, the likeliest tokens, log-probabilities and gradients as learnt.
 
     Questions and answers of several lengths in each batch; all questions begin alike. The whole batch waits
@@ -372,7 +372,7 @@ def folder_of(network: Any, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_an_untried_architecture_is_used_where_it_agrees_with_itself(tmp_path: Path) -> None:
+def test_an_untried_architecture_is_used_if_it_agrees_with_itself(tmp_path: Path) -> None:
     """StableLM does; Git's forward pass ignores where its left padding is."""
     stable = make(hf.StableLmConfig(**SIZES))
     (generation,) = open_policy(folder_of(stable, tmp_path / "stable")).generate(["1+1?"], 4)

@@ -97,7 +97,7 @@ def test_an_opening_is_in_the_prompt_and_in_the_text(text: str) -> None:
         assert chat.encode(Completion(other, ended=True), 100) == [], "it cannot follow the opening"
 
 
-def test_a_model_thinks_where_it_is_configured_to() -> None:
+def test_a_model_thinks_if_it_is_configured_to() -> None:
     network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
     prompts = [
         tokenizer.decode(chat_of(config, "own", tokenizer, network).prompt("1+1?"))
@@ -186,7 +186,7 @@ def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_an_answer_of_others_ends_as_ours_do(after: str, ends: set[int], end: int, ours: bool) -> None:
+def test_a_received_answer_ends_like_a_local_one(after: str, ends: set[int], end: int, ours: bool) -> None:
     turn = "{% if m.role == 'assistant' %}" + after + "{% endif %}{% endfor %}"
     chat = Chat(make_tokenizer(CHAT.replace("{% endfor %}", turn)), "", frozenset(ends), ours=ours)
     assert chat.encode(Completion("one", ended=True), 100)[3:] == [end] and chat.ends == {0, *ends, end}
@@ -240,7 +240,7 @@ OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_prompt_and_end_of_an_answer_are_those_of_the_templates_conversations(
+def test_prompt_and_end_of_an_answer_follow_the_templates_conversations(
     template: str, prompt: str, ends: set[int], note: str, ours: bool
 ) -> None:
     chat = Chat(make_tokenizer(template), "", ours=ours)
@@ -255,7 +255,7 @@ def test_a_template_that_drops_the_system_message_gets_it_within_the_question() 
     assert chat.tokenizer.decode(chat.prompt("1?")) == "<|user|>be good\n\n1?<|assistant|>"
 
 
-def test_ends_come_from_wherever_one_is_named() -> None:
+def test_ends_come_from_every_file_that_names_one() -> None:
     """The tokenizer has none, generation_config.json names tokens that cannot end anything."""
     named = ends_of(SimpleNamespace(eos_token_id=[True, 2, -1, 2**70, "x", 70]))
     chat = Chat(make_tokenizer(eos=None), "", named, ours=True)
@@ -329,7 +329,7 @@ def as_ollama(template: str, messages: Sequence[tuple[str, str]]) -> str:
 
 @pytest.mark.parametrize("system", ["", "be good"])
 @pytest.mark.parametrize("template", [CHAT, NO_SYSTEM_ROLE, OWN_PROMPT, NO_THOUGHT, NO_SYSTEM, BEGINNING])
-def test_ollama_renders_what_the_models_own_template_does(template: str, system: str) -> None:
+def test_ollama_renders_the_same_as_the_models_own_template(template: str, system: str) -> None:
     tokenizer = make_tokenizer(template)
     tokenizer.bos_token = "<|endoftext|>" if template is BEGINNING else None
     chat = Chat(tokenizer, system, ours=True)
@@ -359,7 +359,7 @@ def test_ollama_renders_what_the_models_own_template_does(template: str, system:
     "template, system",
     [(CHAT + "{# x #}{{ '{{' }}", ""), (CHAT, 'say """'), (CHAT.replace("m['content']", "'x'"), "")],
 )
-def test_what_a_modelfile_cannot_say_is_refused(template: str, system: str) -> None:
+def test_settings_that_a_modelfile_cannot_express_are_refused(template: str, system: str) -> None:
     chat = Chat(make_tokenizer(), system, ours=True)
     chat.tokenizer = make_tokenizer(template)
     with pytest.raises(ConfigError, match="Leave --ollama out"):

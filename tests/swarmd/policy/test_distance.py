@@ -233,7 +233,7 @@ def test_remembered_log_probabilities_are_on_policy_at_first_use(folders: dict[s
     assert one.update([remembered]).drift > 0
 
 
-def test_the_rate_is_what_a_step_is_made_with(folders: dict[str, Path]) -> None:
+def test_the_rate_is_the_one_of_the_step(folders: dict[str, Path]) -> None:
     """Adam's first step moves every weight that has a gradient by the rate."""
     policy = open_policy(folders["qwen2"], train={"learning_rate": RATE})
     before = {name: p.detach().clone() for name, p in policy.trained.items()}

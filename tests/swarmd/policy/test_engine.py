@@ -85,7 +85,7 @@ def check_logprobs(
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_greedy_tokens_are_those_of_generate(family: str, folders: dict[str, Path]) -> None:
+def test_greedy_tokens_equal_generates(family: str, folders: dict[str, Path]) -> None:
     network, plain = network_of(folders[family]), network_of(folders[family])
     answers = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     for prompt, samples in zip(PROMPTS, answers, strict=True):
@@ -103,7 +103,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, folders: dict[str, Pat
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_logprobs_are_those_of_a_plain_forward(
+def test_logprobs_equal_a_plain_forward_pass(
     family: str, temperature: float, folders: dict[str, Path]
 ) -> None:
     ends = frozenset(range(40))  # many, so that rows leave the batch at different steps
@@ -453,7 +453,7 @@ def test_an_object_that_is_no_engine_is_refused_with_the_reason(
         open_plugin(asked, ASKED)
 
 
-def test_a_plugin_is_told_what_it_needs(
+def test_a_plugin_is_told_its_missing_parts(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = "SimpleNamespace(generate=asked, sync=1, sleep=1, wake=1, close=1)"
@@ -473,7 +473,7 @@ def test_a_plugin_is_told_what_it_needs(
     sys.modules.pop("telling")
 
 
-def test_importance_weights_are_on_where_another_policy_answered_unless_told_otherwise(
+def test_importance_weights_are_on_if_another_policy_answered_unless_told_otherwise(
     folders: dict[str, Path],
 ) -> None:
     def cap(engine: str, replay: str = "off", **train: Any) -> float:
@@ -595,7 +595,7 @@ def test_prompts_decoded_together_keep_to_the_memory(shared: bool) -> None:
     assert len(found) == 2
 
 
-def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) -> None:
+def test_nothing_is_left_behind_if_answering_fails(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4)
     network = policy._loaded.network
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -604,6 +604,6 @@ def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) 
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_attention_in_chunks_is_not_ours() -> None:
+def test_attention_in_chunks_is_refused() -> None:
     chunked = LlamaConfig(num_hidden_layers=1, layer_types=["chunked_attention"])
     assert [covers(c) for c in (LlamaConfig(), chunked)] == [True, False]

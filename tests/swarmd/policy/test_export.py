@@ -99,7 +99,7 @@ def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2"])
-def test_merged_adapter_computes_what_the_adapter_computed(
+def test_merged_weights_compute_the_same_as_the_adapter(
     folders: dict[str, Path], tmp_path: Path, family: str
 ) -> None:
     policy = open_policy(folders[family], lora="on", lora_rank=4, train=FAST)
@@ -132,7 +132,7 @@ def test_merged_adapter_computes_what_the_adapter_computed(
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_what_older_versions_of_transformers_read_is_exported(tmp_path: Path, adapter: bool) -> None:
+def test_the_export_is_readable_by_older_versions_of_transformers(tmp_path: Path, adapter: bool) -> None:
     """Version 4 takes a default for what version 5 writes by other names, and cannot read its tokenizer.
 
     llama.cpp reads tokenizer.model.
@@ -159,7 +159,7 @@ def test_what_older_versions_of_transformers_read_is_exported(tmp_path: Path, ad
     assert ropes[0] == ropes[1] == scaling | {"rope_theta": 5e5}
 
 
-def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
+def test_the_card_states_the_loss_of_merging_and_the_adapter_loses_nothing(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     rounded = AutoModelForCausalLM.from_pretrained(folders["llama"], dtype=torch.bfloat16)
@@ -253,7 +253,7 @@ def test_the_snippet_of_the_card_runs(
         ("owner/model", "\nbase_model: owner/model\nlibrary_name", "The licence is the base model's."),
     ],
 )
-def test_licence_and_base_are_those_of_the_hub(base: str, head: str, said: str) -> None:
+def test_licence_and_base_come_from_the_hub(base: str, head: str, said: str) -> None:
     text = card(Origin(base, True, None, 8, False, "bfloat16", "sapo-9", "1"), figures_of([]))
     assert head in text and said in text
 

@@ -43,7 +43,7 @@ def packed(policy: LanguagePolicy) -> list[FourBitLinear]:
 
 @BITSANDBYTES
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
-def test_the_learner_sees_what_the_sampler_saw(family: str, tmp_path: Path) -> None:
+def test_learner_and_sampler_see_the_same_log_probabilities(family: str, tmp_path: Path) -> None:
     """Up to bfloat16's noise, before and after updates; the base stays as it is."""
     policy = trained(make_model(tmp_path, family), 0)
     base = [layer.weight for layer in packed(policy)]
@@ -56,7 +56,7 @@ def test_the_learner_sees_what_the_sampler_saw(family: str, tmp_path: Path) -> N
 
 
 @BITSANDBYTES
-def test_it_takes_what_the_plan_counts(tmp_path: Path) -> None:
+def test_it_takes_the_memory_that_the_plan_counts(tmp_path: Path) -> None:
     policy = trained(make_model(tmp_path, hidden_size=512, intermediate_size=2048), 0)
     planned = next(item for item in policy._loaded.plan.items if item.name == "weights in 4 bits")
     held = [
@@ -95,7 +95,7 @@ def test_layers_are_unpacked_one_at_a_time_in_an_update_too() -> None:
         assert make_plan(shape, "nf4", 16, 10**12, asked).checkpointing
 
 
-def test_where_it_cannot_be_had_it_is_refused_before_loading(
+def test_unavailable_four_bit_weights_are_refused_before_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(tmp_path)

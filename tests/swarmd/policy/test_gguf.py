@@ -256,7 +256,7 @@ def in_llama_cpp(path: Path, text: str) -> tuple[list[int], dict[int, float]]:
         ("tiny", "", "", torch.float32),
     ],
 )
-def test_llama_cpp_computes_what_we_do(
+def test_llama_cpp_computes_the_same_as_swarmd(
     family: str, splits: str, rope: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     folder = TINY["tiny"]

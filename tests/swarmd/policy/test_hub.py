@@ -395,7 +395,7 @@ def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
         ("export --state-dir {0}/state {0}/out", signal.SIGTERM),
     ],
 )
-def test_a_signal_ends_what_waits_for_a_hub(command: str, by: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_ends_a_wait_for_the_hub(command: str, by: signal.Signals, tmp_path: Path) -> None:
     files = dict(open_policy("tiny").files())
     files["policy.json"] = bytes(files["policy.json"]).replace(b'"tiny"', b'"owner/small"')
     rng = random.Random(0).getstate()

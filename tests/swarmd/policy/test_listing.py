@@ -40,7 +40,7 @@ def test_models_are_listed_smallest_first_as_the_plan_says() -> None:
     assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
 
 
-def test_the_disk_has_room_for_what_a_checkpoint_holds(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_disk_has_room_for_a_checkpoint(folders: dict[str, Path], tmp_path: Path) -> None:
     for dtype, each in (("float32", 12), ("bfloat16", 14)):
         settings = {"model": {"device": "cpu", "dtype": dtype, "lora": "off"}}
         _, models = list_models(NodeConfig.model_validate(settings), {}, lambda _: 64 * GB, lambda *_: SPEED)
@@ -129,7 +129,7 @@ def test_the_largest_model_for_a_card(size: int) -> None:
     assert next(fitting) == CARDS[size]
 
 
-def test_the_shapes_written_down_are_those_of_the_models() -> None:
+def test_the_listed_shapes_match_the_models() -> None:
     tiny = read_config(locate("tiny", None))
     configs = {name: AutoConfig.for_model(**settings) for name, settings in NAMED_CONFIGS.items()} | {
         "tiny": tiny
@@ -144,7 +144,7 @@ def test_a_recorded_round_counts_more_than_an_estimate() -> None:
     assert models["tiny"].download == 0 and models["qwen2.5-0.5b"].download in (0, 2 * 494_032_768)  # type: ignore[attr-defined]
 
 
-def test_the_estimate_is_near_what_half_a_billion_weights_took() -> None:
+def test_the_estimate_is_near_the_measured_memory_of_half_a_billion_weights() -> None:
     """docs/performance.md: 97 CPU seconds answering and 234 updating, with questions of about 60 tokens."""
     shape = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
     work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60, mean_prompt_tokens=60)
@@ -159,7 +159,9 @@ def test_the_speed_of_this_machine_is_measured() -> None:
     assert speed.flops > 1e6 and speed.bandwidth > 1e6
 
 
-def test_what_a_device_makes_at_its_first_use_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_device_allocates_at_its_first_use_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, runs = [0.0], list[float]()
     monkeypatch.setattr(doctor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 

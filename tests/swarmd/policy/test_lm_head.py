@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_logits_keep_their_digits_and_gradients_are_those_of_the_layer(device: str, bias: bool) -> None:
+def test_logits_keep_their_digits_and_gradients_equal_the_layers(device: str, bias: bool) -> None:
     torch.manual_seed(0)
     plain: Any = nn.Module()
     plain.head = nn.Linear(64, 96, bias=bias, dtype=torch.bfloat16, device=device)
@@ -67,7 +67,7 @@ class ShortSums(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gradient_is_added_up_in_parts_where_a_device_cannot_add_more(
+def test_a_gradient_is_added_up_in_parts_if_a_device_cannot_add_more(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lm_head, "MOST_TERMS", {"cpu": 32})

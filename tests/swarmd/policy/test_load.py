@@ -226,7 +226,7 @@ def test_code_in_the_repository_is_never_run(file: str, changes: dict[str, Any],
     assert not mark.exists()
 
 
-def test_pickled_weights_beside_other_safetensors_are_never_opened(tmp_path: Path) -> None:
+def test_pickled_weights_next_to_safetensors_are_never_opened(tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
     network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
@@ -242,7 +242,7 @@ def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:
         load(tmp_path, free=1000)
 
 
-def test_what_is_loaded_is_what_was_planned(folders: dict[str, Path]) -> None:
+def test_the_loaded_model_is_the_planned_one(folders: dict[str, Path]) -> None:
     whole = load(folders["llama"])
     assert load(folders["llama"], free=(whole.plan.least + WORKSPACE_BYTES) * 10 // 9 + 2).plan.fits
     with pytest.raises(NoModel, match="not enough memory"):
@@ -296,7 +296,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(wanted: str, monkeypatch
         choose_device(wanted)
 
 
-def test_a_gpu_beside_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_next_to_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks all of them first (pytorch/pytorch#107300)."""
 
     def ones(*_: object, **__: object) -> None:
@@ -344,7 +344,7 @@ def test_a_child_sees_only_the_device_of_its_place(
 
 
 @pytest.mark.parametrize(("available", "free"), [(3 * 10**9, 3 * 10**9), (14 * 10**9, 9 * 10**9)])
-def test_what_other_programs_hold_is_not_free_on_mps(
+def test_memory_of_other_programs_is_not_free_on_mps(
     available: int, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 11 * 10**9)
@@ -356,7 +356,7 @@ def test_what_other_programs_hold_is_not_free_on_mps(
 @pytest.mark.parametrize(
     ("integrated", "hip", "free"), [(0, None, 3 * 10**9), (1, None, 7 * 10**9), (1, "7.2", 3 * 10**9)]
 )
-def test_the_page_cache_is_free_where_a_gpu_has_no_memory_of_its_own(
+def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
     integrated: int, hip: str | None, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DGX Spark and Jetson. A GPU of AMD's that is integrated has a part of its own."""
@@ -410,7 +410,7 @@ def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.M
     assert shares == [1.0]
 
 
-def test_a_worker_with_a_gpu_of_its_own_has_all_that_the_limit_allows(
+def test_a_worker_with_a_separate_gpu_has_all_that_the_limit_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all GPUs it sees its own alone, so it cannot count who shares it."""
@@ -460,7 +460,7 @@ def test_whether_this_machine_is_quick_at_bfloat16_is_measured() -> None:
     assert quick_at_bf16(CPU) in (True, False)
 
 
-def test_other_programs_do_not_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_do_not_change_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product of bfloat16 whose thread had to wait for a core, beside one of float32 that computed."""
 
     class Product:
@@ -604,7 +604,7 @@ def test_incomplete_tokenizers_and_those_that_lose_text_are_refused(
         found.require()
 
 
-def test_the_doctor_says_where_answers_end_and_what_its_template_does(tmp_path: Path) -> None:
+def test_the_doctor_names_the_end_tokens_and_the_template(tmp_path: Path) -> None:
     """The template alone names the end of a turn, and does not open an answer."""
     turns = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|system|>' }}{% endfor %}"
     found = examine(config_of(make_model(tmp_path, "llama", chat_template=turns)))
@@ -627,7 +627,7 @@ def digits_in_pairs(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(document))
 
 
-def test_a_tokenizer_file_is_followed_where_transformers_would_not(
+def test_a_tokenizer_file_is_followed_even_if_transformers_would_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_model(tmp_path, "qwen2", vocab_size=300)
@@ -651,7 +651,7 @@ def test_a_tokenizer_file_is_followed_where_transformers_would_not(
     assert written.encode(text, add_special_tokens=False).ids == file
 
 
-def test_our_own_models_tokenizers_are_what_their_files_say(caplog: pytest.LogCaptureFixture) -> None:
+def test_our_own_models_tokenizers_match_their_files(caplog: pytest.LogCaptureFixture) -> None:
     network = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10**6))
     for name in WEIGHTS:
         load_tokenizer(locate(name, None), network)  # type: ignore[arg-type]

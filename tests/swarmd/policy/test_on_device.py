@@ -56,7 +56,7 @@ MPS = pytest.param("mps", marks=pytest.mark.skipif(not mps_computes(), reason="n
 PRETENDED = pytest.param(
     "pretend",
     marks=pytest.mark.skipif(
-        "PRETEND_GPU" not in os.environ, reason="started by test_all_of_this_holds_where_no_two_devices_mix"
+        "PRETEND_GPU" not in os.environ, reason="started by test_all_of_this_holds_if_no_two_devices_mix"
     ),
 )
 DEVICES = ["cpu", CUDA, MPS, PRETENDED]
@@ -77,7 +77,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.slow
-def test_all_of_this_holds_where_no_two_devices_mix() -> None:
+def test_all_of_this_holds_if_no_two_devices_mix() -> None:
     """Operations take many times as long there: of bfloat16 one family runs, and no run a second time.
 
     The tiny models' training is tried in the same process, which has to import torch once.
@@ -91,7 +91,7 @@ def test_all_of_this_holds_where_no_two_devices_mix() -> None:
 
 
 @PRETENDED.marks[0]
-def test_the_pretended_device_refuses_what_a_gpu_does() -> None:
+def test_the_pretended_device_refuses_the_same_as_a_gpu() -> None:
     with pretending() as there:
         ours, theirs = torch.arange(3.0), torch.arange(3.0, device=there)
         assert (theirs + theirs[torch.tensor([2, 0, 1])] * torch.tensor(2.0)).tolist() == [4.0, 1.0, 4.0]
@@ -106,7 +106,7 @@ QUESTIONS = ["1+1?", "a question that is a good deal longer than the other one",
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 @pytest.mark.parametrize(("dtype", "mean", "most"), [("float32", 1e-5, 1e-3), ("bfloat16", 0.05, 0.5)])
-def test_the_learner_sees_what_the_sampler_saw(
+def test_learner_and_sampler_see_the_same_log_probabilities(
     device: str, family: str, dtype: str, mean: float, most: float, tmp_path: Path
 ) -> None:
     """This holds after an update too. In bfloat16 the two sum, and so round, in another order.
@@ -127,7 +127,7 @@ def test_the_learner_sees_what_the_sampler_saw(
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_what_all_keys_have_in_common_costs_no_digits(device: str, tmp_path: Path) -> None:
+def test_the_common_part_of_all_keys_costs_no_digits(device: str, tmp_path: Path) -> None:
     """The keys of Qwen2.5 have biases of hundreds, which a score in bfloat16 would be rounded by."""
     make_model(tmp_path, initializer_range=0.1)
     policy = LanguagePolicy.open(config_of(tmp_path, device=device, dtype="bfloat16"), 0)
@@ -153,7 +153,7 @@ def opened(folder: Path, device: str, family: str = "qwen2") -> LanguagePolicy:
 
 @pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
-def test_a_device_computes_what_the_cpu_does(device: str, family: str, tmp_path: Path) -> None:
+def test_a_device_computes_the_same_as_the_cpu(device: str, family: str, tmp_path: Path) -> None:
     """Before an update and after it, in float32."""
     here, there = (opened(tmp_path, d, family) for d in ("cpu", device))
     batch, found = one_round(here)
@@ -319,7 +319,7 @@ def test_an_update_waits_for_its_figures_and_its_norm(family: str, tmp_path: Pat
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2", "qwen3_5"])
-def test_steps_of_fixed_shapes_give_what_growing_ones_do(
+def test_steps_of_fixed_shapes_give_the_same_as_growing_ones(
     device: str, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Over two sizes of what is read, and over rows and whole questions that leave; recorded, on CUDA."""
@@ -338,7 +338,7 @@ def test_steps_of_fixed_shapes_give_what_growing_ones_do(
         assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-4 if device == "cpu" else 1e-3)
 
 
-def test_a_recording_that_fails_leaves_the_memory_to_others(
+def test_a_recording_that_fails_frees_its_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """torch itself would take the device's memory for a recorded one's from then on."""

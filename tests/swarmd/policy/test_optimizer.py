@@ -73,7 +73,7 @@ def test_small_steps_are_not_lost_in_16_bits(kind: str) -> None:
     assert moved == pytest.approx(distance({n: w.detach() for n, w in weights.items()}), rel=0.15)
 
 
-def test_the_master_copy_goes_where_float32_goes() -> None:
+def test_the_master_copy_follows_float32_training() -> None:
     weights = weights_of() | {"plain": weights_of(torch.float32, seed=1)["short"]}
     idle = nn.Parameter(weights_of()["short"].detach().clone())
     adam = Optimizer(weights | {"idle": idle})

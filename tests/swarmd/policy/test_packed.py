@@ -57,7 +57,7 @@ def logits_of(network: Any, blocks: Blocks | None) -> Tensor:
         ("mistral", {"tie_word_embeddings": True}),  # a window
     ],
 )
-def test_packed_steps_are_those_of_plain_products(
+def test_packed_steps_equal_plain_products(
     family: str, changes: dict[str, Any], rank: int, tmp_path: Path
 ) -> None:
     way = {"lora": "on", "lora_rank": rank} if rank else {"lora": "off"}
@@ -119,7 +119,7 @@ def test_they_are_of_the_newest_weights(lora: str, tmp_path: Path, monkeypatch: 
     assert apart(third) < 0.05
 
 
-def test_plain_products_where_packing_is_absent_wrong_or_not_allowed(
+def test_plain_products_are_used_if_packing_is_absent_wrong_or_not_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not packs(False)

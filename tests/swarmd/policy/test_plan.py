@@ -241,7 +241,7 @@ def test_checkpointing_keeps_exactly_an_input_a_layer(family: str, dtype: torch.
     assert three - one == more - less == 2 * tokens * 128 * dtype.itemsize
 
 
-def test_checkpointing_where_memory_is_short() -> None:
+def test_checkpointing_is_used_if_memory_is_short() -> None:
     work = Workload()
     with_room, without = (
         make_plan(HALF, "float32", None, 80 * GB, work),
@@ -288,7 +288,7 @@ WHOLE = {  # bytes a weight, always held: weight, gradient, float32 copy, Adam's
 
 
 @pytest.mark.parametrize("way", WHOLE)
-def test_all_weights_of_half_a_billion_cost_what_their_optimizer_does(way: tuple[str, str]) -> None:
+def test_training_all_of_half_a_billion_weights_costs_their_optimizers_memory(way: tuple[str, str]) -> None:
     dtype, kind = way
     plan = make_plan(HALF, dtype, None, 80 * GB, Workload(optimizer=kind))
     scales = -(-TRAINED // 256) * 8 if kind == "adamw8bit" else 0
@@ -309,7 +309,7 @@ def test_all_weights_of_half_a_billion_in_bfloat16_never_lose_a_step(
     )
 
 
-def test_many_questions_are_answered_one_after_the_other_where_memory_is_short() -> None:
+def test_many_questions_are_answered_one_after_the_other_if_memory_is_short() -> None:
     """The engine holds logits only of the answers in hand (`decode.groups`)."""
 
     def plan(questions: int, free: int) -> Plan:
@@ -341,7 +341,7 @@ def test_the_start_is_kept_unless_the_base_is_there_anyway() -> None:
     assert on == [[4 * TRAINED], []], "on CUDA it is in main memory"
 
 
-def test_where_its_copy_has_no_room_the_refusal_says_how_to_do_without() -> None:
+def test_a_copy_without_room_is_refused_with_a_way_to_do_without() -> None:
     config, work, cpu = (
         ModelConfig(lora="off", dtype="float32"),
         Workload(start_copy=True),
@@ -438,7 +438,7 @@ def test_the_doctor_says_why_a_large_model_is_in_float32(
         assert rows == [["dtype", said]]
 
 
-def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at_it(
+def test_a_large_model_is_trained_whole_in_bfloat16_if_the_device_is_quick_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda: True)
@@ -476,7 +476,7 @@ def test_a_fitting_plan_stays_within_usable_memory(
 
 
 @pytest.mark.parametrize("work", [Workload(), Workload(completions=64, new_tokens=1024)])
-def test_the_least_is_what_a_plan_without_room_needs(work: Workload) -> None:
+def test_the_least_is_the_need_of_a_plan_without_room(work: Workload) -> None:
     """Training asks for the most of the first workload, answering of the second."""
     plan = make_plan(HALF, "bfloat16", 16, 1000, work)
     assert plan.least == plan.peak and not plan.fits
@@ -530,7 +530,7 @@ WHOLE_FLOAT32 = {"lora": "off", "dtype": "float32"}
         (1e-6, {}, "no known model would fit."),
     ],
 )
-def test_what_cannot_fit_is_told_with_the_largest_that_would(
+def test_a_model_that_cannot_fit_is_told_with_the_largest_that_would(
     tmp_path: Path, gigabytes: float, settings: dict[str, Any], remedy: str
 ) -> None:
     config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
@@ -597,7 +597,7 @@ def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> Non
     assert found.plan.least > fit(config.model, Workload(), lambda _: 40 * GB).plan.least
 
 
-def test_prompts_of_our_own_system_prompt_are_as_long_as_counted() -> None:
+def test_prompts_with_the_default_system_prompt_are_as_long_as_counted() -> None:
     system, template = 42, 12  # tokens of ours, and of its template, in Qwen2.5's tokenizer
     work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b", examples="off", opening="")))
     assert 0 <= work.prompt_tokens - (system + template + LONGEST_IN_QWEN["arc_1d"]) < 64
@@ -637,7 +637,7 @@ def test_the_workload_comes_from_the_configuration() -> None:
         ("gemma3", "nf4", torch.bfloat16),  # emulated: float32 would not be what was planned
     ],
 )
-def test_a_gpu_without_bfloat16_gets_float16_only_where_the_activations_fit(
+def test_a_gpu_without_bfloat16_gets_float16_only_if_the_activations_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, asked: str, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("cuda"))

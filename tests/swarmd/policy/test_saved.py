@@ -207,7 +207,7 @@ def test_weights_of_another_architecture_are_refused(folders: dict[str, Path], t
         policy.restore(saved)
 
 
-def test_another_optimizer_starts_its_moments_anew_and_says_so(
+def test_another_optimizer_starts_with_empty_moments_and_says_so(
     folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the weights lost to 16 bits is kept."""

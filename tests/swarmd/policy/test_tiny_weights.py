@@ -91,7 +91,7 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_digits_and_answer_tags_are_ordinary_tokens_of_their_own(tokenizer: Any) -> None:
+def test_digits_and_answer_tags_are_single_ordinary_tokens(tokenizer: Any) -> None:
     for text, tokens in (("20220", list("20220")), ("<answer></answer>", ["<answer>", "</answer>"])):
         assert [
             tokenizer.decode([i], skip_special_tokens=True)

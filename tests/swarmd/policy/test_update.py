@@ -301,13 +301,13 @@ def test_micro_batches_hold_every_row_once_and_keep_to_their_budgets(
     assert len(list(micro_batches(rows, packed_tokens(rows)))) == 1
 
 
-def test_a_prompt_stays_with_its_completions_where_it_can() -> None:
+def test_a_prompt_stays_with_its_completions_if_it_can() -> None:
     fifty = [Row((1,) * (1 + i % 7), (2,) * (1 + i % 5), 1.0, None, 1.0) for i in range(50)]
     prompts = [prompt for group in micro_batches(fifty, 60) for prompt in {row.prompt for row in group}]
     assert len(prompts) == 7
 
 
-def test_padding_is_cheaper_than_a_call_only_where_there_is_little_of_it() -> None:
+def test_padding_is_cheaper_than_a_call_only_if_there_is_little_of_it() -> None:
     def groups(*lengths: int) -> list[list[int]]:
         rows = [Row((1,), (2,) * (n - 1), 1.0, None, 1.0) for n in lengths]
         return [[len(row) for row in group] for group in padded_micro_batches(rows, 9999, 9999)]
@@ -319,7 +319,7 @@ completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 
 
 @given(st.dictionaries(completions, st.lists(completions, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_each_token_of_a_stream_follows_what_it_follows_in_its_row(
+def test_each_token_of_a_stream_follows_its_predecessor_in_the_row(
     asked: dict[tuple[int, ...], list[tuple[int, ...]]],
 ) -> None:
     rows = [
@@ -482,7 +482,7 @@ LOGPROB = st.floats(-8, 0, allow_nan=False, width=32)
         for advantage in (-1.0, 1.0)
     ]
 )
-def test_grpo_is_the_clipped_surrogate_and_what_is_clipped_has_no_gradient(
+def test_grpo_is_the_clipped_surrogate_and_clipped_terms_have_no_gradient(
     tokens: list[tuple[float, float, float]],
 ) -> None:
     new, old, advantages = (torch.tensor(x, dtype=torch.float64) for x in zip(*tokens, strict=True))

@@ -67,7 +67,7 @@ def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
         StateFolder.open(tmp_path).close()
 
 
-def test_what_kills_left_half_written_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_files_half_written_at_a_kill_are_removed_at_the_next_start(tmp_path: Path) -> None:
     """Also of the key: `swarmd leave --everything` must leave no copy of it."""
     own = {".gitignore", ".notes.txt", "notes.0123456789abcdef"}
     for name in (*own, ".identity.key.0123456789abcdef", ".seen.fedcba9876543210"):

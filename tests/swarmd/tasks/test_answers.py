@@ -47,7 +47,7 @@ def test_extract_equals_upstream_also_of_a_text_that_stopped_at_the_answers_end(
     assert end is None or extract(text[: end - 1]) != extract(text), "and no shorter text would"
 
 
-def test_an_answer_that_is_given_twice_ends_where_it_is_given_first() -> None:
+def test_an_answer_that_is_given_twice_ends_at_the_first() -> None:
     once = "so <answer>1</answer>"
     assert answer_end(once) == answer_end(once + " <answer> 1 </answer> or") == len(once)
     assert answer_end("<answer>1</answer>" + once.replace("1", "2")) == 18 + len(once)

@@ -40,7 +40,7 @@ def probe(how: str, path: Path) -> dict[str, str]:
 
 @pytest.mark.net
 @ONLY_FILTERED
-def test_the_kernel_refuses_what_gets_past_python(tmp_path: Path) -> None:
+def test_the_kernel_refuses_calls_that_get_past_python(tmp_path: Path) -> None:
     outcomes = probe("kernel", tmp_path / "made")
     assert outcomes.pop("contained") == "True" and outcomes.pop("memory") == "refused"
     assert len(outcomes) == 12
@@ -49,7 +49,7 @@ def test_the_kernel_refuses_what_gets_past_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
-def test_the_audit_hook_refuses_where_there_is_no_filter(tmp_path: Path) -> None:
+def test_the_audit_hook_refuses_if_there_is_no_filter(tmp_path: Path) -> None:
     outcomes = probe("hook", tmp_path / "made")
     assert outcomes.pop("contained") == "False" and len(outcomes) == 12
     assert set(outcomes.values()) == {"refused"}, outcomes
@@ -75,7 +75,7 @@ def verdict(program: list[seccomp.Instruction], architecture: int, number: int, 
 
 
 @pytest.mark.parametrize("name", sorted(seccomp.MACHINES))
-def test_the_filter_allows_what_it_lists_and_nothing_else(name: str) -> None:
+def test_the_filter_allows_its_listed_calls_and_nothing_else(name: str) -> None:
     machine = seccomp.MACHINES[name]
     program = list(seccomp.program(machine))
     for number in range(1024):

@@ -247,7 +247,7 @@ def word(*fields: object) -> bytes:
     ],
     ids=["no reason", "more than the whole reward", "cut", "no message", "too long", "another word"],
 )
-def test_what_a_plugin_writes_into_the_pipe_costs_its_own_answer(tmp_path: Path, written: bytes) -> None:
+def test_output_of_a_plugin_in_the_pipe_costs_its_own_answer(tmp_path: Path, written: bytes) -> None:
     forging = (
         f"    if answer == 'forge':\n        for to in range(3, 16):\n            with suppress(OSError):"
         f" os.write(to, {written!r})\n        os._exit(1)\n"
@@ -385,14 +385,14 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
         find_curriculum("tiny-9", str(tmp_path / "none.py"))
 
 
-def test_a_plugin_finds_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_plugin_finds_files_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("apple")
     text = "from pathlib import Path\nspecialties = [Path(__file__).with_name('words.txt').read_text()]\n"
     assert load(plugin(tmp_path, GOOD + text)).description.specialties == ("apple",)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tasks.py", "words.txt"], "nothing is cached"
 
 
-def test_the_digest_is_of_what_is_in_the_file_not_of_its_name(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_files_contents_and_not_on_its_name(tmp_path: Path) -> None:
     digests = [swarm_digest(find_curriculum(plugin(tmp_path)))]
     for name, text in (("again.py", GOOD), ("other.py", GOOD.replace("return 1", "return 0"))):
         (tmp_path / name).write_text(text)

@@ -121,9 +121,7 @@ def alone(task: Task, answer: str) -> bool:
 
 @pytest.mark.parametrize("ambient", [3, 12, 28])
 @pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
-def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(
-    name: str, ambient: int
-) -> None:
+def test_the_tolerance_of_decimals_is_upstreams_at_any_precision(name: str, ambient: int) -> None:
     rng, tasks = random.Random(name), tasks_of(name)
     marks: Counter[bool] = Counter()
     for task in drawn(tasks, "decimal_arithmetic", rng, 100):
@@ -146,9 +144,7 @@ def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(
 
 
 @pytest.mark.parametrize("name, specialty", KINDS)
-def test_marking_runs_nothing_even_where_nothing_contains_it(
-    name: str, specialty: str, tmp_path: Path
-) -> None:
+def test_marking_runs_nothing_even_without_containment(name: str, specialty: str, tmp_path: Path) -> None:
     tasks = tasks_of(name)
     task = next(t for n in range(9) if (t := tasks.task(TaskRef(specialty, n))))
     with watched(tmp_path / "watched") as target:
@@ -383,7 +379,7 @@ def test_a_decimal_is_right_to_its_last_digit(answer: str, right: bool) -> None:
         ("P ∧", False),
     ],
 )
-def test_a_conclusion_says_what_all_premises_say(conclusion: str, right: bool) -> None:
+def test_a_conclusion_uses_all_premises(conclusion: str, right: bool) -> None:
     assert says_all(["P", "(P → Q)", "Q ∨ P"], conclusion, ["P", "Q"]) is right
     assert not says_all(["(P → P)"], "Q ∨ ¬Q", ["P", "Q"]), (
         "of tautologies nothing follows that says something"

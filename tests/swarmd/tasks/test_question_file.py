@@ -357,7 +357,7 @@ def test_rows_of_no_use_are_left_out_and_counted_by_reason(
 
 
 @pytest.mark.net
-def test_what_is_no_data_set_or_not_there_is_named(hub: Path) -> None:
+def test_a_missing_or_malformed_data_set_is_named(hub: Path) -> None:
     (hub / "bad.parquet").write_bytes(b"no parquet")
     with pytest.raises(ConfigError, match="it is no Parquet file"):
         find_curriculum(name("bad.parquet"))

@@ -79,7 +79,7 @@ def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -
     assert digest(str(task.entry["answer"]) for task in made) == answers[name]
 
 
-def test_the_digest_is_what_it_was() -> None:
+def test_the_digest_has_not_changed() -> None:
     """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS, the
     configurations or the sample say why.
 
@@ -150,7 +150,7 @@ class WritesMeanwhile:
         return {"question": "?"}
 
 
-def test_what_another_thread_writes_meanwhile_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_another_thread_is_still_written(capsys: pytest.CaptureFixture[str]) -> None:
     """The judge says that it is ready while it makes its first questions.
 
     Five at a time, one start in 26 lost that line.
@@ -227,13 +227,13 @@ def test_drawing_is_uniform_over_specialties() -> None:
     assert all(tasks.task(t.ref) == t for t in drawn[:50])
 
 
-def test_a_draw_passes_over_what_names_no_task() -> None:
+def test_a_draw_passes_over_names_of_no_task() -> None:
     numbers = iter([COSTLY.n, 7])
     rng = SimpleNamespace(choice=lambda _: COSTLY.specialty, randrange=lambda *_: next(numbers))
     assert tasks_of("sapo-9").draw(1, rng)[0].ref == TaskRef(COSTLY.specialty, 7)
 
 
-def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None:
+def test_late_imports_of_reasoning_gym_are_there_when_they_are_needed() -> None:
     """What an installation may lack (overrides.txt) is not needed before; what is there is found."""
     code = (
         "import sys; from swarmd.tasks.gym import Deferred, reasoning_gym\n"

@@ -136,7 +136,7 @@ def test_name_version_and_code_are_the_swarm(install: Install) -> None:
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_others_could_not_score_is_refused_before_its_tasks_are_loaded(
+def test_a_taskset_that_other_nodes_cannot_score_is_refused_before_loading(
     install: Install, why: str
 ) -> None:
     code = SUMS.replace("# MORE", REFUSED[why])
@@ -214,7 +214,7 @@ def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
 
 
 @pytest.mark.parametrize("until", ["Question:", ["Question:"], None])
-def test_the_harness_takes_one_text_for_where_an_answer_ends(until: object) -> None:
+def test_the_harness_takes_one_text_as_the_end_of_an_answer(until: object) -> None:
     """As it does itself (`handle_stop_sequences`); the double passes on the text that it is to score."""
     asked = SimpleNamespace()
     task = SimpleNamespace(

@@ -112,7 +112,7 @@ def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
     assert played.heard == [0, 8, 9, 9, 4]
 
 
-def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: Path) -> None:
+def test_a_fetched_rollout_belongs_to_the_round_of_its_offer(tmp_path: Path) -> None:
     played = Played(tmp_path)
     played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
     played.offer(1)
@@ -122,7 +122,7 @@ def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: 
     assert sorted(played.heard) == [8, 9]
 
 
-def test_what_is_fetched_goes_by_what_the_trainer_found_of_others(tmp_path: Path) -> None:
+def test_fetching_follows_the_trainers_lead_over_other_nodes(tmp_path: Path) -> None:
     played = Played(tmp_path, sharing={"take": "ahead"})
     played.trainer_says(link.TrainerReady(ModelDescription(), 0, []))
     played.round_done(1, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))

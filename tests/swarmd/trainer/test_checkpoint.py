@@ -98,7 +98,7 @@ def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
     checkpoints.save(state(5), policy("w" * 8_000))
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_comes_back(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c")
     assert checkpoints.newest() is None
     checkpoints.save(state(3), policy())
@@ -116,7 +116,9 @@ def test_the_two_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000010", "round-00000011"]
 
 
-def test_a_rounds_name_is_given_to_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_gets_its_name_only_once_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Power lost at any moment.
 
     Each file is synced before its folder, that before it is renamed, and the name before the save returns.
@@ -140,14 +142,14 @@ def test_a_rounds_name_is_given_to_what_is_durable(tmp_path: Path, monkeypatch: 
     assert done[3:] == [saved.stat().st_ino, "renamed", tmp_path.stat().st_ino]
 
 
-def test_a_round_saved_again_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+def test_a_round_saved_again_replaces_the_earlier_save(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for text in ("once", "again"):
         assert (checkpoints.save(state(1), policy(text)) / "policy.bin").read_text() == text
     assert checkpoints.newest()[2] == []
 
 
-def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+def test_a_half_written_checkpoint_is_cleared_away_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "partial-99999999").mkdir()
     (tmp_path / f"partial-{os.getpid()}").mkdir()
     (tmp_path / f"partial-{os.getpid()}" / "left.bin").write_bytes(b"x")
@@ -155,7 +157,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [saved.name] and not (saved / "left.bin").exists()
 
 
-def test_what_a_kill_left_half_written_takes_no_room_from_the_next(tmp_path: Path) -> None:
+def test_a_half_written_checkpoint_takes_no_room_of_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     left = folder / "partial-99999999"
     checkpoints = Checkpoints(folder, most=40_000)
@@ -316,7 +318,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_set_aside(tmp_path: Path) -> Non
     assert found.round == 1 and "a state vector" in notes[0]
 
 
-def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path) -> None:
+def test_the_run_does_not_silently_start_again_if_no_checkpoint_is_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     (checkpoints.save(state(1), policy()) / "policy.bin").write_text("x")
     for _ in range(2):  # nor when it is started again
@@ -347,7 +349,7 @@ def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> 
     assert [line.round for line in each_round(tmp_path / "metrics.jsonl", run.round)] == [1, 2]
 
 
-def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_passed_over_and_left_in_place(tmp_path: Path) -> None:
     older, newest = (Checkpoints(tmp_path / "checkpoints").save(state(n), policy()) for n in (1, 2))
     (newest / "policy.bin").write_bytes(b"weightz")
     assert read_snapshot(tmp_path, ["policy.bin"]).round == 1 and newest.is_dir()

@@ -33,7 +33,7 @@ def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verif
 
 
 @pytest.mark.parametrize("mode", ["on", "report", "off"])
-def test_what_comes_after_an_answer_is_left_out_whatever_the_gate_does(verifier: Verifier, mode: str) -> None:
+def test_text_after_an_answer_is_left_out_with_and_without_the_gate(verifier: Verifier, mode: str) -> None:
     (node, _, _), (_, _, other) = swarm_of(verifier, config(gate={"mode": mode}), config())
     batches: list[Scored] = []
     reports = play(watched(node, batches.extend), other, (1, 2, 3), prefix="", suffix=" evil" * 20)

@@ -89,9 +89,7 @@ def right(task: Task, before: str = "", after: str = "") -> Completion:
     return Completion(f"{before}<answer>{task.entry['answer']}</answer>{after}", True)
 
 
-def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
-    verifier: Verifier, other: Path
-) -> None:
+def test_nodes_of_two_architectures_and_tokenizers_exchange_rollouts(verifier: Verifier, other: Path) -> None:
     swarm = MemorySwarm()
     (ours, tiny), (theirs, strange) = joined(swarm, 1, verifier, "tiny"), joined(swarm, 2, verifier, other)
     assert type(tiny.network) is not type(strange.network)
@@ -121,7 +119,7 @@ def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Comp
 WRONG = Completion("<answer>no</answer>", True)
 
 
-def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
+def test_a_right_answer_over_our_length_limit_is_dropped_counted_and_told(
     verifier: Verifier, other: Path
 ) -> None:
     """Cut where ours would end, it would be a reward for half a text.

@@ -99,7 +99,7 @@ def test_a_profile_names_every_key_it_means() -> None:
     assert said["replay"] == said["gate"] == {"mode": "off"}
 
 
-def test_the_profile_is_what_the_paper_states() -> None:
+def test_the_profile_matches_the_paper() -> None:
     """SAPO, sections 4 and 5, statement by statement."""
     nine = {
         "base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic",

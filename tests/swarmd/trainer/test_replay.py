@@ -26,7 +26,7 @@ def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: objec
     return NodeConfig.model_validate({**sections, "replay": {"mode": "on", **replay}})
 
 
-def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Verifier) -> None:
+def test_a_round_trains_several_times_on_a_pool_of_local_rollouts(verifier: Verifier) -> None:
     node, _, _ = join(MemorySwarm(), 1, verifier, config(size=10, updates_per_round=3, positive_bias=0.0))
     reports = [run_round(t, node) for t in range(1, 5)]
     assert [r.pool.size for r in reports] == [4, 8, 10, 10]
@@ -56,7 +56,7 @@ def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifie
     assert policy.update([s for s in node.pool if s.round < 4]).drift > 0
 
 
-def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
+def test_external_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
     settings = config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2)
     node, *others = (parts for parts, *_ in swarm_of(verifier, settings, *[config(updates_per_round=1)] * 2))
     reports = []
@@ -75,7 +75,7 @@ def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) 
     )
 
 
-def test_others_rollouts_are_kept_longer_only_where_the_policy_remembers(verifier: Verifier) -> None:
+def test_external_rollouts_are_kept_longer_only_if_the_policy_remembers(verifier: Verifier) -> None:
     settings = config(local=2, external=2, max_age=5)
     node, _, _ = join(MemorySwarm(), 1, verifier, settings)
     forgetful = build(settings, 1, node.me, node.swarm, PlayedPolicy(lambda _: ["x"]), verifier)
@@ -126,7 +126,7 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
     assert reports[-2].updates == 6 and reports[-2].drift > 1.0
 
 
-def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(
+def test_external_text_is_replayed_with_the_policys_log_probabilities_of_its_first_use(
     verifier: Verifier,
 ) -> None:
     settings = config(

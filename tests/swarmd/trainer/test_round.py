@@ -97,7 +97,7 @@ def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, 
     assert weights(crowded_policy, tmp_path / "a") == weights(alone_policy, tmp_path / "b")
 
 
-def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifier: Verifier) -> None:
+def test_in_a_swarm_each_trains_on_four_local_and_four_external_rollouts(verifier: Verifier) -> None:
     nodes = [node for node, _, _ in swarm_of(verifier, *[config()] * 3)]
     reports = [run_round(t, node) for t in range(1, 6) for node in nodes]
     later = reports[6:]
@@ -119,7 +119,7 @@ def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> N
     assert history() == history()
 
 
-def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) -> None:
+def test_the_batch_was_regenerated_and_scored_here(verifier: Verifier) -> None:
     """A peer's answers earn what our verifier gives them, whatever the peer thinks of them."""
     node, _, liar = pair(verifier, config())
     wrong = Completion("<answer>I am right, trust me</answer>", True)
@@ -349,7 +349,7 @@ def test_text_of_other_nodes_is_kept_up_to_the_answer_that_is_scored(text: str, 
     assert TINY_9.read("bf", kept) == TINY_9.read("bf", text)
 
 
-def test_a_copy_of_our_own_text_is_a_copy_also_without_what_we_said_behind_the_answer(
+def test_a_copy_of_a_local_text_is_found_also_without_the_text_behind_the_answer(
     verifier: Verifier,
 ) -> None:
     (node, _, member), (_, _, thief) = swarm_of(verifier, config(gate="off"), config())

@@ -244,7 +244,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
 
-def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(
+def test_a_run_told_to_stop_on_a_full_disk_ends_with_its_saved_rounds(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path, 0) as (trainer, daemon):

@@ -34,7 +34,7 @@ def until(
     return messages
 
 
-def test_a_node_without_own_questions_waits_for_others_rollouts(
+def test_a_node_without_own_questions_waits_for_external_rollouts(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path / "other", 3) as (trainer, daemon):

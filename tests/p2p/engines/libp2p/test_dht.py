@@ -88,7 +88,7 @@ def answering(reply: Message) -> Any:
     return answer
 
 
-async def test_no_values_are_stored_for_others(nursery: trio.Nursery) -> None:
+async def test_no_values_are_stored_for_other_nodes(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         message = Message(type=Message.MessageType.PUT_VALUE, key=b"any")
@@ -278,7 +278,9 @@ async def test_who_announces_many_keys_has_one_place_among_members_of_many_group
     assert came.of(KEY + b"2")["late"] == 3
 
 
-async def test_who_announces_many_swarms_does_not_push_out_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_announces_many_swarms_does_not_push_out_our_swarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bounds, "MAX_KEYS", 8)
     came = Came(monkeypatch)
     came.announce(KEY, "member", 0)
@@ -382,7 +384,7 @@ async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
     assert dialled.is_set() == (theirs == "127.0.0.1")
 
 
-async def test_streams_without_a_question_take_no_place_from_others(nursery: trio.Nursery) -> None:
+async def test_streams_without_a_question_take_no_place_of_asking_peers(nursery: trio.Nursery) -> None:
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target), hostile_peer(address, 67) as (other, _):
         silent = [await stack.host.new_stream(target, [PROTOCOL_ID]) for _ in range(20)]
@@ -426,7 +428,7 @@ async def test_a_lookup_that_is_cut_off_leaves_no_stream_open(nursery: trio.Nurs
             await ended.wait()
 
 
-async def test_an_address_where_nobody_answers_is_given_up_and_its_peer_forgotten(
+async def test_an_address_without_an_answer_is_given_up_and_its_peer_forgotten(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(streams, "CONNECT_TIMEOUT_S", 0.1)
@@ -440,7 +442,7 @@ async def test_an_address_where_nobody_answers_is_given_up_and_its_peer_forgotte
     assert not table.peer_in_table(gone)
 
 
-async def test_a_lookup_that_takes_too_long_gives_what_it_has_found(
+async def test_a_lookup_that_takes_too_long_returns_the_peers_found_so_far(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(connections, "DHT_TIMEOUT_S", 1.0)

@@ -83,7 +83,7 @@ def test_our_frames_and_control_go_first_and_are_never_crowded_out() -> None:
     )
 
 
-def test_what_waits_goes_together_but_not_all_at_once() -> None:
+def test_waiting_frames_are_sent_in_batches_of_limited_size() -> None:
     queue = ForwardQueue(ME)
     for _ in range(100):
         put(queue, "1.2", "x", "x1", 1000)

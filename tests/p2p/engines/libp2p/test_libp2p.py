@@ -435,7 +435,7 @@ async def test_a_stream_that_is_cut_off_as_it_opens_reaches_its_opener(
         await stream.reset()
 
 
-async def test_silent_streams_take_no_place_from_others(
+async def test_silent_streams_take_no_place_of_other_streams(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """Streams that it opens without a word are cut off beyond a limit."""
@@ -566,7 +566,7 @@ async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
 
 
 @pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
-async def test_it_is_known_where_connections_by_ipv6_come_from(nursery: trio.Nursery) -> None:
+async def test_the_remote_address_of_an_ipv6_connection_is_known(nursery: trio.Nursery) -> None:
     """Bans, limits, network groups and dial-backs depend on it, and the library only knows of IPv4."""
     listen = ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
     with trio.fail_after(SECONDS):
@@ -599,7 +599,7 @@ async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nurser
 
 
 @pytest.mark.parametrize("kind", [rsa, secp256k1])
-def test_what_a_key_of_another_kind_signed_is_not_checked(kind: Any) -> None:
+def test_signatures_by_keys_of_another_kind_are_not_checked(kind: Any) -> None:
     """An RSA key with an exponent as long as itself takes 5 ms, and comes in each message."""
     keys = kind.create_new_key_pair()
     record = PeerRecord(ID.from_pubkey(keys.public_key), [], seq=1)
@@ -699,7 +699,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     assert numbers == sorted(set(numbers))
 
 
-async def test_the_librarys_log_comes_through_ours(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_librarys_log_comes_through_our_log(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("libp2p.host").warning("something of note")
     logging.getLogger("libp2p.host").info("chatter")
     assert "something of note" in caplog.text and "chatter" not in caplog.text
@@ -714,7 +714,7 @@ async def test_the_librarys_log_comes_through_ours(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-async def test_a_dial_that_meets_another_key_is_no_error_of_ours(
+async def test_a_dial_that_meets_another_key_is_not_logged_as_an_error(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, address = await started(nursery, 1)
@@ -766,7 +766,7 @@ async def test_addresses_that_peers_name_in_the_dht_fill_no_log(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-async def test_a_connection_that_is_cut_off_as_it_begins_is_no_error_of_ours(
+async def test_a_connection_that_is_cut_off_as_it_begins_is_not_logged_as_an_error(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, address = await started(nursery, 1)

@@ -63,7 +63,7 @@ async def test_silent_peers_are_pinged_and_disconnected_without_an_answer(
         await until(lambda: not a.peers())
 
 
-async def test_where_a_peer_is_now_is_noted_at_once(
+async def test_a_peers_new_address_is_noted_at_once(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """This does not wait until the peer's last note is due to be renewed."""
@@ -80,7 +80,7 @@ async def test_where_a_peer_is_now_is_noted_at_once(
 
 
 @pytest.mark.parametrize("near", [True, False])
-async def test_a_peer_of_whom_the_dht_told_is_dialled_to_be_asked(
+async def test_a_peer_found_by_the_dht_is_dialled_for_a_question(
     near: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """It is not in the address book, as most of a large swarm is not, and on our own machine."""
@@ -98,7 +98,7 @@ async def test_a_peer_of_whom_the_dht_told_is_dialled_to_be_asked(
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-async def test_a_peer_that_comes_back_from_elsewhere_is_identified_anew(hangs_up: bool) -> None:
+async def test_a_peer_that_returns_from_another_address_is_identified_again(hangs_up: bool) -> None:
     """Also where the connection before is still open, as that of a laptop in another network."""
     host, identity = make_host(Identity(bytes([1]) * 32)), Identity(bytes([2]) * 32)
     there, store = ID.from_string(identity.peer_id), host.get_peerstore()

@@ -181,7 +181,7 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
     assert 0 <= came - sum(updates) < WITHHELD_BYTES < WINDOW / 2
 
 
-async def test_what_two_tasks_write_on_a_stream_stays_apart(
+async def test_writes_of_two_tasks_on_one_stream_do_not_mix(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     """As recent messages for a new neighbour, beside what is sent to it anyway."""
@@ -304,7 +304,7 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
     assert not caplog.records  # one a frame, which may be of one byte, would fill the log
 
 
-async def test_what_came_on_streams_that_we_reset_is_dropped(nursery: trio.Nursery) -> None:
+async def test_bytes_on_streams_that_we_reset_are_dropped(nursery: trio.Nursery) -> None:
     """Else a peer would seem to send beyond its windows where we leave many of its answers unread."""
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     for stream in range(1, 4 * MAX_BUFFERED_BYTES // WINDOW, 2):

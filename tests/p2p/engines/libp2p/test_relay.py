@@ -206,7 +206,7 @@ class At:
         return getattr(self._host, name)
 
 
-async def test_a_relay_names_no_local_addresses_of_its_own_where_it_has_others() -> None:
+async def test_a_relay_names_local_addresses_only_if_it_has_no_public_one() -> None:
     local, public = ["/ip4/127.0.0.1/tcp/4001", "/ip6/::1/tcp/4001"], ["/ip6/2611::1/tcp/4001"]
     async with net() as those:
         home = await those.peer()
@@ -256,7 +256,7 @@ async def test_one_machine_does_not_take_all_circuits_of_a_peer() -> None:
         assert [(await those.connect(asker, host))[0] for host in (home, home, other)] == [OK, FULL, OK]
 
 
-def test_a_reservation_counts_for_an_hour_at_most_whatever_the_relay_says() -> None:
+def test_a_reservation_counts_for_an_hour_at_most_even_if_the_relay_says_more() -> None:
     now = 1_800_000_000.0
     assert reserved_for(now + 60, now) == 60 and reserved_for(now - 1, now) < 0
     assert reserved_for(2**64 - 1, now) == MAX_RESERVATION_S <= RelayLimits().lasts
@@ -360,7 +360,9 @@ async def behind_nat(
         nursery.cancel_scope.cancel()
 
 
-async def test_relays_that_refuse_keep_nobody_from_asking_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusing_relays_do_not_stop_requests_to_further_relays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The relays that we know longest have no place left."""
     async with net() as free, net(reservations=0) as full:
         home, second = await full.peer(), await full.relay()
@@ -466,7 +468,7 @@ class Follower:
         assert (await receive(stream, HolePunch)).type == HolePunch.SYNC
 
 
-async def test_who_comes_through_a_relay_is_dialled_where_anybody_can(
+async def test_a_peer_that_came_through_a_relay_is_dialled_directly_if_possible(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """Its listener waits for us to speak, and for one that dials us as well we would wait."""

@@ -129,7 +129,7 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     assert trio.current_time() - since > 1.5 * CHECKS_BURST / CHECKS_PER_S
 
 
-async def test_where_too_many_messages_wait_to_be_checked_a_crowd_loses_its_own(
+async def test_a_crowd_that_fills_the_check_queue_loses_its_own_messages(
     autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections with new keys bring 600 messages each, and are gone before one of these is checked."""

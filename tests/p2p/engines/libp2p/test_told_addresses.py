@@ -47,7 +47,7 @@ async def fetch(reader: Member, author: Member, at: str) -> bytes | None:
 
 
 @pytest.mark.parametrize("home", [False, True], ids=["that can be dialled", "behind a relay"])
-async def test_an_author_that_nobody_here_knows_is_reached_by_what_its_offer_says(
+async def test_an_unknown_author_is_reached_by_the_address_in_its_offer(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, home: bool
 ) -> None:
     monkeypatch.setattr(circuits, "can_be_dialled", lambda _: not home)

@@ -130,7 +130,7 @@ USER = {"role": "user", "content": "x"}
         ({"web_search_options": {}}, "web_search_options", "cannot search"),
     ],
 )
-async def test_what_cannot_be_obeyed_is_refused_by_its_field(
+async def test_an_unsupported_field_is_refused_by_name(
     api: ChatApi, change: dict[str, Any], field: str, why: str
 ) -> None:
     for stream in [False, True] * ("stream" not in change) or [False]:
@@ -150,7 +150,7 @@ def test_every_field_has_words_for_its_error() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"5", b"\xff", b'{"temperature": NaN}', b"[" * 100_000])
-async def test_what_is_no_request_is_refused(api: ChatApi, body: bytes) -> None:
+async def test_malformed_requests_are_refused(api: ChatApi, body: bytes) -> None:
     answer = await api.respond(http.Request("POST", "/v1/chat/completions", {}, {"host": "localhost"}, body))
     message = json.loads(answer.body)["error"]["message"]
     assert answer.status == 400 and re.match(r"(the request|messages) has to be ", message)
@@ -175,7 +175,7 @@ async def test_a_conversation_that_is_too_long_is_refused(api: ChatApi) -> None:
         (dict.fromkeys(("n", "stop", "tools", "response_format", "stream", "max_tokens"), None), None),
     ],
 )
-async def test_what_changes_nothing_is_ignored_and_named(
+async def test_a_field_without_effect_is_ignored_and_named(
     tmp_path: Path, change: dict[str, Any], names: str | None
 ) -> None:
     told: list[str] = []

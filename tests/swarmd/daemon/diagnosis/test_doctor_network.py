@@ -81,7 +81,9 @@ def about(diagnosis: Diagnosis, subject: str) -> str:
         ([verdict("REACHED", None)], None),
     ],
 )
-def test_which_peers_count_as_others(verdicts: list[dict[str, Any]], reachable: bool | None) -> None:
+def test_which_peers_count_as_peers_of_another_curriculum(
+    verdicts: list[dict[str, Any]], reachable: bool | None
+) -> None:
     assert diagnose(survey(verdicts=verdicts)).reachable is reachable
 
 
@@ -317,7 +319,7 @@ def test_the_doctor_without_a_network(run: Run, tmp_path: Path, monkeypatch: pyt
     assert said.code == 0 and "the node trains alone, as configured" in said.out
 
 
-def test_the_doctor_joins_what_the_folder_remembers_and_flags_override_it(
+def test_the_doctor_joins_the_remembered_swarm_and_flags_override_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[SwarmConfig] = []

@@ -138,7 +138,7 @@ def test_certain_causes_are_told_at_once(facts: dict[str, Any]) -> None:
     assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is not None
 
 
-def test_what_a_stranger_calls_itself_cannot_move_the_cursor() -> None:
+def test_the_name_of_a_stranger_cannot_move_the_cursor() -> None:
     assert (
         another(Introduced(1, 0, "d", "x\x1b[2J" + "y" * 500, "z\r", "", False, (), 0.0))
         == "x\\x1b[2J" + "y" * 56 + " (d) with z\\r"

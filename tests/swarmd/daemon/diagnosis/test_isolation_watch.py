@@ -159,7 +159,7 @@ def test_nodes_that_all_refuse_or_run_another_version_are_told(
     watched(play)
 
 
-def test_a_clock_that_is_off_is_said_while_others_are_heard_too() -> None:
+def test_a_wrong_clock_is_reported_while_other_nodes_are_heard_too() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         others = [introduced(swarm, n, ahead=600) for n in (2, 3, 4)]
         for other in others:
@@ -214,7 +214,7 @@ def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> 
     watched(play)
 
 
-def test_others_share_only_what_this_node_cannot_use() -> None:
+def test_other_nodes_share_only_rollouts_that_this_node_cannot_use() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         other = member(swarm, 2, SAPO)
         watch.member.ignore(Reason.UNKNOWN_KIND)

@@ -40,7 +40,7 @@ def test_unknown_facts_pause_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["load", "gpu"])
-def test_what_others_use_ends_a_pause_only_after_some_quiet(kind: str) -> None:
+def test_the_load_of_other_programs_ends_a_pause_only_after_some_quiet(kind: str) -> None:
     conditions = PauseConditions(WhenConfig.model_validate({kind: "50 %"}))
 
     def found(share: float, after: float = 0.0) -> list[str]:
@@ -73,7 +73,7 @@ def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("step", [0.001, 0.05, 3.0, 40.0])  # CPU seconds that cannot be interrupted
 @pytest.mark.parametrize("cores", [0.02, 0.5, 3.0])
-def test_the_cpu_share_is_kept_over_minutes_whatever_a_step_costs(cores: float, step: float) -> None:
+def test_the_cpu_share_is_kept_over_minutes_at_any_cost_of_a_step(cores: float, step: float) -> None:
     """Four threads that compute whenever they may; the share is looked at four times a second."""
     share, now, used, left_of_step, resting = CpuShare(cores, 0.0), 0.0, 0.0, 0.0, False
     seconds = max(600.0, 20 * step / cores)

@@ -95,7 +95,7 @@ def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
     assert resume == link.Resume()
 
 
-def test_a_process_of_ours_that_the_meter_finds_late_is_no_other_program(tmp_path: Path) -> None:
+def test_our_own_process_that_the_meter_finds_late_is_no_other_program(tmp_path: Path) -> None:
     """A trainer that starts takes the machine's only core; the meter searches each 5 s."""
     busy = iter([5.0 * search for search in range(9)])
     probes = Probes(WhenConfig(load="50 %"), NvidiaGpus(list, lambda: None))
@@ -111,7 +111,7 @@ def test_a_process_of_ours_that_the_meter_finds_late_is_no_other_program(tmp_pat
     assert loads == [None] * 9 + [0.0] * 11
 
 
-async def test_the_load_is_taken_at_the_moment_up_to_which_ours_is_known(
+async def test_the_load_is_taken_at_the_moment_of_our_own_last_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """With a share of the CPU ours is counted four times a second, and the machine looked at once."""
@@ -155,7 +155,7 @@ async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Pat
     assert Played(tmp_path, node.clock).see() == []
 
 
-async def test_energy_is_that_of_the_whole_device_while_it_trains(
+async def test_energy_is_the_whole_devices_while_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, watts = Played(tmp_path), [300.0, None]
@@ -222,7 +222,7 @@ async def test_unknown_conditions_are_reported_once_after_a_check(tmp_path: Path
     assert not seeing.said
 
 
-async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -> None:
+async def test_resume_ignores_the_present_pause_cause_until_it_has_ended(tmp_path: Path) -> None:
     node = Played(tmp_path, when={"metered": "pause"})
     await node.guest.on_pause({})
     assert node.see(on_battery=True, metered=True) == ["user", "battery", "metered"]
@@ -316,7 +316,7 @@ async def test_the_node_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "usage.json").exists()
 
 
-async def test_the_hours_are_those_of_the_zone_that_the_machine_is_in_now(
+async def test_the_hours_follow_the_machines_present_time_zone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process keeps the zone that it started in."""
@@ -351,7 +351,7 @@ def test_the_cpu_share_is_of_a_containers_quota(
     assert (node.told == [link.Pause(brief=True)]) is rests
 
 
-def test_what_others_used_is_counted_over_restarts(tmp_path: Path) -> None:
+def test_the_usage_of_other_programs_is_counted_over_restarts(tmp_path: Path) -> None:
     for used in (5, 2):  # of each run
         node = Played(tmp_path)
         for node.helped in (used - 1, used, used, 0):  # those who used them may be forgotten

@@ -58,7 +58,7 @@ def gpus(nvml: Nvml) -> NvidiaGpus:
     return NvidiaGpus(lambda: [US, TRAINER], lambda: nvml)
 
 
-def test_what_others_use_is_of_the_gpu_that_the_node_uses() -> None:
+def test_the_load_of_other_programs_is_read_from_the_nodes_gpu() -> None:
     theirs = {"contexts": [GAME], "used": [(GAME, 9, 90)], "mW": 200_000}
     shared = {"contexts": [TRAINER, GAME], "used": [(TRAINER, 5, 60), (GAME, 5, 25)], "mW": 75_000}
     nvml = Nvml(theirs, shared)
@@ -69,7 +69,7 @@ def test_what_others_use_is_of_the_gpu_that_the_node_uses() -> None:
     assert found.used_by_others() == 0.0  # nothing since
 
 
-def test_of_several_gpus_the_one_that_others_use_most_counts() -> None:
+def test_of_several_gpus_the_busiest_by_other_programs_counts() -> None:
     both = [{"contexts": [TRAINER], "used": [(GAME, 1, share)], "mW": 50_000} for share in (10, 30)]
     found = gpus(Nvml(*both))
     assert (found.used_by_others(), found.watts()) == (0.3, 100.0)
@@ -86,7 +86,7 @@ def test_of_several_gpus_the_one_that_others_use_most_counts() -> None:
         {"contexts": [TRAINER], "used": None},  # WSL
     ],
 )
-def test_what_cannot_be_told_is_none(gpu: Mapping[str, Any]) -> None:
+def test_unknown_figures_are_none(gpu: Mapping[str, Any]) -> None:
     found = gpus(Nvml(gpu))
     assert (found.used_by_others(), found.watts()) == (None, None)
 
@@ -106,7 +106,7 @@ def test_whether_anything_will_be_told_is_known_before_the_node_uses_a_gpu() -> 
     assert [gpus(Nvml(*each)).tells_use() for each in ([mute], [idle], [mute, idle])] == [False, True, True]
 
 
-def test_what_all_slices_of_a_card_draw_is_not_the_nodes() -> None:
+def test_the_power_of_all_slices_of_a_card_is_not_the_nodes() -> None:
     slices, whole = ({"contexts": [TRAINER], "mW": 50_000, "mig": mig} for mig in (1, 0))
     assert [gpus(Nvml(*each)).watts() for each in ([slices], [whole], [slices, whole])] == [None, 50.0, 50.0]
 

@@ -14,6 +14,6 @@ def test_a_length_of_time_in_seconds(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0h", "2", "18:00"])
-def test_what_is_no_length_of_time_is_named(text: str) -> None:
+def test_a_malformed_length_of_time_is_named(text: str) -> None:
     with pytest.raises(SwarmdError, match="no length"):
         duration_s(text)

@@ -58,7 +58,7 @@ def test_the_load_leaves_out_our_own() -> None:
     assert probe(1.0) is None  # no time has passed
 
 
-def test_others_take_no_more_than_all_cores_whatever_is_rounded() -> None:
+def test_other_programs_take_no_more_than_all_cores_after_rounding() -> None:
     """At `when.load = "100 %"` a machine at work would else be paused for ever."""
     answers = iter(
         [
@@ -87,7 +87,7 @@ def test_how_little_of_a_core_other_programs_leave_is_told(
     assert told[:-1] == [None] * CROWDED_LOOKS and told[-1] == (left if left is None else pytest.approx(left))
 
 
-def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said() -> None:
+def test_no_needless_probe_runs_and_a_setting_without_effect_is_reported() -> None:
     asked: list[Sequence[str]] = []
 
     def run(command: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ WRONG = {
 @pytest.mark.parametrize(
     "text", [pytest.param(text, marks=[pytest.mark.p2pd] * ("hivemind" in text)) for text in WRONG]
 )
-def test_a_wrong_setting_is_named_with_what_is_wrong(tmp_path: Path, text: str) -> None:
+def test_a_wrong_setting_is_named_with_its_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=WRONG[text]) as found:

@@ -32,7 +32,7 @@ async def test_a_rate_is_kept_by_all_connections_together(autojump_clock: Any) -
     assert 8.5 <= trio.current_time() - begun <= 9.1
 
 
-async def test_whoever_is_cancelled_while_it_waits_holds_nobody_up(autojump_clock: Any) -> None:
+async def test_a_cancelled_waiter_holds_nobody_up(autojump_clock: Any) -> None:
     traffic = Traffic(up=1000.0)
     with trio.move_on_after(5):
         await traffic.sending.wait(10**6)
@@ -61,7 +61,7 @@ async def test_a_gate_is_shared_in_turn_and_survives_those_that_leave(autojump_c
 
 
 @pytest.mark.parametrize("name", REAL)
-async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) -> None:
+async def test_the_bytes_that_two_nodes_move_are_counted(name: str, nursery: trio.Nursery) -> None:
     giving, taking = Traffic(), Traffic()
     giver = real_engine(name, 1, GIVES, traffic=giving)
     [address, *_] = await nursery.start(giver.run)

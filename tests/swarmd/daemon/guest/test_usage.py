@@ -34,7 +34,7 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     assert cost_words(today) == "0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written"
 
 
-def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_saved_usage_is_there_after_a_restart(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "usage.json"
     ledger = UsageLedger(path, clock)
     ledger.add(ONE)

@@ -108,7 +108,7 @@ async def test_a_temporary_folder_too_deep_for_a_socket_is_passed_over(
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
+async def test_refusals_reach_the_caller_and_an_internal_error_does_not_stop_the_node(tmp_path: Path) -> None:
     async with running(tmp_path):
         with pytest.raises(SwarmdError, match="The trainer is gone") as refused:
             await ask(tmp_path, "pause")
@@ -173,7 +173,7 @@ async def test_a_node_that_may_open_no_more_files_answers_once_it_may(tmp_path: 
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_what_a_killed_node_left_means_not_running(tmp_path: Path) -> None:
+async def test_the_files_of_a_killed_node_mean_not_running(tmp_path: Path) -> None:
     left = tmp_path / "swarmd-left"
     left.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:

@@ -70,7 +70,7 @@ def test_an_author_that_left_is_not_heard_until_it_sends_again() -> None:
     assert roster.present(400.0) == []
 
 
-def test_what_was_learnt_from_an_author_is_counted_by_specialty() -> None:
+def test_rollouts_trained_on_are_counted_by_author_and_specialty() -> None:
     roster = Roster()
     roster.heard(A, 0.0)
     for specialty in ("gcd", "legs", "gcd"):

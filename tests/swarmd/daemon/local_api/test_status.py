@@ -85,7 +85,7 @@ def test_frames_over_a_full_queue_are_counted(tmp_path: Path, monkeypatch: pytes
     assert of.status().rejected == {Reason.BACKLOG.value: 3}
 
 
-def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> None:
+def test_peers_are_the_connected_nodes_and_the_nodes_heard_through_them() -> None:
     of = board()
     for _ in range(4):
         of._roster.heard(OTHER, 100.0)
@@ -221,7 +221,7 @@ def test_a_frozen_model_is_no_trouble_and_progress_ends_with_its_round() -> None
     assert of.known.progress is None
 
 
-def test_one_address_is_named_and_the_others_are_counted() -> None:
+def test_one_address_is_named_and_the_rest_are_counted() -> None:
     addresses = ["/ip4/192.0.2.1/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1"]
     assert "address  /ip4/192.0.2.1/tcp/1 and 2 more" in status_lines(status(board(), addresses=addresses))
 

@@ -48,7 +48,7 @@ async def test_a_trainer_that_was_restarted_is_asked_again(autojump_clock: trio.
     assert len(told) == 4
 
 
-async def test_where_it_cannot_be_had_the_reason_is_said() -> None:
+async def test_the_reason_is_said_if_the_comparison_is_missing() -> None:
     told: list[link.ToTrainer] = []
     with pytest.raises(SwarmdError, match="paused"):
         await Comparison(told.append, lambda: "The node does not train now: paused.").on_compare({})

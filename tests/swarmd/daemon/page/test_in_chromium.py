@@ -245,7 +245,7 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
 @pytest.mark.parametrize(
     ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
 )
-async def test_the_legend_names_what_is_drawn(tab: Tab, external: list[int], names: list[str]) -> None:
+async def test_the_legend_names_the_drawn_lines(tab: Tab, external: list[int], names: list[str]) -> None:
     node = Node(status_of(external=external))
 
     def look(tab: Tab) -> None:

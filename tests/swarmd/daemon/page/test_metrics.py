@@ -41,7 +41,7 @@ def test_the_figures_of_the_status_are_metrics() -> None:
     assert (begun['swarmd_state{state="starting"}'], begun['swarmd_state{state="training"}']) == (1, 0)
 
 
-def test_texts_of_others_do_not_end_a_line() -> None:
+def test_texts_of_other_nodes_do_not_end_a_line() -> None:
     found = samples(exposition(status_of(name='a"b\\c\nswarmd_round 7', rejected={'x"} 1\n': 3})))
     assert found["swarmd_round"] == 120 and sum(key.startswith("swarmd_refused_total") for key in found) == 1
 
@@ -62,7 +62,7 @@ def test_an_address_is_a_port_or_a_host_with_one() -> None:
 
 
 @pytest.mark.net
-async def test_metrics_are_served_where_the_operator_says_and_a_rebound_name_is_refused() -> None:
+async def test_metrics_are_served_at_the_operators_address_and_a_rebound_name_is_refused() -> None:
     node = Node()
     with kept_port() as port:
         node.address = f"http://127.0.0.1:{port}/?token="

@@ -139,7 +139,7 @@ def test_of_many_peers_the_rest_is_counted() -> None:
     assert "and 3 more: swarmd peers" in rendering.parts(status_of(), many, 0.0)["peers"]
 
 
-def test_the_page_says_what_the_status_says() -> None:
+def test_the_page_shows_the_status() -> None:
     shown = whole(
         status_of(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
     ).text
@@ -211,7 +211,7 @@ def test_somebody_who_founds_a_swarm_is_in_no_trouble() -> None:
         assert ('class="trouble calm"' in state) is calm and "do-invite-people" in state
 
 
-def test_what_a_person_asks_first_of_a_guest_is_shown_even_if_it_is_off() -> None:
+def test_the_first_facts_about_a_guest_are_shown_even_if_it_is_off() -> None:
     limits = {"when.battery": "train", "when.hours": [], "when.load": ""}
     html = rendering.parts(status_of(limits=limits), PEERS, now=0.0)["limits"]
     rows = re.findall("<dt>([^<]+)</dt><dd>([^<]+)</dd>", html)
@@ -326,7 +326,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.net
-async def test_events_bring_everything_and_then_what_changed_and_end_with_the_reader(
+async def test_events_bring_everything_then_changes_and_end_with_the_reader(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     autojump_clock.autojump_threshold = 0.05  # of real sockets
@@ -373,7 +373,7 @@ async def test_the_node_is_not_asked_before_somebody_looks() -> None:
         assert node.looks == 0
 
 
-def test_what_was_given_in_all_is_shown() -> None:
+def test_the_total_contribution_is_shown() -> None:
     assert "In all, other nodes" not in whole(status_of(given=GIVEN, usage=USAGE)).text
     helped = USAGE | {"total": USAGE["total"] | {"helped": 1234}}
     shown = rendering.parts(status_of(given=GIVEN, usage=helped), PEERS, now=0.0)["given"]

@@ -31,7 +31,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def test_the_browser_gets_a_file_of_ours_and_not_the_secret(
+def test_the_browser_gets_a_local_file_and_not_the_secret(
     run: Run, tmp_path: Path, opened: list[str]
 ) -> None:
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_the_browser_gets_a_file_of_ours_and_not_the_secret(
     assert f"url={ADDRESS}" in (tmp_path / "ui.html").read_text()
 
 
-def test_no_browser_where_nobody_would_see_it(
+def test_no_browser_is_opened_without_a_display(
     run: Run, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("ui", "--no-browser", "--state-dir", tmp_path).out == ADDRESS + "\n"

@@ -123,7 +123,7 @@ def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
     )
 
 
-def test_long_rounds_are_normal_where_rounds_are_long() -> None:
+def test_long_rounds_are_normal_if_all_rounds_are_long() -> None:
     """On a slow machine each round takes ten minutes, one of them forty, and the first an hour."""
     daemon = Daemon()
     daemon.dog.note_received(TRAINING)
@@ -265,9 +265,7 @@ def test_a_trainers_output_fills_no_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "[rank0]: "])
-def test_an_error_is_told_by_what_was_raised_and_not_by_what_torch_says_of_each(
-    before: str, tmp_path: Path
-) -> None:
+def test_an_error_is_told_by_its_own_text_and_not_by_torchs_note(before: str, tmp_path: Path) -> None:
     """As torch 2.13 words it on CUDA (c10/cuda/CUDAException.cpp)."""
     lines = (
         "Traceback (most recent call last):",

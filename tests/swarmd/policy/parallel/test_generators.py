@@ -138,7 +138,7 @@ def test_errors_while_drawing_questions_are_raised_in_the_loop(
         working.wait(1, TIMEOUT_S)
 
 
-def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
+def test_impossible_numbers_of_workers_are_refused_with_possible_ones() -> None:
     for changes, said in (
         ({"round": {"local": 0}}, "Set round.local"),
         ({"round": {"resample": 1}}, "Set round.resample"),
@@ -189,7 +189,7 @@ def test_each_generator_has_its_questions_in_hand_and_gets_as_many_as_it_answers
     assert (work.finished, work.tokens) == (2, 4) and len(work.hand_out(0)) == 2
 
 
-def test_the_freshest_are_taken_and_what_is_passed_over_too_often_is_dropped() -> None:
+def test_the_freshest_are_taken_and_rollouts_passed_over_too_often_are_dropped() -> None:
     work = queue_of(ahead=100)
     asked = work.hand_out(0)
     work.answered(0, [(number, answer("old")) for number, _ in asked[:2]])

@@ -52,7 +52,7 @@ def test_each_version_of_the_weights_is_read_once(tmp_path: Path) -> None:
     assert pickup() == 5 and not torch.equal(ours["a"], theirs["a"])
 
 
-def test_a_folder_that_the_system_cleaned_up_is_made_anew(tmp_path: Path) -> None:
+def test_a_folder_that_the_system_cleaned_up_is_made_again(tmp_path: Path) -> None:
     """systemd removes what a user has in memory at the last logout, and temporary files that are old."""
     ours, folder = {"a": torch.zeros(3)}, private_folder(tmp_path, 100, memory=tmp_path)
     handover, pickup = WeightWriter(folder), WeightReader(folder, ours)
@@ -109,7 +109,7 @@ def test_without_room_older_weights_stay_and_that_is_logged(
     assert handover.version == 2 and WeightReader(tmp_path, {"a": torch.zeros(3)})() == 2
 
 
-def test_the_folder_is_private_and_in_memory_only_where_there_is_room(tmp_path: Path) -> None:
+def test_the_folder_is_private_and_in_memory_only_if_there_is_room(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
     inside = private_folder(tmp_path / "state", 1000, memory)
