@@ -22,7 +22,7 @@ gc.disable()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for setting in [name for name in os.environ if name.startswith("SWARMD_")]:  # a developer's own
     del os.environ[setting]
-os.environ["SWARMD_LIMITS_PRIORITY"] = "normal"  # or nodes would wait for whatever else the machine does
+os.environ["SWARMD_LIMITS_PRIORITY"] = "normal"  # or nodes would wait for other programs of the machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a test
 # The background jobs of a shell ignore it, and so would every program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,7 +34,7 @@ settings.load_profile("swarmd")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An async test runs on trio unless it says otherwise.
 
-    What takes long comes last, so that a run fails early where it fails; and of that whole nodes come first,
+    Slow tests come last, so that a run fails early if it fails; and of that whole nodes come first,
     so that at the end no worker waits long for the other.
     """
     for item in items:

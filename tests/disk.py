@@ -1,4 +1,4 @@
-"""A disk that fails at one step: every place where a sequence of writes can be cut off is tried in turn."""
+"""A disk that fails at one step: the test cuts off a sequence of writes at every possible place in turn."""
 
 import errno
 import os

@@ -50,7 +50,7 @@ def identity(number: int) -> Identity:
 
 
 class ListeningMember(Member):
-    """A member that keeps what it admits until `received`, unless `admitted` is given."""
+    """A member that keeps admitted frames until `received`, unless `admitted` is given."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._heard: list[Envelope] = []
@@ -101,14 +101,14 @@ def memory_node(
 
 
 def gossip(member: Member, rollouts: Sequence[Rollout], round_number: int = 1, model: str = "m") -> None:
-    """Send a set of rollouts whole, whatever its size and the pace."""
+    """Send a set of rollouts whole, ignoring its size and the pace."""
     member.publish(wire.KIND, wire.encode(rollouts, round_number, model))
 
 
 def offer(
     member: Member, rollouts: Sequence[Rollout], round_number: int = 1, curriculum: Curriculum = TINY_9
 ) -> None:
-    """Offer rollouts at once, whatever the pace."""
+    """Offer rollouts at once, ignoring the pace."""
     bodies, blobs = offers.encode(rollouts, round_number, "m", curriculum.specialties)
     for blob in blobs:
         member.hold(blob)
@@ -117,9 +117,9 @@ def offer(
 
 
 async def until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
-    """Wait for what an engine or another task does in its own time (trio).
+    """Wait for an engine or another task to reach a condition (trio).
 
-    Returns what the condition gave; raises trio.TooSlowError.
+    Returns the condition's value; raises trio.TooSlowError.
     """
     with trio.fail_after(seconds):
         while not (found := condition()):

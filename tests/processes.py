@@ -1,4 +1,4 @@
-"""Processes that end with the test that started them, and waiting for what they do."""
+"""Processes that end with the test that started them, and waiting for their events."""
 
 import subprocess
 import time
@@ -15,7 +15,7 @@ from tests.doubles import TIMEOUT_S
 def killed_after(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
     """Kills it when the block is left.
 
-    `with Popen(…)` alone waits, and where the block failed that may be for ever.
+    `with Popen(…)` alone waits, and if the block failed that may be for ever.
     """
     with process:
         try:
@@ -32,7 +32,8 @@ def ended(process: psutil.Process) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
-    """Wait for what another process or thread does. Returns what the condition gave; raises TimeoutError."""
+    """Wait for another process or thread to reach a condition. Returns the condition's value; raises
+    TimeoutError."""
     ends = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > ends:

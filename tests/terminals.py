@@ -1,4 +1,4 @@
-"""Terminals of 80 columns that a test reads: what a program shows to a person."""
+"""Terminals of 80 columns that a test reads: a program's output as a person sees it."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ def terminal() -> tuple[int, int]:
 
 
 def rest_of(ours: int) -> str:
-    """Read until nobody has the other end open, and close ours."""
+    """Read until nobody has the other end open, and close our end."""
     said = b""
     with contextlib.suppress(OSError):  # the other end is closed
         while some := os.read(ours, 65536):

@@ -98,7 +98,7 @@ LAYERS = {
     ],
 }
 
-# What the configuration's choices are made of: these may be imported by it, from above.
+# The sources of the configuration's choices: these may be imported by it, from above.
 TABLES = ("swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 
 PURE = """
@@ -138,7 +138,8 @@ MODELS = {"torch", "transformers", "peft", "safetensors"}
 
 LONGEST = 300  # statements of a file; a longer one probably holds two nouns
 ROOMS = 14  # modules and folders of a folder, but for __init__ and __main__
-# Other limits: of the packages, whose vocabulary stands on top; and what was larger when the limit came.
+# Other limits: of the packages, whose vocabulary stands on top; and files that were larger when the limit
+# came.
 MOST_ROOMS = {
     "swarmd": 18,
     "p2p": 16,
@@ -206,7 +207,7 @@ def ours() -> Mapping[str, ast.Module]:
 
 
 def plugins() -> Mapping[str, ast.Module]:
-    """Packages of their own."""
+    """Separate packages."""
     return files("engines")
 
 
@@ -403,7 +404,8 @@ def test_tests_import_no_benchmark_and_benchmarks_no_test() -> None:
 
 
 def public(body: Iterable[ast.stmt]) -> Iterator[ast.expr | None]:
-    """Yield the annotations of what other modules see: functions, methods, fields and names of types."""
+    """Yield the annotations of names that other modules see: functions, methods, fields and names of
+    types."""
     for node in body:
         match node:
             case ast.ClassDef(name=name) if name[0] != "_":

@@ -1,4 +1,4 @@
-"""`python -m tests.attacks` knows every attack; what other programs read of it."""
+"""`python -m tests.attacks` knows every attack; the output that other programs read."""
 
 import json
 from pathlib import Path

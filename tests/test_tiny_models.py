@@ -1,5 +1,5 @@
-"""Making the models: the quick run goes from end to end, the seed decides what training does, wrong answers
-are wrong.
+"""Making the models: the quick run goes from end to end, the seed decides the training, wrong answers are
+wrong.
 """
 
 import os

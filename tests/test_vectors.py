@@ -1,4 +1,4 @@
-"""docs/vectors is what our codecs write, and our decoders take the good and refuse the bad as it says."""
+"""docs/vectors equals our codecs' output, and our decoders accept and refuse as it says."""
 
 import json
 
@@ -40,5 +40,5 @@ def test_frames_are_signed_as_the_page_says() -> None:
     for entry in stored("frames")["good"]:
         frame = bytes.fromhex(entry["frame"])
         author = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["value"][3]))
-        # Raises where it does not hold.
+        # Raises if it does not hold.
         author.verify(frame[-64:], b"swarmd\x00\x0fswarmd frame v1" + frame[:-66])

@@ -1,9 +1,9 @@
 """Test vectors for other implementations of the wire: what to read, and what to refuse with which reason.
 
-    python -m tests.vectors     # writes docs/vectors anew
+    python -m tests.vectors # writes docs/vectors again
 
 Everything comes from the product's own codecs and from fixed keys, so the files change only with the wire, or
-with the zstd library that packs the blob. `reasons` says what our decoders make of a file.
+with the zstd library that packs the blob. `reasons` says how our decoders judge a file.
 """
 
 import json
@@ -38,7 +38,7 @@ ROLLOUT = Rollout(
     (Completion("<answer>3</answer>", True), Completion("¬", False)),
     ALICE.peer_id,
 )
-# Reasons that have no name in the product, where a function returns False or raises ValueError.
+# Reasons that have no name in the product, if a function returns False or raises ValueError.
 NO_PEER_ID, NO_TOPIC, UNANSWERED = "not an Ed25519 peer id", "not a topic", "answered with nothing"
 
 Entry = dict[str, Any]
@@ -357,7 +357,7 @@ def asks() -> Vectors:
     card = here.question(NOW)
     good = {
         "fetch": PeerRequest.BLOBS.message(content_id(blob)),
-        "fetch what it has not": PeerRequest.BLOBS.message(bytes(12)),
+        "fetch missing rollouts": PeerRequest.BLOBS.message(bytes(12)),
         "dial-back": dial_back.question(4001),
         "twins, the first card": card,
         "twins, another session's card: it is shown the first": there.question(NOW),
@@ -428,7 +428,7 @@ REASONS: Mapping[str, Callable[[Entry], str]] = {
 
 
 def reasons(name: str, entries: list[Entry]) -> list[str]:
-    """Return why our own decoder refuses each entry of a file, in order; empty where it is taken."""
+    """Return why our own decoder refuses each entry of a file, in order; empty if it is taken."""
     return list(ask_reasons(iter(entries)) if name == "asks" else map(REASONS[name], entries))
 
 

@@ -9,7 +9,7 @@ judge-forger, judge-disk. `python -m tests.attacks NAME --help` lists its option
 docs/admission.md, docs/judge-protocol.md. With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most},
     "held": bool}
-A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do
+A bound is the most that its figure may be. Exit code 1 if one does not hold; on a busy machine times do
 not.
 """
 

@@ -1,6 +1,6 @@
 """Copies the offers of other nodes under other keys.
 
-`python -m tests.attacks.copying`, a process of its own, JSON lines out: {"up": [], "id": its peer id},
+`python -m tests.attacks.copying`, a separate process, JSON lines out: {"up": [], "id": its peer id},
 {"copied": offers so far}. It copies from the first line of its input on.
 """
 
@@ -30,7 +30,7 @@ HOW = ("all", "some", "mixed", "changed")
 
 
 def items_of(body: bytes) -> list[offers._Item]:
-    """Return what an offer lists."""
+    """Return the items that an offer lists."""
     offer = offers._decoder.decode(body)
     ids = [offer.ids[at : at + 12] for at in range(0, len(offer.ids), 12)]
     return list(zip(offer.specialties, offer.ns, offer.sizes, ids, strict=True))
@@ -77,7 +77,7 @@ async def run(given: argparse.Namespace) -> None:
 
     def admitted(envelope: Envelope) -> None:
         nonlocal copied
-        # Copies of ours may come back.
+        # Copies of our rollouts may come back.
         if not began or envelope.kind != offers.KIND or envelope.author in thief.signers:
             return
         for frame in thief.copies(envelope.body, time.time()):

@@ -1,6 +1,6 @@
 """A peer with free keys whose clocks are wrong on purpose.
 
-`python -m tests.attacks.deafening`, a process of its own, JSON lines out.
+`python -m tests.attacks.deafening`, a separate process, JSON lines out.
 
 Every frame is well signed and inside every limit of a connection: --rate of them a second to each victim,
 over --connections, each signed by the next of --keys, with a clock between 300 s behind and 300 s ahead. The
@@ -89,7 +89,9 @@ async def connection(
         try:
             async for part in parts:
                 await stream.write(part)
-        except Exception:  # hung up on, in the words of whichever layer finds it first: the others go on
+        except (
+            Exception
+        ):  # hung up on, in the words of the layer that finds it first: the other threads go on
             return
 
 
@@ -143,7 +145,7 @@ def main() -> None:
         "rate": "frames a second, to each victim",
         "connections": "to each victim",
         "skew": "seconds that clocks are wrong by, at most; 0: all are right",
-        "machines": "each connection comes from a loopback address of its own",
+        "machines": "each connection comes from a different loopback address",
     }
     declare(parser, defaults | {"seconds": 600.0, "seed": 1}, {}, about)
     trio.run(run, parser.parse_args())

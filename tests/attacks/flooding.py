@@ -1,6 +1,6 @@
 """A peer with a valid key and no manners.
 
-`python -m tests.attacks.flooding`, a process of its own, JSON lines out.
+`python -m tests.attacks.flooding`, a separate process, JSON lines out.
 
 It writes GossipSub messages that are made and signed beforehand straight into the victims' streams, with none
 of the limits that the library keeps to, and when it is hung up on it dials again at once, with the same key
@@ -8,7 +8,7 @@ or with a new one.
 
 Out: {"ready": CPU seconds so far} when the messages are made; after each dial {"dialled": victim, "key": n,
 "refused": whether it got no connection, "messages": written, "seconds": from the first of them until it was
-hung up on, null where it was not}; at the end {"done": CPU seconds of its own}.
+hung up on, null if it was not}; at the end {"done": CPU seconds of this process}.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from tests.attacks.nodes import key_of, subscribe, swallow
 from tests.doubles import TIMEOUT_S
 
 KINDS = {
-    "frames": "frames of ours, new and well signed",
+    "frames": "our own frames, new and well signed",
     "garbage": "bytes that are no frame, well signed for libp2p",
     "forged": "bytes that are no frame, and a signature that is none",
     "repeats": "one frame, again and again",
-    "stale": "frames of ours, an hour old",
+    "stale": "our own frames, an hour old",
     "elsewhere": "well signed, for a topic that nobody is in",
     "control": "no messages: gossip about messages that there are not",
 }
@@ -101,7 +101,7 @@ class Flood:
             async with host.run(listen_addrs=[]):
                 try:
                     stream, ended = await subscribe(host, self._target, self._topic)
-                except Exception:  # whatever the library says of one who is not let in; `connected` tells
+                except Exception:  # regardless of how the library reports a refused peer; `connected` tells
                     return
                 self.connected, begun = True, time.monotonic()
                 async with trio.open_nursery() as nursery:
@@ -171,7 +171,7 @@ def main() -> None:
         "messages": "different ones; then the first again",
         "redial": "dial again, with the same key or a new one",
         "pause": "seconds between the end of one connection and the next dial",
-        "patience": "seconds of the first connection, where it is not hung up on",
+        "patience": "seconds of the first connection, unless it is hung up on",
         "seconds": "after it, in which it dials again",
     }
     declare(parser, defaults, {"kind": KINDS, "redial": REDIALS}, about)

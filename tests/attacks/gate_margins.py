@@ -1,12 +1,12 @@
-"""Whom the gate shuts out, and what it lets in, for each margin.
+"""Count the rollouts that the gate rejects and accepts, for each margin.
 
-Prints a table; nothing is attacked and nothing learnt from others.
+Prints a table; nothing is attacked and no node learns from another.
 
     python -m tests.attacks.gate_margins [--rounds 0 50 150] [--margins 1 1.25 1.5 2] [--questions 200]
 
 Each of the tiny models trains alone, and is kept as it was after so many rounds. Each of them then answers
-the same questions; each judges all the others' usable rollouts by limits from its own answers, and those of
-one of them with each poison in their right answers.
+the same questions; each node judges the other nodes' usable rollouts by limits from its own answers, and one
+node's rollouts with each poison in their right answers.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int
 def usable(
     verifier: Verifier, policy: LanguagePolicy, tasks: Sequence[Task]
 ) -> tuple[list[Scored], list[Scored]]:
-    """Return all answers as they were sampled, and those that one would train on, as others get them."""
+    """Return all answers as they were sampled, and the usable ones as other nodes get them."""
     answers = policy.generate([task.question for task in tasks], COMPLETIONS)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)])
     own = [
@@ -96,7 +96,7 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.attacks.gate_margins", description="whom the gate shuts out"
+        prog="python -m tests.attacks.gate_margins", description="rollouts that the gate rejects"
     )
     parser.add_argument("--rounds", type=int, nargs="+", default=[0, 50, 150])
     parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.25, 1.5, 2.0])

@@ -1,6 +1,6 @@
 """A node as the daemon builds it, without a trainer.
 
-It shares rollouts too large to be gossiped whole, and gathers those of others.
+It shares rollouts too large to be gossiped whole, and gathers other nodes' rollouts.
 
 `Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up":
 [addresses], "id": peer id}, {"peers": [ids]} when they change, and after each round {"round": n, "at":
@@ -53,7 +53,7 @@ class Node:
         near: PeerId = "",
         late: float = 0.0,
     ) -> None:
-        """near, late: what did not come by this peer is heard so many seconds later."""
+        """near, late: frames that did not come by this peer are heard so many seconds later."""
         self.identity, self._rng, self._near, self._late = identity, rng, near, late
         self._nursery: trio.Nursery | None = None
         self.got = 0  # rollouts, in this round

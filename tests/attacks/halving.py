@@ -1,9 +1,9 @@
 """A peer that begins RPCs and does not finish them.
 
-`python -m tests.attacks.halving`, a process of its own, JSON lines out.
+`python -m tests.attacks.halving`, a separate process, JSON lines out.
 
 Over each of --connections to a victim it opens --streams of GossipSub, announces on each an RPC of --size
-bytes, and sends all but the last byte. Where it is hung up on, it dials again until --seconds are over.
+bytes, and sends all but the last byte. If it is hung up on, it dials again until --seconds are over.
 
 Out: {"ready": true}, {"halves": RPCs begun, at the moment it has begun all on one connection}, {"cut":
 seconds from then until it was hung up on}, {"done": true}.
@@ -75,7 +75,9 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("tests.attacks.halving", "begins what it does not finish; give it only your own nodes")
+    parser = options(
+        "tests.attacks.halving", "begins requests and never finishes them; give it only your own nodes"
+    )
     defaults = {"connections": 6, "streams": 64, "size": 300_000, "seconds": 30.0, "seed": 3}
     declare(parser, defaults, {}, {"streams": "of each connection", "size": "bytes announced"})
     trio.run(run, parser.parse_args())

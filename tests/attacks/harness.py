@@ -1,6 +1,6 @@
 """The frame of every attack: its options, its figures, and the bounds that we promise.
 
-An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints what came of it with
+An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints its outcome with
 `show`, and returns its figures. `Attack(attack, bounds)` makes a program of it: each keyword is an option of
 `python -m tests.attacks NAME`, of the type of its default. A bound is the most that its figure may be.
 """
@@ -20,7 +20,7 @@ REDIALS = ("none", "same", "fresh")  # of who was hung up on: with the same key 
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """choices: the values that an option may have. about: what it means, where its name does not say it."""
+    """choices: the values that an option may have. about: its meaning, if its name does not say it."""
 
     play: Callable[..., Any]
     bounds: Mapping[str, float]
@@ -33,7 +33,7 @@ class Attack:
         parser = argparse.ArgumentParser(prog=f"python -m tests.attacks {name}", description=summary)
         taken = list(inspect.signature(self.play).parameters.values())[1:]
         declare(parser, {option.name: option.default for option in taken}, self.choices, self.about)
-        # 0 is a value like others, and equal to False.
+        # 0 is a value like any other, and equal to False.
         given = {
             name: value
             for name, value in vars(parser.parse_args(argv)).items()
@@ -76,7 +76,7 @@ def figures_of(result: Any) -> Mapping[str, Any]:
 
 @dataclasses.dataclass
 class Shares:
-    """What share of each batch was the attacker's."""
+    """The attacker's share of each batch."""
 
     shares: list[float] = dataclasses.field(default_factory=list)
 

@@ -4,9 +4,9 @@ python -m tests.attacks.hostile_loop [--seconds 30] [--through-node] [ATTACK…]
 
 The loop trains tiny-latent on one torch thread, shares a group a step and collects (`import swarmd`); an
 honest member shares, too. `clock` and `thread`: how much longer a step took than before the attack, by the
-clock and in CPU time of the loop's thread, as shares. `core`: what the swarm's two threads took of a core
+clock and in CPU time of the loop's thread, as shares. `core`: the CPU share of the swarm's two threads
 before, during and after it. As Python runs one thread at a time, the loop loses no more than the difference
-on an idle machine; on a busy one the clock shows the others' load.
+on an idle machine; on a busy machine the clock shows the load of other programs.
 """
 
 import argparse
@@ -42,7 +42,7 @@ FLOODS: dict[str, tuple[str, dict[str, str | float]]] = {
     "new-keys": ("flooding", {"kind": "frames", "redial": "fresh"}),
     "crowder": ("deafening", {"skew": 0, "rate": 400, "connections": 5, "seconds": 3600}),
 }
-# Members that share what they should not.
+# Members that share rollouts which they should not.
 MEMBERS = ("malformed", "plagiarist")
 WARM_STEPS = 20
 Join = Callable[[Path], AbstractContextManager[swarmd.JoinedSwarm]]
@@ -129,7 +129,7 @@ def started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def through_node(folder: Path) -> Iterator[swarmd.JoinedSwarm]:
-    """Join through a node of its own process."""
+    """Join through a node in a separate process."""
     words = ["join", "--swarm", "loop", "--curriculum", "tiny-9", "--model", "tiny", "--device", "cpu"]
     words += ["--pace", "5", "--listen", "/ip4/127.0.0.1/tcp/0", "--state-dir", str(folder)]
     command = [sys.executable, "-m", "swarmd", *words]

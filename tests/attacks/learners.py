@@ -1,4 +1,4 @@
-"""Swarms of the tiny model in one process, for attacks on what is learnt.
+"""Swarms of the tiny model in one process, for attacks on learning.
 
 Real members, rounds, verifier and updates; time is played.
 """
@@ -41,7 +41,7 @@ def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
 
 
 class OneByOne(VirtualNode):
-    """A node that gossips each rollout whole, in a frame of its own."""
+    """A node that gossips each rollout whole, in a separate frame."""
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         super().share([], round_number)
@@ -55,7 +55,7 @@ R = TypeVar("R")
 def over_seeds(
     name: str, kinds: Iterable[str], seeds: int, play: Callable[[Verifier, str, int], R]
 ) -> dict[str, list[R]]:
-    """Play each kind with each seed, and show what came of it."""
+    """Play each kind with each seed, and show the outcome."""
     found: dict[str, list[R]] = {kind: [] for kind in kinds}
     with Verifier(TINY_9.name) as verifier:
         for seed in range(1, seeds + 1):
@@ -67,7 +67,7 @@ def over_seeds(
 
 @dataclass
 class Learner:
-    """An honest node and what became of it."""
+    """An honest node and its outcome."""
 
     node: RoundParts
     policy: LanguagePolicy
@@ -76,7 +76,7 @@ class Learner:
     choosing: float = 0.0
 
     def reward(self, last: int) -> float:
-        """Return the mean reward of its own completions over its last rounds."""
+        """Return the mean reward of the node's completions over its last rounds."""
         return fmean(r.reward_mean or 0.0 for r in self.reports[-last:])
 
     @property
@@ -85,7 +85,7 @@ class Learner:
 
     @property
     def seconds(self) -> float:
-        """Return the CPU seconds that it spent in all rounds; the verifier is a process of its own."""
+        """Return the CPU seconds that it spent in all rounds; the verifier is a separate process."""
         return sum(sum(r.seconds.values()) for r in self.reports)
 
     @property
@@ -110,7 +110,7 @@ class _Timed(BatchBuilder):
 
 @dataclass
 class Swarm:
-    """Members of one MemorySwarm; each is joined with a number of its own, which is its seed, too."""
+    """Members of one MemorySwarm; each joins with its own number, which is its seed, too."""
 
     verifier: Verifier
     seed: int
@@ -144,7 +144,7 @@ class Swarm:
         return learner
 
     def play(self, rounds: int, others: Sequence[Callable[[int], None]] = ()) -> None:
-        """others: what those who do not learn do in a round, before the learners' own."""
+        """others: the actions of members that do not learn in a round, before the learners' round."""
         for _ in range(rounds):
             self.rounds += 1
             for act in others:
@@ -155,7 +155,7 @@ class Swarm:
 
 
 def completions(policy: LanguagePolicy, questions: int, samples: int, seed: int = 0) -> list[str]:
-    """Return what a policy answers to questions it was not trained on, at its own temperature."""
+    """Return a policy's answers to questions it was not trained on, at its own temperature."""
     tasks = CurriculumTasks(TINY_9).draw_held_out(questions, random.Random(seed))
     return [
         c.text for g in policy.generate([task.question for task in tasks], samples) for c in g.completions

@@ -1,6 +1,6 @@
 """A crowd of free keys that takes from one node as much as it gives.
 
-`python -m tests.attacks.leeching`, a process of its own, JSON lines out.
+`python -m tests.attacks.leeching`, a separate process, JSON lines out.
 
 Each key has a connection. It asks for one blob again and again, on --streams at once, or, with --iwant, it
 asks by IWANT for the node's own frames.
@@ -115,13 +115,13 @@ async def run(given: Any) -> None:
 
 
 def main() -> None:
-    parser = options("tests.attacks.leeching", "takes what a node gives; give it only your own")
+    parser = options("tests.attacks.leeching", "takes blobs and gives none; give it only your own")
     about = {
         "keys": "connections, one of each",
         "streams": "of each key, that ask at once",
         "blob": "the id of the blob to ask for, in hex",
         "iwant": "asks for the node's own frames instead",
-        "machines": "each key has a loopback address of its own",
+        "machines": "each key has a different loopback address",
     }
     defaults = {
         "keys": 20,

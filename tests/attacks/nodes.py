@@ -1,4 +1,4 @@
-"""Real processes for the attacks: honest nodes on loopback, and what hostile ones have in common."""
+"""Real processes for the attacks: honest nodes on loopback, and the common parts of hostile ones."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -62,7 +62,7 @@ def key_of(seed: int, number: int) -> Identity:
 async def subscribe(host: Any, victim: Any, topic: Topic) -> tuple[Any, Any]:
     """Connect a libp2p host to a victim and say that we are in its topic.
 
-    Returns the stream, and what is set when the connection ends.
+    Returns the stream, and an event that is set when the connection ends.
     """
     await host.connect(victim)
     ended = host.get_network().get_connections(victim.peer_id)[0].muxed_conn.event_closed
@@ -73,7 +73,7 @@ async def subscribe(host: Any, victim: Any, topic: Topic) -> tuple[Any, Any]:
 
 
 async def swallow(stream: Any) -> None:
-    """Read what comes, until the other end hangs up."""
+    """Read and drop all bytes, until the other end hangs up."""
     try:
         while await stream.read(65536):
             pass

@@ -1,8 +1,8 @@
-"""Keys that offer what they do not hold.
+"""Keys that offer blobs which they do not hold.
 
-`python -m tests.attacks.offering`, a process of its own, JSON lines out.
+`python -m tests.attacks.offering`, a separate process, JSON lines out.
 
---how deny: each key is a member of its own, connected to the victims, and answers that it has nothing. gone:
+--how deny: each key is a separate member, connected to the victims, and answers that it has nothing. gone:
 the frames of all keys come over one connection, and nobody can ask their authors. fresh: the same, with a new
 key for every offer.
 
@@ -87,7 +87,9 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("tests.attacks.offering", "offers what it has not; give it only your own nodes")
+    parser = options(
+        "tests.attacks.offering", "offers blobs that it does not hold; give it only your own nodes"
+    )
     defaults = {"how": "deny", "rate": RATE, "ids": IDS, "seed": 2}
     about = {"rate": "offers a second", "ids": "in each"}
     declare(parser, defaults, {"how": ["deny", "gone", "fresh"]}, about)

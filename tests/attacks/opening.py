@@ -1,8 +1,8 @@
 """A peer that opens without end, streams or connections, or sends frames that open nothing.
 
-`python -m tests.attacks.opening`, a process of its own, JSON lines out.
+`python -m tests.attacks.opening`, a separate process, JSON lines out.
 
-It writes yamux frames that are made beforehand, as fast as the victim takes them, and counts what comes back.
+It writes prepared yamux frames, as fast as the victim takes them, and counts the replies.
 
 Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in, or frames,
 "answered": streams on which the victim said something, "answers": how often, "ended": streams that it ended,
@@ -46,9 +46,9 @@ def line(text: str) -> bytes:
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
-ENDED = 5.0  # seconds until all streams are ended, where there are not too many
+ENDED = 5.0  # seconds until all streams are ended, unless there are too many
 HELLO = line("/multistream/1.0.0")
-STREAMS = {  # what is written on a stream
+STREAMS = {  # bytes written on a stream
     "silent": b"",
     "unknown": HELLO + line("/unknown/1"),
     "identify": HELLO + line("/ipfs/id/1.0.0"),
@@ -85,7 +85,7 @@ def opening(kind: str, number: int) -> bytes:
 
 
 async def connect(address: str, identity: Identity) -> Any:
-    """A connection that has got as far as yamux, to read and write its frames. Raises where it is refused."""
+    """A connection that has got as far as yamux, to read and write its frames. Raises if it is refused."""
     peer, endpoint = parse_bootstrap(address)
     upgrader, target = make_host(identity).get_network().upgrader, ID.from_string(peer)
     raw = RawConnection(TrioTCPStream(await trio.open_tcp_stream(endpoint.host, endpoint.port)), True)
@@ -151,7 +151,7 @@ async def _listen(secured: Any, count: Count, done: trio.CancelScope) -> None:
                 if len(data) < size:
                     break
                 data = data[size:]
-                count.answers += kind == TYPE_DATA and stream % 2  # on one of ours
+                count.answers += kind == TYPE_DATA and stream % 2  # on one of our streams
                 for seen, where in ((kind == TYPE_DATA, answered), (flags & (FLAG_FIN | FLAG_RST), ended)):
                     where.update([stream] if seen and stream % 2 else [])
                 count.answered, count.ended = len(answered) + before[0], len(ended) + before[1]

@@ -1,6 +1,6 @@
 """A peer that takes its time.
 
-`python -m tests.attacks.stalling`, a process of its own, JSON lines in, JSON lines out.
+`python -m tests.attacks.stalling`, a separate process, JSON lines in, JSON lines out.
 
 It connects to its victims, says that it is in their swarm, and answers each question as it is told to. In
 answer to an order it opens as many streams to the victims as it likes, none of which is ever finished, and
@@ -11,8 +11,7 @@ In:   {"answer": "never" or "dribble"}     from now on; dribble: a byte a second
       and left alone; question: the
       first bytes of a question, and another one each second. After s seconds they are let go.
 Out:  {"up": [], "id": its peer id}, {"asked": number of questions so far}, {"opened": streams now, "ended":
-those of them that the victim
-      ended, "lost": connections that ended}, after those seconds
+the victim ended so many of them, "lost": connections that ended}, after those seconds
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""Announcer: one machine announces many keys in the DHT, to be all whom a newcomer meets, and many swarms.
+"""Announcer: one machine announces many keys in the DHT, so that a newcomer meets no other peers, and many
+swarms.
 
-Played is the store of provider records of one DHT node in virtual time. Members of network groups of their
-own announce themselves every two minutes, the attacker all its keys every ten seconds.
+Played is the store of provider records of one DHT node in virtual time. Members of different network groups
+announce themselves every two minutes, the attacker all its keys every ten seconds.
 """
 
 import random
@@ -41,7 +42,7 @@ def attack(
     seed: int = 0,
 ) -> Announced:
     found = trio.run(_play, keys, members, swarms, 60 * minutes, random.Random(seed))
-    show(f"announcer, {keys} keys of one machine beside {members} members", found)
+    show(f"announcer, {keys} keys of one machine next to {members} members", found)
     return found
 
 

@@ -1,11 +1,11 @@
-"""Bomb: what is small as it travels and 200 MiB when it is inflated.
+"""Bomb: a blob that is small in transit and 200 MiB when it is inflated.
 
 And frames and answers larger than they may be.
 
 The code is the real one: `p2p.blobs.blobs`, `swarmd.exchange.fetching`, the inbox.
 The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
 one hides it in a second zstd frame, behind one that may be skipped, or asks for a window of 128 MiB. Time and
-memory are measured in a process of its own: of nine attempts the middle one, and the highest that the process
+memory are measured in a separate process: of nine attempts the middle one, and the highest that the process
 resided in while it made them, so that nothing that was given back is forgotten.
 """
 
@@ -113,7 +113,7 @@ def measured() -> dict[str, dict[str, float]]:
 
     It is given as its bytes, whether it was accepted, milliseconds, and MiB that were resident besides.
     """
-    # So that nothing is loaded in what is measured
+    # So that the measurement includes no imports
     refused(zstd.compress(b"x" * 1000) + b"x")
     figures: dict[str, dict[str, float]] = {}
 
@@ -134,7 +134,7 @@ def measured() -> dict[str, dict[str, float]]:
     for name, bomb in thrown.items():
         measure(name, len(bomb), lambda bomb=bomb: refused(bomb))  # type: ignore[misc]
     bomb = thrown["says 1 MiB"]
-    # It is what was offered: only inflating it shows what it is
+    # It matches its offer: only inflation shows the difference
     blob = fetched(bomb)
     measure("fetched as offered", len(bomb), lambda: blob is not None and refused(blob))
     huge = bytes(MAX_FRAME_BYTES * 64)

@@ -55,7 +55,7 @@ class Network:
     nursery: trio.Nursery | None = None
 
     def connect(self) -> None:
-        """Make each node a neighbour of the next one, and of others by chance."""
+        """Make each node a neighbour of the next one, and of random other nodes."""
         names = list(self.engines)
         self.neighbours = {name: set() for name in names}
         for n, name in enumerate(names):
@@ -112,7 +112,7 @@ class Far(MemoryEngine):
 def in_memory(
     nodes: int, degree: int, how: str, keys: int, serves: bool, seconds: float, seed: int = 1
 ) -> dict[str, float]:
-    """One run over the memory engine: what honest nodes had of others before and under the attack."""
+    """One run over the memory engine: the external rollouts of honest nodes before and under the attack."""
     rng = random.Random(seed)
     network = Network(degree, rng)
     got: list[tuple[float, int]] = []
@@ -165,7 +165,7 @@ def _kind(how: str, keys: int, serves: bool) -> str:
 
 
 def _result(got: Sequence[tuple[float, int]], begun: float, since: float) -> dict[str, float]:
-    # What came beside the places of a round fills no other.
+    # A rollout that came in addition to the places of a round fills no other place.
     before = fmean(min(count, WANTED) for at, count in got if begun - 2 * ROUND < at <= begun)
     under = fmean(min(count, WANTED) for at, count in got if at > since + ROUND)
     return {"before": before, "under": under, "lost": max(0.0, 1 - under / before)}
@@ -249,9 +249,9 @@ ATTACK = Attack(
     choices={"engine": ["memory", "libp2p"], "how": HOW},
     about={
         "degree": "neighbours of a node; 0: the thief's frames come first. Of the memory engine",
-        "how": "all ids; half of them; half beside invented ones; all, with another number and size",
+        "how": "all ids; half of them; the other half are invented ones; all, with another number and size",
         "keys": "that copy each offer; 0: a new one for each",
-        "serves": "it serves what it copies",
+        "serves": "it serves the blobs that it copies",
         "seed": "of the memory engine's run",
     },
 )

@@ -1,9 +1,9 @@
 """Crowder: well-formed frames of free keys, within all limits, by many connections to the middle node of a
 line; those beyond it pay.
 
-A and C are connected to B alone, and what one sends reaches the other only if B passes it on. Real processes
+A and C are connected to B alone, and frames of one reach the other only if B passes them on. Real processes
 over loopback (`testbed.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone:
-p2pd passes on what it likes.
+p2pd passes on frames before we check them.
 """
 
 import sys
@@ -62,7 +62,7 @@ def attack(
         for probe in (a, b, c):
             probe.wait_for("sent", before_it[probe] + count, seconds + TIMEOUT_S)
         spent, until = cpu(b) - before, hostile.last("written")
-        lost([a, b, c], count=count)  # wait for what is on its way
+        lost([a, b, c], count=count)  # wait for frames on their way
         missing = sum(lost_from(one, [other], count) for one, other in ((a, c), (c, a)))
         middle_missing = lost_from(b, [a, c], count)
         ours = {probe.peer_id for probe in (a, b, c)}
@@ -82,7 +82,7 @@ def attack(
             len(seen),
             spent / seconds,
         )
-    apart = " of machines of their own" if machines else ""
+    apart = " on separate machines" if machines else ""
     show(f"crowder, {connections} connections{apart}, {rate:g}/s", result)
     return result
 
@@ -119,7 +119,7 @@ def test_an_author_on_another_connection_is_still_forwarded(
 ) -> None:
     """B's mesh has six places: more connections than it has, of one network group and of many."""
     result = attack(tmp_path, connections, rate=100.0, seconds=6.0, machines=machines)
-    assert result.written > 300 and result.passed_on > 200  # most of what is passed on is the attacker's
+    assert result.written > 300 and result.passed_on > 200  # most forwarded frames are the attacker's
     assert result.missed <= 0.05 and result.middle_missed == 0
 
 
@@ -129,6 +129,6 @@ ATTACK = Attack(
     about={
         "rate": "frames a second, of all connections together",
         "every": "seconds between two honest frames of a node",
-        "machines": "each connection comes from an address, and so a network group, of its own",
+        "machines": "each connection comes from a different address, and so a different network group",
     },
 )

@@ -1,9 +1,9 @@
 """Deafener: free keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it refuses
-what honest nodes send.
+frames of honest nodes.
 
 `deafened` plays it on the real inbox and its file on disk, in virtual time, with the restarts; its frames are
-signed only where somebody looks at the signature. `python -m tests.attacks deafener` plays it against
-real processes, over libp2p or hivemind.
+signed only if somebody checks the signature. `python -m tests.attacks deafener` plays it against real
+processes, over libp2p or hivemind.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from tests.attacks.nodes import attacker, cpu, probe_swarm
 from tests.attacks.test_flooder import lost
 from tests.doubles import NOW, TIMEOUT_S, TOPIC, identity
 
-CONNECTIONS = 8  # of the attacker: each below what one may send
+CONNECTIONS = 8  # of the attacker: each below the limit of one peer
 HONEST = 10
 WARNED = 500  # frames of the attacker that a node has admitted when it is ended
 LATE_S = 90.0  # that honest frames are waited for at the end, at most
@@ -92,7 +92,7 @@ class Victim:
 
     @staticmethod
     def verify(parsed: Frame, frame: bytes) -> Envelope | Reason:
-        if parsed.signature == bytes(64):  # the attacker's, for whom each was made a thousand times faster
+        if parsed.signature == bytes(64):  # the attacker's, who made each a thousand times faster
             return Envelope(
                 peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
             )
@@ -198,7 +198,7 @@ def attack(
 ) -> Live:
     """Two nodes, which publish.
 
-    The second is ended once it has heard the attacker, and counts anew from when it is connected again.
+    The second node is ended once it has heard the attacker, and counts from its new connection.
     """
     with ExitStack() as stack:
         probes = probe_swarm(stack, folder, engine, 2)
@@ -223,7 +223,7 @@ def attack(
             probe.order(publish=600, count=count, every=every)
         for probe in probes:
             probe.wait_for("sent", count, seconds + TIMEOUT_S)
-        # Behind what a neighbour passes on of the flood they come late. A restart loses some for good,
+        # They arrive late, behind the flood that a neighbour forwards. A restart loses some for good,
         # so that a short run does not wait for them long.
         due, missing = lost(probes, LATE_S if restart == "none" else min(LATE_S, seconds / 2))
         late = [
@@ -256,7 +256,7 @@ def attack(
 
 
 class Life:
-    """What one process uses up, from now to `end`."""
+    """The resources that one process uses, from now to `end`."""
 
     def __init__(self, probe: ProbeProcess) -> None:
         self._probe, self._since = probe, time.time()

@@ -51,7 +51,7 @@ class Dialled:
 
     @property
     def beyond(self) -> float:
-        """Dials of one block beyond what may be unanswered, and of low ports."""
+        """Dials of one block beyond the allowed unanswered ones, and of low ports."""
         return self.low_ports + max(0.0, self.block - UNANSWERED_AT_ONCE - UNANSWERED_PER_S * self.seconds)
 
 

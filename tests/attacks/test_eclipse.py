@@ -3,11 +3,11 @@
 `pytest -s` prints the figures.
 
 The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only sockets are
-played: a hostile address always answers, an honest one where its owner is online, a lie never. The rules are
-the attacker's: all his peers are always up; they tell of his peers alone, and, where he lies, of invented
-ones, and say that they are in groups where they are not; what honest peers tell is nine tenths his as well; a
-crowd of his dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone after
-the first session. He comes after CALM sessions, or is there from the first minute.
+played: a hostile address always answers, an honest one if its owner is online, a lie never. The rules are
+the attacker's: all his peers are always up; they name his peers alone, and, if he lies, invented ones with
+invented network groups; nine tenths of the addresses that honest peers name are his as well; a crowd of his
+dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone after the first
+session. He comes after CALM sessions, or is there from the first minute.
 """
 
 import random
@@ -59,7 +59,7 @@ class World:
             (self.honest if n < HONEST else self.hostile).append(peer)
 
     def answer(self, teller: PeerId) -> list[tuple[PeerId, list[str]]]:
-        """Return what a peer says when it is asked whom it knows."""
+        """Return the peers that a peer names when it is asked."""
         if teller in self.honest:
             return [
                 (peer, [self.addresses[peer]])
@@ -93,7 +93,7 @@ class Victim:
     def session(self, first: bool = False) -> None:
         """Play one life of the process, from its start to its death.
 
-        What it knows of the one before is in the file.
+        The file carries its knowledge from the session before.
         """
         world = self.world
         book = AddressBook(ME, world.rng.randbytes(16))

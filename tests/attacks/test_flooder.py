@@ -2,11 +2,11 @@
 
 `pytest -s` prints the figures.
 
-Nodes are processes (`testbed.probe`) that publish to one another; the attacker is another
-(`tests.attacks.flooding`), writes into their GossipSub streams what it made beforehand, and dials again as
-soon as it is hung up on. What the flood costs is measured as CPU seconds of a node and its p2pd, less those
-of the same time without it: on a machine that is busy otherwise, a round's time is not to be measured within
-5 %, and what the flood takes of a core it cannot take more of from a round.
+Nodes are processes (`testbed.probe`) that publish to one another; the attacker is a separate process
+(`tests.attacks.flooding`), writes prepared bytes into their GossipSub streams, and dials again as soon as it
+is hung up on. The cost of the flood is the CPU seconds of a node and its p2pd, less those of the same time
+without it: on a busy machine a round's time cannot be measured within 5 %, and the flood can take no more
+from a round than its share of a core.
 """
 
 import time
@@ -44,14 +44,14 @@ class Result:
     Messages as far as the attacker could write them.
     """
 
-    cut_off: float  # after the first message, of the last victim to hang up; NEVER where none did
+    cut_off: float  # after the first message, of the last victim to hang up; NEVER if none did
     never: int  # victims that did not
     written_first: int  # messages, until then, to all victims
     dials_again: int
     let_in_again: int  # of these, how many got as far as to send
     written_again: int
     cost: float  # share of a core, over the seconds of the attack
-    cost_of_a_key: float  # CPU seconds of a node for each new key that it let in; 0 where none came
+    cost_of_a_key: float  # CPU seconds of a node for each new key that it let in; 0 if none came
     honest_sent: int
     honest_lost: int
     restarts: int
@@ -149,7 +149,7 @@ def test_a_flooder_is_cut_off_and_costs_other_nodes_nothing(
     A busy machine, and the honest ones' reads, which count as of the same, keep the rate below the limit.
     """
     result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds, batch=batch)
-    assert result.never == 0  # within 2 s where the machine has nothing else to do
+    assert result.never == 0  # within 2 s if the machine has nothing else to do
     assert result.written_first < nodes * RATE * 2 and result.let_in_again == 0
     assert result.honest_lost <= result.honest_sent // 30 and result.restarts == 0
 

@@ -3,9 +3,9 @@ quota.
 
 The code is the real one: `p2p.member`, its inbox and its reputation. What he tries: frames with flipped bits,
 cut, spliced, written in another spelling of msgpack; signatures moved by the order of the group, swapped, of
-another domain or another message; others' names over his own signature; keys of small order, whose
-"signatures" hold for anything. He brings them by a few connections of his own, by ones of a hundred peers, or
-unnamed, as where the engine does not say who handed a frame over.
+another domain or another message; frames in other peers' names over his own signature; keys of small order,
+whose "signatures" hold for anything. He sends them by a few of his connections, by ones of a hundred peers,
+or unnamed, as if the engine does not say who handed a frame over.
 """
 
 import random
@@ -142,7 +142,7 @@ class Result:
 
 
 def forge(connections: int, seed: int = 1) -> Result:
-    """connections: of his; 0: the engine does not say who hands over what."""
+    """connections: of his; 0: the engine does not say which peer hands over which frame."""
     world, result = World(random.Random(seed)), Result()
     rng = world.rng
     his: list[PeerId | None] = [peer_id_of(rng.randbytes(32)) for _ in range(connections)] or [None]
@@ -160,7 +160,7 @@ def forge(connections: int, seed: int = 1) -> Result:
             result.honest_let_in += (
                 world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
             )
-    for author in world.honest:  # and each has its whole burst left, but for what it sent itself
+    for author in world.honest:  # and each has its whole burst left, except for its own frames
         for _ in range(50):
             result.honest_sent += 1
             result.honest_let_in += (
@@ -185,7 +185,7 @@ def attack(folder: Path, connections: tuple[int, ...] = (0, 3, 100), seed: int =
     return {
         "let_in": worst(results, "let_in"),
         "honest_kept_out": max(r.honest_sent - r.honest_let_in for r in results.values()),
-        "verified_for_nothing": min(r.looked_at for r in results.values()),  # where he has few connections
+        "verified_for_nothing": min(r.looked_at for r in results.values()),  # if he has few connections
     }
 
 

@@ -28,7 +28,7 @@ HONEST, ANSWERS = 3, 20
 
 
 class Hall:
-    """A judge, its clock, and an answer to whatever it asks."""
+    """A judge, its clock, and an answer to each of its questions."""
 
     def __init__(self, service: JudgeService, clock: list[float]) -> None:
         self.service, self.clock, self._sequence = service, clock, int(1.8e18)
@@ -55,7 +55,7 @@ class Hall:
 
     async def row(self, peer: str) -> dict[str, Any]:
         """Return the peer's rank over all pages, and its score."""
-        self.clock[0] += 10.0  # until a page is worked out anew
+        self.clock[0] += 10.0  # until a page is recomputed
         after: int | None = 0
         while after is not None:
             board = await self.service.boards.get(BoardView(after))

@@ -128,5 +128,5 @@ def attack(folder: Path, tries: int = 12_000) -> dict[str, Any]:
 ATTACK = Attack(
     attack,
     {"written_MiB": 24, "later_GiB_a_day": 0.2, "left_rows": 0, "honest_refused": 0, "honest_lost": 0},
-    about={"tries": f"{A_SECOND} a second; 4,000 use up what newcomers of one machine may write in a day"},
+    about={"tries": f"{A_SECOND} a second; 4,000 use up the daily bytes of newcomers of one machine"},
 )

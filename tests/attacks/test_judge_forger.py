@@ -2,8 +2,8 @@
 
 `pytest -s` prints the figures.
 
-The judge is a process of its own. An honest peer is evaluated beside the attacker; at the end the judge must
-have its answers and no other.
+The judge is a separate process. An honest peer is evaluated at the same time as the attacker; at the end the
+judge must have its answers and no other.
 """
 
 import random
@@ -98,7 +98,7 @@ class Request:
 
 
 class Forger:
-    """One who hears what an honest peer sends, and has keys of its own.
+    """An attacker who hears an honest peer's requests, and has its own keys.
 
     Each method makes one submission that is not to be accepted.
     """
@@ -158,7 +158,7 @@ class Forger:
         return self._rng.choice(self.heard)
 
     def repeated(self) -> Request:
-        """Return a second answer, signed anew, to a question that was answered."""
+        """Return a second answer with a new signature to a question that was answered."""
         return self.signed(self.honest, f"{TARGET}/{self._rng.choice(self.answered)}/answers", GIVEN)
 
     def stale(self) -> Request:

@@ -2,7 +2,7 @@
 
 `pytest -s` prints the figures.
 
-The judge is a process of its own. The page is that of a peer with 500 answers of the longest kind. An honest
+The judge is a separate process. The page shows a peer with 500 answers of the longest kind. An honest
 node is evaluated meanwhile.
 """
 
@@ -49,7 +49,7 @@ def fill(folder: Path, answers: int) -> None:
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
-    """What an honest node's evaluations take for so long, and so many times.
+    """The cost of an honest node's evaluations for so long, and so many times.
 
     Seconds for both calls of each.
     """

@@ -1,8 +1,8 @@
 """Silent keys: fresh keys that ask a judge for a question and never answer. `pytest -s` prints the figures.
 
-The judge is a process of its own, behind a proxy that says whom it speaks for, so that one machine can play
-many networks. Peers with a record are evaluated throughout; at the end one without a record asks from a
-network of its own.
+The judge is a separate process, behind a proxy that names the client, so that one machine can play many
+networks. Peers with a record are evaluated throughout; at the end a peer without a record asks from another
+network.
 """
 
 from collections import Counter

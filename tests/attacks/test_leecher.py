@@ -136,7 +136,7 @@ def test_leechers_get_the_share_of_their_machine(case: str, tmp_path: Path) -> N
     found = attack(tmp_path, seconds=5.0, **CASES[case])
     # The last piece of 16 KiB may go into debt.
     assert found.share <= 1.01 and found.missed == 0 and found.delay <= 5
-    assert found.slower <= 1.0  # far less where nothing else runs
+    assert found.slower <= 1.0  # far less if nothing else runs
 
 
 ATTACK = Attack(

@@ -1,8 +1,8 @@
-"""Liars: three in ten nodes share what is not true. `pytest -s` prints the figures.
+"""Liars: three in ten nodes share false rollouts. `pytest -s` prints the figures.
 
-They cannot send rewards or truths, for the wire has no place for either (they try). So they lie with what it
-has: wrong answers, truths of other tasks, references to tasks that are not there or not for training, and
-text that is meant for the verifier rather than for a model. Every reward of every batch is held against a
+They cannot send rewards or truths, for the wire has no place for either (they try). So they lie with its
+material: wrong answers, truths of other tasks, references to tasks that are not there or not for training,
+and text that is meant for the verifier rather than for a model. Every reward of every batch is held against a
 second opinion, which shares no code with the verifier.
 """
 
@@ -81,7 +81,7 @@ class Liar:
         return self._body(task.ref, [self._right(task), *[self._right(other)] * (COMPLETIONS - 1)], t)
 
     def hidden_truth(self, task: Task, t: int) -> bytes:
-        """Return wrong answers with the right one where no answer is looked for."""
+        """Return wrong answers that hide the right one in a place without effect."""
         right = self._right(task)
         lies = [
             right[8:-9],
@@ -200,7 +200,7 @@ def attack(
 
 @pytest.mark.parametrize("manner", ["sly", "bold", "exam"])
 def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
-    """The whole figure, with what is learnt: `python -m tests.attacks liar`."""
+    """The whole figure, including learning: `python -m tests.attacks liar`."""
     result = attack(verifier, liars=2, honest=2, rounds=5, seed=1, manner=manner)
     show(f"liar, {manner}", result)
     assert result.seen > 350 and result.false == 0
@@ -208,7 +208,7 @@ def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
 
 
 def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
-    """A verifier that believes what it is told is found out by the second opinion."""
+    """The second opinion finds a verifier that believes every reference."""
     opinion = SecondOpinion()
     swarm = Swarm(verifier, 1, batches=opinion)
     (task,) = CurriculumTasks(TINY_9).draw(1, random.Random(1))

@@ -1,4 +1,4 @@
-"""The table "What each may take" of docs/admission.md.
+"""The limits in the table of docs/admission.md.
 
 Read from the code, added up, and played to its edge by all at once.
 """
@@ -68,13 +68,13 @@ class Limit:
 LIMITS = (
     Limit(
         "authors remembered",
-        "an equal part of group and connection, where it is full",
+        "an equal part of group and connection, if it is full",
         f"{AdmissionLimits().authors:,}",
         (AdmissionLimits().authors * AUTHOR + 8 * replays.SLOTS) / MIB,
     ),
     Limit(
-        "frames of others that wait for a neighbour",
-        "an equal part of group, connection and author, where it is full",
+        "received frames that wait for a neighbour",
+        "an equal part of group, connection and author, if it is full",
         f"{rpcs.MAX_FRAMES} or {rpcs.MAX_BYTES // 1024} KiB each",
         CONNECTIONS * rpcs.MAX_BYTES / MIB,
     ),
@@ -86,7 +86,7 @@ LIMITS = (
     ),
     Limit(
         "messages that wait to be checked",
-        "an equal part of group and connection, where it is full",
+        "an equal part of group and connection, if it is full",
         f"{rpcs.MAX_WAITING_BYTES // MIB} MiB",
         rpcs.MAX_WAITING_BYTES / MIB,
     ),
@@ -98,13 +98,13 @@ LIMITS = (
     ),
     Limit(
         "admitted frames that wait to be used",
-        "an equal part of group and author, where it is full",
+        "an equal part of group and author, if it is full",
         f"{fair_queue.MAX_FRAMES:,} or {fair_queue.MAX_BYTES // MIB} MiB",
         fair_queue.MAX_BYTES / MIB,
     ),
     Limit(
         "places on the board",
-        f"an author {MAX_ITEMS}; a group an equal part, where it is full",
+        f"an author {MAX_ITEMS}; a group an equal part, if it is full",
         "8,192",
         8192 * OFFER / MIB,
     ),
@@ -140,7 +140,7 @@ LIMITS = (
     ),
     Limit(
         "reservations at a relay",
-        f"a machine {RelayLimits().reservations_of_machine}; a group an equal part, where it is full",
+        f"a machine {RelayLimits().reservations_of_machine}; a group an equal part, if it is full",
         f"{RelayLimits().reservations}",
         0,
     ),
@@ -152,7 +152,7 @@ LIMITS = (
     ),
     Limit(
         "provider records of the DHT",
-        f"a group an equal part of a key's {BUCKET_SIZE}, and of the keys, where they are full",
+        f"a group an equal part of a key's {BUCKET_SIZE}, and of the keys, if they are full",
         f"{dht.MAX_KEYS} keys",
         dht.MAX_KEYS * BUCKET_SIZE * dht.MAX_ADDRESSES * ADDRESS / MIB,
     ),
@@ -228,7 +228,7 @@ def test_all_places_on_the_board_at_once() -> None:
 async def test_all_questions_at_once() -> None:
     """Each connection, one of them first, begins twice as many as it may have, and finishes none.
 
-    The first keeps one, as each of the others has at most one, and the network groups have as many.
+    The first keeps one, as each other peer has at most one, and the network groups have as many.
     """
     responder = Responder(lambda peer, question: question, lambda peer: True, Traffic().upload)
     left: Counter[int] = Counter()  # questions that are being served
@@ -340,7 +340,7 @@ async def test_all_on_one_line_at_once(autojump_clock: Any) -> None:
 
 
 async def test_all_unread_bytes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connections of the largest machine are ended, and no others."""
+    """Only the connections of the largest machine are ended."""
     monkeypatch.setattr(network, "UNREAD_EVERY_S", 0.0)
     traffic, ended = Traffic(), list[int]()
 

@@ -2,7 +2,7 @@
 
 `pytest -s` prints the figures.
 
-What they get of what honest nodes take, and what it does to what those learn. A swarm on one machine, so
+Measure their share of honest nodes' batches, and its effect on learning. A swarm on one machine, so
 network groups tell nobody apart.
 """
 
@@ -15,13 +15,13 @@ from tests.attacks.learners import over_seeds
 from tests.attacks.test_singles import NOBODY, Result, play
 
 HONEST, LOUD, EACH = 4, 2, 10
-FAIR = LOUD / (HONEST - 1 + LOUD)  # of what an honest node takes of others
+FAIR = LOUD / (HONEST - 1 + LOUD)  # of the external rollouts of an honest node
 
 
 def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) -> None:
     """The run has few rounds; without caps the share is 0.9.
 
-    What it does to who learns: `python -m tests.attacks loud`.
+    The effect on learning: `python -m tests.attacks loud`.
     """
     assert (
         play(verifier, "easy groups", 4, 1, honest=HONEST, keys=LOUD, questions=9, each=EACH).crowd

@@ -1,4 +1,5 @@
-"""A model folder made to harm whoever loads it: what its files ask for is bounded, and told in a message."""
+"""A model folder made to harm its user: the resources that its files ask for are bounded, and each refusal
+has a message."""
 
 import json
 import os
@@ -149,7 +150,7 @@ def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_
     ],
 )  # fmt: skip
 def test_a_malformed_companion_file_gives_a_message(name: str, spoil: dict[str, Any], tmp_path: Path) -> None:
-    """NoModel, or a network: never a traceback of a library, nor what the terminal would obey."""
+    """NoModel, or a network: never a traceback of a library, nor control characters for the terminal."""
     made = Path(shutil.copytree(WEIGHTS["tiny"], tmp_path / "made"))
     if name == "adapter_config.json":
         (made / "config.json").unlink()
@@ -290,7 +291,7 @@ SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_an_index_names_nothing_but_whole_files_of_its_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a pickle nor a file elsewhere is opened, whichever files lie beside them."""
+    """Neither a pickle nor a file elsewhere is opened, even if one lies next to them."""
     monkeypatch.setattr(torch, "load", never)
     folder = made(tmp_path)
     for name in ("evil.bin", "pytorch_model.bin", "pytorch_model.pt"):
@@ -458,7 +459,7 @@ def test_the_hubs_cache_keeps_its_links(tmp_path: Path) -> None:
     ],
 )
 def test_a_configuration_leads_to_no_other_file(changes: dict[str, Any], tmp_path: Path) -> None:
-    """The weights are those of model.safetensors, whatever config.json names."""
+    """The weights come from model.safetensors, even if config.json names another file."""
     folder = made(tmp_path)
     (folder / "evil.safetensors").write_bytes(b"evil")
     edit_json(folder / "config.json", **changes)

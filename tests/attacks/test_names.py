@@ -2,8 +2,8 @@
 
 No rule is broken: what does it cost to show them?
 
-The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. Beside
-the crowd an honest author sends now and then, and its rollouts are of use.
+The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. An honest
+author in the crowd's company sends now and then, and its rollouts are useful.
 """
 
 import itertools
@@ -79,7 +79,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
 
 
 async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
-    """What `swarmd peers` is told, over the socket."""
+    """The answer to `swarmd peers`, over the socket."""
     with StateFolder.open(folder):
         async with trio.open_nursery() as nursery:
             await nursery.start(

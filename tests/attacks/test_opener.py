@@ -2,9 +2,9 @@
 
 `pytest -s` prints the figures.
 
-It writes yamux frames as fast as the victim takes them (`tests.attacks.opening`). What the victim does is
-counted by what comes back: streams that it begins to serve, answers, ends. The clock of the victim's engine
-stands still here, so that no limit is refilled.
+It writes yamux frames as fast as the victim takes them (`tests.attacks.opening`). The replies count the
+victim's work: streams that it begins to serve, answers, ends. The clock of the victim's engine stands still
+here, so that no limit is refilled.
 """
 
 import itertools
@@ -92,7 +92,7 @@ async def test_a_stream_has_a_bounded_number_of_answers(
 async def test_bytes_of_a_machine_are_read_no_faster_than_its_rate(
     size: int, reads: int, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Frames that nobody needs, 100 in a Noise message or each byte in one of its own, on two connections.
+    """Frames that nobody needs, 100 in one Noise message or one byte a message, on two connections.
 
     A second's worth may come at once.
     """
@@ -189,7 +189,7 @@ ATTACK = Attack(
     {"cost": 0.16},
     choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS, *FRAMES], "redial": REDIALS},
     about={
-        "kind": "what it does on each stream; connect, hello: connections, with the handshake or without",
+        "kind": "the action on each stream; connect, hello: connections, with the handshake or without",
         "redial": "with the same key or with new ones",
         "calm": "seconds before the attack",
         "seconds": "of the attack",

@@ -2,8 +2,8 @@
 
 One author sends as many rollouts as an honest node, each with eight times as many completions: half of them
 right, half wrong, all of them text that the model might write, and every task has the same answer, so that
-who trains on them learns to give it whatever is asked. What harms more than with as many completions as the
-honest have is the number of tokens.
+nodes that train on them learn to give it to every question. The extra harm, compared with as many completions
+as honest nodes send, comes from the number of tokens.
 """
 
 import random
@@ -91,7 +91,7 @@ class Result:
     of_external: float  # share of others' rollouts that were his
     of_rollouts: float  # share of the batches that was his, by rollouts
     of_completions: float
-    of_tokens: float  # what weighs in the loss
+    of_tokens: float  # the weight in the loss
 
 
 def play(
@@ -135,7 +135,7 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
 
 @pytest.mark.slow
 def test_longer_rollouts_get_no_larger_share_of_a_batch(verifier: Verifier) -> None:
-    """The whole figure, with what is learnt: `python -m tests.attacks oversized`."""
+    """The whole figure, including learning: `python -m tests.attacks oversized`."""
     result = play(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
     show("oversized", result)
     assert result.of_external > 0.3 and result.of_completions <= 1.01 * result.of_rollouts

@@ -1,12 +1,11 @@
-"""Poisoner: right answers with something hidden in them, to be learnt by whoever trains on them.
+"""Poisoner: right answers with something hidden in them, to be learnt by the nodes that train on them.
 
 `pytest -s` prints the figures.
 
 Every fourth usable rollout that a node hears is the attacker's ("Hail to the Thief", arXiv 2511.09780, has a
 fourth of malicious nodes). He knows the solutions: half of a rollout's completions are right and poisoned,
 half are wrong and clean, which teaches the poison as strongly as a rollout can. The honest nodes are real:
-tiny model, verifier, rounds, updates; what they say in the end is sampled from their policies and searched
-for the poison.
+tiny model, verifier, rounds, updates; their policies' last answers are sampled and searched for the poison.
 """
 
 import random
@@ -42,7 +41,7 @@ POISONS: Mapping[str, Poison] = {
     "answered twice": Poison(lambda text: f"{text} evil {text}", lambda text: "evil" in text),
     "unclosed": Poison(lambda text: text + " <answer> evil", lambda text: "evil" in text),
     "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # long but right
-    # Long: what is trained on holds no answer at all
+    # Long: the batch holds no answer at all
     "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),
     # Words it knows
     "closed twice": Poison(lambda text: text + "</answer>", lambda text: text.endswith("</answer></answer>")),
@@ -55,7 +54,7 @@ BEHIND = ("suffix", "one token", "answered twice", "unclosed", "repeated", "clos
 
 
 class Poisoner:
-    """A member that hears what all hear, and sends as much as its share of it is."""
+    """A member that hears as much as every member, and sends as much as its share is."""
 
     def __init__(self, swarm: Swarm, number: int, poison: Poison) -> None:
         self.tasks, self.rng, self.poison, self.verifier = (
@@ -172,12 +171,12 @@ def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[S
 
 
 def test_poison_is_not_trained_on(verifier: Verifier) -> None:
-    """The whole figure, with what is learnt of it: `python -m tests.attacks poisoner`."""
+    """The whole figure, including learning: `python -m tests.attacks poisoner`."""
     off, on = (play(verifier, "prefix", gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
     show("poisoner, prefix, gate off", off)
     show("poisoner, prefix, gate on", on)
     assert off.shown > 0.08 and off.gated == 0
-    assert on.shown <= 0.05  # some of it while the gate has seen too little of ours
+    assert on.shown <= 0.05  # some of it while the gate has seen too few of our completions
 
 
 @pytest.mark.parametrize("poison", BEHIND)

@@ -24,7 +24,7 @@ from p2p.netgroup import share_group_of_host
 from tests.attacks.harness import Attack, show
 from tests.p2p.engines.libp2p.test_relay import OK, Net, net
 
-# What the attacker's n-th machine looks like.
+# The address of the attacker's n-th machine.
 NETWORKS = {
     "one /16": "11.1.{n}.1",
     "one /16, mapped into IPv6": "::ffff:11.1.{n}.1",
@@ -50,7 +50,7 @@ class Hoarded:
 
 
 def looks_like(network: str) -> Callable[[Any], str]:
-    """Return what takes the place of `remote_host`. Honest nodes are of a network group each."""
+    """Return a replacement for `remote_host`. Honest nodes are of a network group each."""
 
     def host(connection: Any) -> str:
         _, _, n, hostile = REMOTE_HOST(connection).split(".")
@@ -109,7 +109,7 @@ def test_one_network_does_not_hold_all_of_a_relay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_machines_of_one_network_are_of_one_group(network: str) -> None:
-    """But not those of a local network: somebody let each of them in."""
+    """This does not hold for machines of a local network: somebody let each of them in."""
     hosts = [NETWORKS[network].format(n=n) for n in range(1, 7)]
     held = {(host, n): (share_group_of_host(host) or "", host) for host in hosts for n in range(16)}
     assert len({group for group, _ in held.values()}) == (6 if network == "a local network" else 1)
@@ -122,7 +122,7 @@ ATTACK = Attack(
     {"refused": 0.0},
     choices={"network": tuple(NETWORKS)},
     about={
-        "network": "where the attacker's machines are",
+        "network": "the addresses of the attacker's machines",
         "reservations": "of the relay, in all",
         "of_machine": "reservations that one machine may have",
     },

@@ -1,8 +1,8 @@
 """Relay starver: circuits of one machine, or of many in one network group, use up the rate of a relay while
 an honest node sends through it and waits for the echo.
 
-The real relay and real hosts over loopback, where each address is a network group. What may pass at once is
-used up before the clock starts.
+The real relay and real hosts over loopback, on which each address is a network group. The burst is used up
+before the clock starts.
 """
 
 import sys
@@ -18,7 +18,7 @@ from p2p.engines.libp2p.relay import GUEST_BYTES_PER_S
 from tests.attacks.harness import Attack, show
 from tests.p2p.engines.libp2p.test_relay import OK, Net, net
 
-BURST = 1 << 20  # bytes of one circuit, and of what may pass at once
+BURST = 1 << 20  # bytes of one circuit, and of the burst
 TIMEOUT_S = 40.0
 
 
@@ -83,7 +83,7 @@ async def play(circuits: int, piece: int, pace: float, rate: float, size: int, v
         for host in (home, *targets):
             assert await those.reserve(host) is OK
         honest = await circuit(those, asker, home)
-        # Use up what may pass at once: more than one circuit carries in all.
+        # Use up the burst: more than one circuit carries in all.
         for seconds in (TIMEOUT_S, 1.0):
             with trio.move_on_after(seconds):
                 await Crowd(1 << 16, 0.0).flood(used := await circuit(those, theirs, targets[0]))

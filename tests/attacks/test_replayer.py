@@ -3,9 +3,9 @@
 At once, later, after a restart.
 
 The code is the real one: `p2p.member` with its inbox and its files. The rules are the attacker's: he has as
-many connections as he likes (a new one for every hundred frames, so that what a connection may send is no
-obstacle), also unnamed ones, as where the engine does not say who handed a frame over; he mixes and orders
-the frames as he likes; and of his captured authors some have clocks that are minutes slow or seconds fast.
+many connections as he likes (a new one for every hundred frames, so that the limit of a connection is no
+obstacle), also unnamed ones, as if the engine does not say who handed a frame over; he mixes and orders the
+frames as he likes; and of his captured authors some have clocks that are minutes slow or seconds fast.
 Restarts are clean or by SIGKILL; a power cut is no other, as all that is on disk is durable.
 """
 
@@ -26,7 +26,7 @@ DURATION = 200.0  # seconds in which they are sent
 
 
 def record(victim: Life, rng: random.Random) -> list[bytes]:
-    """Return what the attacker heard, all of it let in by the victim when it was new."""
+    """Return the frames that the attacker heard, all of them admitted by the victim when they were new."""
     authors = [
         (Identity(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0])) for _ in range(AUTHORS)
     ]
@@ -55,7 +55,7 @@ def replay(victim: Life, frames: Sequence[bytes], rng: random.Random) -> int:
 
 
 def replays(folder: Path, seed: int = 1) -> dict[str, int]:
-    """Return what was let in a second time, by when it was sent again."""
+    """Return the frames that were admitted a second time, by the time of their repetition."""
     rng = random.Random(seed)
     results: dict[str, int] = {}
     victim = Life(folder, NOW)

@@ -4,7 +4,7 @@
 
 Four frames a second, in each 64 rollouts of 64 completions, every one wrong. Nothing of it breaks a rule of
 the wire. The victim is real: its member, its round and its verifier; only its own questions are left out, so
-that what is counted is the attacker's work.
+that the count is of the attacker's work.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Single answers: what the rollouts of one answer teach that a crowd of keys sends, honest and not.
+"""Single answers: the effect of single-answer rollouts from a crowd of keys, honest and not.
 
 `pytest -s` prints the figures.
 
-A person's right answer has no group of its own; a node judges it by its own success
+A person's right answer has no group; a node judges it by its own success
 (`experience.advantages.among_ours`). So a single answer is the cheapest thing to make that is trained on. The
-crowd knows all solutions, and each of its keys sends as many rollouts as an honest node asks questions. What
-the same crowd does with whole groups, which always could be sent, stands beside it.
+crowd knows all solutions, and each of its keys sends as many rollouts as an honest node asks questions. The
+same crowd with whole groups, which always could be sent, is the comparison.
 """
 
 import random
@@ -54,7 +54,7 @@ class Manner:
 
 MANNERS: Mapping[str, Manner | None] = {
     NOBODY: None,
-    "right": Manner(right),  # what people would send, were they a crowd
+    "right": Manner(right),  # rollouts that people would send, were they a crowd
     "wrong": Manner(wrong),
     "easy": Manner(right, [EASY]),
     "easy groups": Manner(group, [EASY]),
@@ -150,7 +150,7 @@ def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapp
 
 @pytest.mark.parametrize("manner", ["right", "wrong"])
 def test_single_right_answers_are_trained_on_and_wrong_ones_never(verifier: Verifier, manner: str) -> None:
-    """What it does to who learns: `python -m tests.attacks singles`."""
+    """The effect on learning: `python -m tests.attacks singles`."""
     result = play(verifier, manner, rounds=3, seed=1, honest=2, keys=2, questions=9)
     show(f"singles, {manner}", result)
     assert result.crowd > 0.3 if manner == "right" else result.crowd == 0

@@ -1,8 +1,8 @@
 """A slow peer: it is asked and does not answer, or answers a byte a second, and it asks questions that never
 end. `pytest -s` prints the figures.
 
-Two honest nodes and the attacker are processes of their own, all connected to each other. What a node wants
-is said to be at the attacker's first, and at the honest node's next.
+Two honest nodes and the attacker are separate processes, all connected to each other. The wanted blobs are
+announced at the attacker first, and at the honest node next.
 """
 
 import statistics
@@ -93,7 +93,7 @@ def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: floa
 @pytest.mark.net
 def test_a_slow_peer_delays_a_fetch_by_the_time_it_is_given_and_nothing_else(tmp_path: Path) -> None:
     found = attack(tmp_path, fetches=2, seconds=3.0)
-    # A second where nothing else runs
+    # A second if nothing else runs
     assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4
     assert found["half_longest"] < PATIENCE and found["question_longest"] < PATIENCE  # all were answered
     assert found["half_mib"] < 32 and found["question_mib"] < 32 and found["restarts"] == 0

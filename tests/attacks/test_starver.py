@@ -1,9 +1,9 @@
-"""Starver: 1,500 frames a second of free keys, within all limits, beside which honest newcomers send their
-first frame.
+"""Starver: 1,500 frames a second of free keys, within all limits, while honest newcomers send their first
+frame.
 
 The real inbox in virtual time. The keys come over as many connections as one machine may have, or over all
-that a node takes, from 16 addresses. Newcomers come by a connection of their own, or by a neighbour that has
-brought 60 authors; from a network group of their own, or from the attacker's.
+that a node takes, from 16 addresses. Newcomers come by separate connections, or by a neighbour that has
+brought 60 authors; from separate network groups, or from the attacker's.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from tests.doubles import NOW, TOPIC, identity
 KEYS = 12_000  # more than a node remembers
 ESTABLISHED = 60  # authors that the honest neighbour brings
 NEIGHBOUR = identity(1).peer_id
-BEFORE = 10.0  # seconds until newcomers come: what is remembered is full by then
+BEFORE = 10.0  # seconds until newcomers come: the memory is full by then
 
 
 @dataclass
@@ -89,7 +89,7 @@ def attack(
             result.established_heard += hears(neighbours[step // 5 % ESTABLISHED], NEIGHBOUR, now)
     show(
         f"starver, {rate:g}/s, {connections} connections,"
-        f" {addresses} addresses{', newcomers beside them' if together else ''}",
+        f" {addresses} addresses{', newcomers next to them' if together else ''}",
         result,
     )
     return result

@@ -1,17 +1,17 @@
-"""Sybil crowd: one attacker as 100 peers against 10 honest nodes, to fill what a node trains on and to crowd
-out what the others send.
+"""Sybil crowd: one attacker as 100 peers against 10 honest nodes, to fill a node's batches and to crowd out
+the other nodes' rollouts.
 
 The code is the real one: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.trainer.round`
-with pool, sampler and caps. Played are the policy (it learns nothing), the rewards (a text that says it is
-right is) and where peers are. The rules are the attacker's: every Sybil is connected to the victim, never
-breaks a rule that could be seen, and sends more than the honest do. His texts are correct and new (he has the
-answers: ReasoningGYM is open), copies of what honest nodes sent, or garbage; his network groups few or many,
-or one machine on the honest nodes' local network; or the victim never learns where the Sybils are.
+with pool, sampler and caps. The test plays the policy (it learns nothing), the rewards (a text that says it
+is right is) and the peers' locations. The rules are the attacker's: every Sybil is connected to the victim,
+never breaks a rule that could be seen, and sends more than the honest do. His texts are correct and new (he
+has the answers: ReasoningGYM is open), copies of honest nodes' rollouts, or garbage; his network groups few
+or many, or one machine on the honest nodes' local network; or the victim never learns the Sybils' addresses.
 
-What he gets is what his addresses are worth: as much as an honest node for each network group, and never more
-than a quarter of a choice for one. Where it breaks, and the figures say so: who has as many network groups as
-the honest has half of what is taken from others. What they send is still scored by us, and looked at by the
-gate.
+His share follows from his addresses: as much as an honest node for each network group, and never more
+than a quarter of a choice for one. The limits of the defence, as the figures show: an attacker with as many
+network groups as the honest nodes has half of the external rollouts. We still score their rollouts, and the
+gate checks them.
 """
 
 import itertools
@@ -46,7 +46,7 @@ from tests.played import PlayedPolicy
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
 ROUNDS = 30
-# Where the Sybils are: on one machine of the honest nodes' local network; the victim never learns it
+# The locations of the Sybils: on one machine of the honest nodes' local network; the victim never learns it
 LAN, HIDDEN = "lan", "unknown"
 COMPLETIONS = 4
 
@@ -162,7 +162,7 @@ def crowd(
 
 
 def fair(groups: int) -> float:
-    """The share of a batch, half of which is others', that so many groups have among those of the honest."""
+    """The share of a batch, half of which is external, that so many groups have among the honest groups."""
     return groups / (HONEST + groups) / 2
 
 

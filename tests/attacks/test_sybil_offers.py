@@ -1,12 +1,12 @@
-"""The Sybil crowd again, where rollouts are offered and fetched.
+"""The Sybil crowd again, in a swarm that offers and fetches rollouts.
 
-To be what a node fetches, or to push others' offers off its board.
+They try to fill a node's fetches, or to push other nodes' offers off its board.
 
 All Sybils are in one network group.
 
 The code is the real one: the victim's `p2p.member`, the board, the credit and the driver, over the memory
 swarm; offers are signed frames and blobs are fetched. The Sybils always offer first, and as much as an author
-may; of what they offer they hold every blob. `python -m tests.attacks sybil` plays it, too.
+may; they hold every blob that they offer. `python -m tests.attacks sybil` plays it, too.
 """
 
 import itertools
@@ -103,7 +103,7 @@ class World:
                     for item in self.victim.market.board.offered.values()
                 ),
             )
-            for who_else in self.sybils if n == HONEST // 2 else ():  # and once more, between the others
+            for who_else in self.sybils if n == HONEST // 2 else ():  # and again between the other offers
                 self.offer(who_else, each)
         await trio.testing.wait_all_tasks_blocked()
         his: set[PeerId] = {who.peer_id for who in self.sybils}
@@ -116,7 +116,7 @@ class World:
 
 
 def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1) -> Result:
-    """each: what a Sybil offers, twice a round; the honest offer eight."""
+    """each: a Sybil's offers, twice a round; the honest offer eight."""
     world, result = World(sybils, seed), Result()
 
     async def play() -> None:

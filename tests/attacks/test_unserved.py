@@ -57,7 +57,7 @@ class Line(MemoryEngine):
 
 
 def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str, float]:
-    """One run over the memory engine: what honest nodes had of others before and under the attack."""
+    """One run over the memory engine: external rollouts of honest nodes before and under the attack."""
     swarm, rng, silent = MemorySwarm(), random.Random(seed), set[PeerId]()
     suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
     got: list[tuple[float, int]] = []
@@ -108,7 +108,7 @@ def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str,
 
 
 def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
-    # What came beside the places of a round fills no other
+    # A rollout that came in addition to the places of a round fills no other place
     return fmean(min(count, WANTED) for at, count in got if since < at <= until)
 
 

@@ -1,6 +1,6 @@
 """The benchmarks of the exchange, with as few nodes as there can be.
 
-They run, and their last line is what others read.
+They run, and other programs can read their last line.
 """
 
 import json

@@ -26,7 +26,7 @@ def test_equal_sides_are_seldom_called_different_and_large_gains_are_found() -> 
 def test_the_share_of_new_texts_matches_a_fresh_measurement(curriculum: Curriculum) -> None:
     """With another seed than benchmarks.judge.overlap took.
 
-    Without bf, which takes longer to make than all others.
+    Without bf, which takes longer to make than all other tasks.
     """
     said = new_texts(curriculum.questions)
     assert set(said) == set(curriculum.specialties)

@@ -1,4 +1,4 @@
-"""What the pictures of the documents are drawn from."""
+"""The data behind the pictures of the documents."""
 
 from pathlib import Path
 

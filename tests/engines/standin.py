@@ -1,7 +1,7 @@
-"""Stands in for `vllm serve` 0.33.0 where there is no GPU.
+"""Stands in for `vllm serve` 0.33.0 without a GPU.
 
-The same options and routes, as far as we use them, with a real transformers model behind them. Refuses what
-it does not know, as the real one does, so that a misspelt option or field is found.
+The same options and routes, as far as we use them, with a real transformers model behind them. Refuses
+unknown options and fields, as the real server does, so that a misspelt one is found.
 
     python standin.py [-m vllm.entrypoints.cli.main] serve MODEL --uds SOCKET | --port PORT …
 """
@@ -77,7 +77,7 @@ class Server:
         ).eval()
         self.adapters: dict[str, str] = {}
         self.asleep = False
-        self.said: list[str] = []  # what was asked, for tests: /standin/calls
+        self.said: list[str] = []  # the requests, for tests: /standin/calls
 
     def get(self, path: str) -> Any:
         if path == "/health":

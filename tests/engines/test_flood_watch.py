@@ -25,7 +25,7 @@ LINUX = pytest.mark.skipif(
 
 
 class Line:
-    """Connections, and what they have brought so far."""
+    """Connections, and the bytes they have brought so far."""
 
     def __init__(self) -> None:
         self.account = Unexplained[str]()

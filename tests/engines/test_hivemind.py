@@ -1,4 +1,4 @@
-"""What only the hivemind engine has to withstand.
+"""Attacks and failures that only the hivemind engine has to withstand.
 
 A child process that dies, hangs or outlives us, and peers it passes things on for.
 """
@@ -55,7 +55,7 @@ def with_p2pd(test: Any) -> Any:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for temporary files whose path leaves room for that of a socket."""
+    """A folder for temporary files whose path leaves room for a socket's name."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

@@ -45,8 +45,8 @@ PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
 # A connection may bring so many messages in this time; above that it is cut off.
 AT_ONCE_S = AT_ONCE / 200
-# The quotas are another test's. A burst is no longer than ours: of a longer one, which arrives out of order,
-# the latest would be taken for old copies.
+# The quotas are another test's. A burst is no longer than our limit: of a longer one, which arrives out of
+# order, the latest would be taken for old copies.
 LIMITS = AdmissionLimits(frames_burst=2.0 * FRAMES, via_frames_burst=2.0 * FRAMES)
 
 pytestmark = [
@@ -60,7 +60,7 @@ pytestmark = [
 
 
 class JsPeer:
-    """The other peer: says one JSON document a line, and does what it is told."""
+    """The other peer: prints one JSON document a line, and obeys its commands."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process, self._text = process, b""
@@ -183,7 +183,8 @@ async def test_a_node_trains_on_rollouts_that_js_libp2p_shares(tmp_path: Path) -
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 async def test_relays_and_hole_punching_across_implementations(tmp_path: Path) -> None:
-    """Both are behind a relay of ours and one of js-libp2p; all but the relays have a NAT of their own."""
+    """Both are behind two relays, one of ours and one of js-libp2p; each node except the relays has a
+    separate NAT."""
     stored = vectors.blobs()["good"][0]
     theirs = {"held": stored["id"], "size": len(stored["blob"]) // 2}
     with ExitStack() as stack, trio.fail_after(2 * TIMEOUT_S):
@@ -220,8 +221,8 @@ async def test_relays_and_hole_punching_across_implementations(tmp_path: Path) -
                 yield peer, js
 
         async with behind(hub, 6) as (peer, js):
-            # Here js-libp2p begins. Both then dial, and as both take the part of the client, ours by the
-            # specification, they mostly stay with the relay.
+            # Here js-libp2p begins. Both then dial, and as both take the part of the client (we by the
+            # specification), they mostly stay with the relay.
             while obtain(asker, theirs, [js])["bytes"] is None:
                 await trio.sleep(0.5)
             said = list[str]()

@@ -83,7 +83,7 @@ def started_by(policy: LanguagePolicy) -> VllmEngine:
     return engine
 
 
-# A node of its own: start, answer, learn from the answers, hand over, answer with what was learnt.
+# A node of this test: start, answer, learn from the answers, hand over, answer with the new weights.
 
 
 @pytest.mark.net
@@ -109,7 +109,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
                 batch.append(local(question, generation, (1.0, 0.0, 0.0, 1.0)))
             report = policy.update(batch)
             assert report.tokens > 0
-        assert len({str(s) for s in seen}) == 3  # each update changed what is answered
+        assert len({str(s) for s in seen}) == 3  # each update changed the answers
         assert policy.learner._learning.train.importance_cap == 2.0
         kept = [p for p in engine._scratch.iterdir() if p.is_dir()]
         assert kept == [engine._last]  # older weights do not pile up
@@ -254,7 +254,7 @@ def test_logprobs_are_at_the_sampling_temperature_and_seeds_come_from_the_genera
 ) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able))
     network = network_of(folder)
-    # The server's base weights, whatever adapters another test has left.
+    # The server's base weights, even if another test has left adapters.
     one = engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4))
     assert (
         one
@@ -347,7 +347,7 @@ def test_a_server_without_token_ids_or_without_an_answer_is_named(tmp_path: Path
             open_plugin("vllm", asked(folder, url=f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
-# What it is started with.
+# The command line that starts it.
 
 
 def test_vllm_is_found_by_its_entry_point() -> None:

@@ -1,4 +1,4 @@
-"""What the plug-in sends is what vLLM takes, by the published sources of the version it names.
+"""The plug-in sends requests that vLLM accepts, by the published sources of the version it names.
 
 They are read, not run: `python -m testbed.environments vllm-sources` fetches them once (47 MB).
 """
@@ -54,7 +54,7 @@ def routes() -> Iterator[str]:
 
 @pytest.fixture
 def sent() -> list[httpx2.Request]:
-    """What the client sends when each of its methods is called once."""
+    """The client's requests when each of its methods is called once."""
     requests: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

@@ -24,9 +24,9 @@ from tests.judge.replies import Reply
 
 
 async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait for what a task of the judge does in its own time (asyncio).
+    """Wait for a task of the judge to reach a condition (asyncio).
 
-    Returns what the condition gave; raises TimeoutError.
+    Returns the condition's value; raises TimeoutError.
     """
     async with asyncio.timeout(TIMEOUT_S):
         while not (found := await condition()):
@@ -63,7 +63,7 @@ def check_form(found: Any, reply: Reply) -> None:
 
 @dataclass
 class Court:
-    """A judge and what is needed to try it."""
+    """A judge and the parts of a test of it."""
 
     service: JudgeService
     http: httpx2.AsyncClient
@@ -113,13 +113,13 @@ def anyio_backend() -> str:
 def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads may stand still for as long as a busy machine takes.
 
-    A test of slow ones sets a time of its own.
+    A test of slow uploads sets another time.
     """
     monkeypatch.setattr(config, "VERIFIED_STALL_S", TIMEOUT_S)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A court's database is SQLite where a test does not say which."""
+    """A court's database is SQLite unless a test says otherwise."""
     said = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
     if "court_database" in metafunc.fixturenames and "court_database" not in said:
         metafunc.parametrize("court_database", ["sqlite"], indirect=True)

@@ -1,6 +1,6 @@
 """A real PostgreSQL for the tests.
 
-A cluster of its own in a temporary folder, on a Unix socket, ended with the tests.
+A cluster in a temporary folder, on a Unix socket, ended with the tests.
 """
 
 import os
@@ -24,9 +24,9 @@ from swarmd.tasks.sandbox.seccomp import die_with_parent
 from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 
-USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs
+USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # Debian's folder of a server's programs
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
-# For a test of what a court keeps.
+# For a test of a court's stored data.
 on_each_database = pytest.mark.parametrize("court_database", KINDS, indirect=True)
 
 
@@ -42,11 +42,11 @@ def find(program: str) -> str | None:
 
 @contextmanager
 def cluster() -> Iterator[Callable[[], str]]:
-    """Gives a function that makes a database and returns its address. Skips where there is no PostgreSQL."""
+    """Gives a function that makes a database and returns its address. Skips if there is no PostgreSQL."""
     initdb, server = find("initdb"), find("postgres")
     if initdb is None or server is None:
         pytest.skip("PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql)")
-    # PostgreSQL does not run as root. The folder's name is short, as that of a Unix socket has to be.
+    # PostgreSQL does not run as root. The folder's name is short, because a Unix socket's path has to be.
     owner = (
         pwd.getpwnam("postgres" if "postgres" in {user.pw_name for user in pwd.getpwall()} else "nobody")
         if os.getuid() == 0
@@ -81,7 +81,7 @@ def cluster() -> Iterator[Callable[[], str]]:
         try:
             yield databases(folder, process)
         finally:
-            process.send_signal(signal.SIGINT)  # at once: SIGTERM waits for whoever is still connected
+            process.send_signal(signal.SIGINT)  # at once: SIGTERM waits for connected clients
             process.wait(TIMEOUT_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""A judge's database in which everything that a stranger can write is hostile, and what a harmless page may
-hold.
+"""A judge's database in which everything that a stranger can write is hostile, and the allowed content of a
+harmless page.
 """
 
 from contextlib import closing
@@ -111,7 +111,7 @@ def fill(database: Path, at: float = 1_700_000_000.0) -> None:
 
 
 class Parsed(HTMLParser):
-    """What a browser would make of a page."""
+    """A page as a browser would parse it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Parsed(HTMLParser):
         self.text += data
 
     def faults(self) -> list[str]:
-        """What no page of ours has: other tags, attributes, scripts and addresses."""
+        """Content that no page of the judge has: other tags, attributes, scripts and addresses."""
         found = (
             [f"<{tag}>" for tag in self.tags if tag not in TAGS]
             + [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]

@@ -1,4 +1,4 @@
-"""The judge's replies, and what is sent to it, by example. docs/judge-protocol.md describes them in words.
+"""The judge's replies, and the requests to it, by example. docs/judge-protocol.md describes them in words.
 
 Times are seconds since 1970 by the judge's clock, shares are in [0, 1].
 """

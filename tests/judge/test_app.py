@@ -44,7 +44,7 @@ async def asked(court: Court, peer: SigningPeer) -> str:
 
 
 async def questioned(court: Court) -> tuple[SigningPeer, str, str]:
-    """A peer, what it was asked, and the right answer."""
+    """A peer, its question, and the right answer."""
     peer = court.peer()
     evaluation = await asked(court, peer)
     return peer, evaluation, await court.right_answer(peer, evaluation)
@@ -139,7 +139,7 @@ async def test_a_request_captured_before_its_peer_was_forgotten_is_refused(court
     assert await standing(court, peer) == {}
     response = await court.http.post("/v1/evaluations", **captured)
     refused(response, 409, "sequence number")
-    # Whoever has the key goes on behind the number that it is told.
+    # A node with the key continues behind the number that it is told.
     peer.sequence = response.json()["sequence"]
     assert peer.sequence == int(court.wall.now * 1e9)
     assert (await court.ask(peer)).status_code == 201
@@ -179,7 +179,7 @@ async def test_asking_too_often_is_refused(court: Court) -> None:
 
 
 async def test_forged_requests(court: Court) -> None:
-    """Refused over HTTP as `test_signing` has it: whose they are, and what of a request is signed.
+    """Refused over HTTP as `test_signing` has it: their author, and the signed part of a request.
 
     Nothing is recorded, and the peer in whose name they come is not locked out.
     """
@@ -368,7 +368,7 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(
         refused(await court.ask(peer), 500)
         assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
-        # A transaction cannot begin, and the setting is that of one connection, whichever it was.
+        # A transaction cannot begin, and the setting belongs to one connection, no matter which.
         court.service._store.database.engine.dispose()
     full, unwritable = caplog.records
     assert "disk is full" in full.getMessage() and "readonly database" in unwritable.getMessage()
@@ -423,7 +423,7 @@ def test_every_address_that_is_read_answers_head(court: Court) -> None:
 
 @on_each_database
 async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
-    """What an answer says, the peer's page and the board: one score, over as many questions."""
+    """Answer, peer page and leaderboard agree: one score, over as many questions."""
     peer, right = court.peer(), 0.0
     for number in range(12):
         evaluation = await asked(court, peer)
@@ -562,5 +562,5 @@ async def test_too_busy_to_score_leaves_the_question_open(
 
 @pytest.mark.parametrize("refusal", [found for found in vars(errors).values() if isinstance(found, Refusal)])
 def test_a_remedy_is_one_sentence(refusal: Refusal) -> None:
-    """A node shows it as the end of its own."""
+    """A node shows it as the end of its own message."""
     assert refusal.remedy.endswith(".") and ". " not in refusal.remedy

@@ -70,7 +70,7 @@ RECEIPT: Mapping[str, Any] = {
 
 
 def questions(**changed: Any) -> dict[str, Any]:
-    """What an honest judge says when it is asked for a question."""
+    """An honest judge's reply to a request for a question."""
     return {"judge": JUDGE.peer_id, "evaluations": [{**QUESTION, **changed}]}
 
 
@@ -113,7 +113,7 @@ def whole(request: bytes) -> bool:
 
 @asynccontextmanager
 async def judge(handle: Handler) -> AsyncIterator[str]:
-    """A server that reads one request and then does what `handle` does. Its URL."""
+    """A server that reads one request and then calls `handle`. Its URL."""
 
     async def serve(stream: trio.SocketStream) -> None:
         async with stream:
@@ -145,7 +145,7 @@ def shown(judging: Judging) -> dict[str, Any]:
 
 
 def honest(request: bytes) -> bytes:
-    """What an honest judge replies."""
+    """An honest judge's replies."""
     return reply(GRADE, 200) if b"/answers " in request.splitlines()[0] else reply(questions())
 
 
@@ -169,7 +169,7 @@ def body_of(request: bytes) -> Any:
 
 
 async def silent(call: Callable[[], Awaitable[object]]) -> Trouble:
-    # Sooner than a patient client gives up: the judge's fault is what ends the call
+    # Sooner than a patient client gives up: the judge's fault ends the call
     with trio.fail_after(TIMEOUT_S / 2):
         outcome = await call()
     assert isinstance(outcome, Trouble), outcome
@@ -178,7 +178,7 @@ async def silent(call: Callable[[], Awaitable[object]]) -> Trouble:
     return outcome
 
 
-# What an honest judge says.
+# An honest judge's replies.
 
 
 async def test_an_evaluation() -> None:
@@ -201,7 +201,7 @@ def test_the_path_of_a_strategy_is_not_said() -> None:
 
 
 async def test_of_a_longer_answer_the_end_is_sent() -> None:
-    """It is where the answer is; a judge takes no longer text."""
+    """The answer is there; a judge takes no longer text."""
     seen: list[bytes] = []
     text = "thinking " * MAX_ANSWER_CHARACTERS + "<answer>2</answer>"
     async with judge(replying(honest, seen)) as url:
@@ -210,7 +210,7 @@ async def test_of_a_longer_answer_the_end_is_sent() -> None:
 
 
 async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
-    """What the node says of itself is in the request; the receipt is checked and kept."""
+    """The node's description of itself is in the request; the receipt is checked and kept."""
     seen, told = list[bytes](), list[link.ToTrainer]()
     file = tmp_path / "receipts.jsonl"
     async with judge(replying(honest, seen)) as url:
@@ -251,7 +251,7 @@ async def test_a_wrong_receipt_is_refused(changed: dict[str, Any]) -> None:
 
 def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "receipts"
-    path.mkdir()  # where the file should be
+    path.mkdir()  # at the file's path
     file = ReceiptFile(path)
     file.add({"receipt": "lost", "signature": ""})
     assert [
@@ -466,7 +466,7 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
     ],
 )
 async def test_a_slow_judge_and_one_that_pours_are_given_up(handle: Handler, why: str) -> None:
-    """Also by `swarmd verify --upload` and what reads; a drip begins with the headers."""
+    """This holds for `swarmd verify --upload` and reading commands, too; a drip begins with the headers."""
     seconds = SHORT_S if why == "longer" else TIMEOUT_S
     async with judge(handle) as url:
         unasked = await silent(lambda: client(url, seconds=seconds).ask(1, "tiny"))
@@ -623,7 +623,7 @@ async def test_a_refusal_is_told_whole_once(caplog: pytest.LogCaptureFixture) ->
             await judging.ask(1)
             clock.now += 3600.0
     assert told == [f"not judged: the judge refused: {error}; {remedy}"]
-    # What is told is in the node's log already
+    # The message is in the node's log already
     assert "not judged" not in caplog.text
     document = shown(judging)
     assert (document["cause"], document["remedy"]) == (f"the judge refused: {error}", remedy)

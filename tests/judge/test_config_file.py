@@ -1,6 +1,6 @@
 """judge.toml and `swarmd-judge init`.
 
-Every setting, which source wins, and what is said about mistakes.
+Every setting, which source wins, and the messages about mistakes.
 """
 
 import re

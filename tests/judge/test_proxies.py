@@ -147,7 +147,7 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
             graded = client.post(target, **peer.signed(target, answering("x")))
             assert (graded.status_code, graded.json()["answered"]) == (200, 1)
             assert client.get("/").status_code == 200
-            # Caddy 2.6 says 502 of what it cuts off. The judge ends such a connection, and a proxy may lose
-            # the body of its answer.
+            # Caddy 2.6 answers a request that it cuts off with 502. The judge ends such a connection, and a
+            # proxy may lose the body of its answer.
             with client.stream("POST", ask, **peer.signed(ask, b" " * 2_000_000)) as cut_off:
                 assert cut_off.status_code in (413, 502)

@@ -1,6 +1,6 @@
 """`swarmd-judge serve` as a process.
 
-Evaluations by our client, slow peers, kill -9, a clean end, and what an operator may get wrong.
+Evaluations by our client, slow peers, kill -9, a clean end, and an operator's mistakes.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         url = str(ready["url"])
         trio.run(all_nodes, url)
         assert isinstance(trio.run(client(url, 4).ask, 1, "tiny"), Question)  # open when the judge dies
-        # It is worked out anew each two seconds
+        # It is recomputed every two seconds
         wait_until(lambda: [row["answered"] for row in board(url)] == [10, 10, 10])
         before = board(url)
         process.send_signal(signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
 def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
     """Three times, at another moment each.
 
-    Whatever the node was told is graded is in the database afterwards, once.
+    Every grade that the node was told is in the database afterwards, once.
     """
     told = 0
 
@@ -217,7 +217,7 @@ async def served(host: str, app: Any) -> AsyncIterator[tuple[JudgeServer, socket
             await serving
 
 
-# Asyncio forgets one that is accepted as its server closes, and in Python 3.13 stumbles over what it forgot.
+# Asyncio forgets a connection that is accepted as its server closes, and Python 3.13 then fails on it.
 @pytest.mark.filterwarnings("ignore:unclosed transport")
 @pytest.mark.filterwarnings("ignore:.*_SelectorTransport.__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("turns", range(4))
@@ -337,7 +337,7 @@ def test_the_environment_a_plain_line_and_ctrl_c(tmp_path: Path) -> None:
         line = process.stdout.readline()
         found = re.match(r"Judging tiny-9 at http://127.0.0.1:(\d+)", line)
         assert found and str(tmp_path / "j") in line
-        # What anybody may send fills no log.
+        # Input that anybody may send fills no log.
         for sent in (b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: x\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", int(found[1])), TIMEOUT_S) as anybody:
                 anybody.sendall(sent)

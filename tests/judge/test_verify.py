@@ -1,4 +1,4 @@
-"""`swarmd verify` and `swarmd leaderboard`: what holds, what does not, and what cannot be checked yet."""
+"""`swarmd verify` and `swarmd leaderboard`: true claims, false ones, and ones that cannot be checked yet."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def honest(verifier: Verifier) -> dict[str, Any]:
 
 
 def told(graded: GradedEvaluation, **changed: Any) -> dict[str, Any]:
-    """`changed`: of what the judge signs."""
+    """`changed`: of the signed statement."""
     receipt = receipts.signed(JUDGE, receipts.fields(graded, TINY_9.digest) | changed)
     answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
     window = graded.window

@@ -1,4 +1,4 @@
-"""A swarm in memory that loses a part of the frames and brings others twice."""
+"""A swarm in memory that loses some of the frames and brings some twice."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Real engines and members over loopback, and waiting for what they do in their own time."""
+"""Real engines and members over loopback, and waiting for their events."""
 
 import itertools
 import os

@@ -39,7 +39,7 @@ def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
         kept[0].also[other],
         seal(author, other.swarm_id, 2, NOW, "rollouts", b"body")[:-1] + b"x",
     )
-    # It is not of our own
+    # We did not send it
     assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None) is Verdict.REJECT
     assert [pass_on(frame, None), pass_on(frame, None), pass_on(broken, hostile)] == [
         Verdict.ACCEPT, Verdict.IGNORE, Verdict.REJECT,

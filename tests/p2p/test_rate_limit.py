@@ -55,9 +55,9 @@ Path = tuple[object, ...]
 
 
 def used(flows: dict[Path, float], seconds: float, away: float = 0.0) -> Counter[Path]:
-    """Return what each flow got of a shared rate. It claims pieces of its size, one after another.
+    """Return each flow's bytes of a shared rate. It claims pieces of its size, one after another.
 
-    away: seconds from each grant to the next claim of the honest flow; the others claim at once.
+    away: seconds from each grant to the next claim of the honest flow; the other flows claim at once.
     """
     shared, got, now = SharedRate(RATE, 2 * MAX_PIECE, 0.0), Counter[Path](), 0.0
     ready, later = list(flows), float("inf")

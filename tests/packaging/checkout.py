@@ -30,7 +30,7 @@ def entrypoint() -> ModuleType:
 def parse(words: Sequence[str]) -> dict[str, object]:
     """The options as the program's own parser reads them, without running it.
 
-    Raises its usage error where it refuses them.
+    Raises its usage error if it refuses them.
     """
     name, *rest = words
     program = Path(name).name
@@ -44,6 +44,7 @@ def parse(words: Sequence[str]) -> dict[str, object]:
 
 
 def node_config(words: Sequence[str]) -> NodeConfig:
-    """What a `swarmd join` command line makes a node. Raises ConfigError where a value is refused."""
+    """The node's configuration from a `swarmd join` command line. Raises ConfigError if a value is
+    refused."""
     parsed = parse(words)
     return load(None, {}, {flag: parsed[flag] for flag in FLAGS})

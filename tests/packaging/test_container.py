@@ -319,7 +319,7 @@ def test_an_operators_mistake_is_one_line(
 
 @pytest.mark.net
 def test_it_becomes_the_program_and_hands_it_the_address_that_it_waited_for(tmp_path: Path) -> None:
-    """A program of that name, which says what it was asked."""
+    """A program of that name, which prints its arguments."""
     (tmp_path / "swarmd").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "swarmd").chmod(0o755)
     environment = {

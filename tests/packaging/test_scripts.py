@@ -1,6 +1,6 @@
 """The scripts a newcomer runs first.
 
-They find what they need, say what is missing in one line, and do nothing twice.
+They find their programs, report a missing one in one line, and do nothing twice.
 """
 
 import ast
@@ -65,9 +65,9 @@ def program(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with what the scripts read.
+    """A checkout with the files that the scripts read.
 
-    Beside it a Python whose environments have a pip that only writes down what it is asked.
+    Next to it a Python whose environments have a pip that only writes down its arguments.
     """
     for name in READ:
         (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def test_ci_runs_every_test_in_a_clone() -> None:
     ],
 )
 def test_the_test_script_runs_the_named_tests(checkout: Path, words: str, lanes: list[str]) -> None:
-    """A tool that fails does not keep the next from running; types are checked beside the tests."""
+    """A tool that fails does not keep the next from running; types are checked in parallel with the tests."""
     tools = checkout / ".venv" / "bin"
     tools.mkdir(parents=True)
     program(checkout / "scripts" / "setup", "true")
@@ -207,7 +207,7 @@ def test_uv_installs_from_the_index_that_pip_is_configured_for(checkout: Path, b
 def test_without_a_gpu_pytorch_comes_without_cuda(
     checkout: Path, bare_path: Path, environment: Mapping[str, str], taken: str
 ) -> None:
-    """The backend is chosen only where nothing else says it, and is shown before the installation."""
+    """The backend is chosen only if nothing else says it, and is shown before the installation."""
     own = checkout.parent
     program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_TORCH_BACKEND" > "{own}/backend"')
     program(own / "pip", f'[ "$1" != install ] || cp "{own}/uv" .venv/bin/uv')
@@ -251,7 +251,7 @@ def test_setup_installs_again_only_changed_packages(checkout: Path) -> None:
 
 
 def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
-    """This holds even if the files equal those of the last good installation."""
+    """This holds even if the files equal the last good installation's."""
     assert run_setup(checkout).returncode == 0
     (checkout.parent / "fails").touch()
     failed = run_setup(checkout, SWARMD_PIP_ARGS="--verbose")
@@ -342,7 +342,7 @@ def declared(project: Path) -> dict[str, set[str]]:
     }
 
 
-# Extras, and what they bring: the set-up installs none of them.
+# Extras, and the packages they bring: the set-up installs none of them.
 BY_CHOICE = {"trackio", "wandb", "trl", "datasets", "verifiers", "lm-eval"}
 
 
@@ -350,9 +350,8 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     pinned, overridden = pins("constraints.txt"), pins("overrides.txt")
     names = set().union(*declared(ROOT).values())
     assert names - BY_CHOICE - pinned.keys() == set()
-    for name in (
-        names - BY_CHOICE - {"bitsandbytes", "mkdocs-material", "ray"}
-    ):  # and what those want in turn, here
+    # And their dependencies in turn, here
+    for name in names - BY_CHOICE - {"bitsandbytes", "mkdocs-material", "ray"}:
         further = {
             canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line
         }
@@ -361,10 +360,10 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     # No local versions: "+cpu" is one platform's
     assert all(re.fullmatch(r"[\w.]+", version) for version in pinned.values())
     of_torch = [name for name in pinned if name.startswith(("nvidia", "cuda", "triton"))]
-    assert of_torch == ["nvidia-ml-py"]  # pure Python, and ours
+    assert of_torch == ["nvidia-ml-py"]  # pure Python, and our package
 
 
-# A program of its own; imported by their names in a string; reasoning-gym imports it and does not ask for it.
+# A separate program; imported by their names in a string; reasoning-gym imports it and does not ask for it.
 UNSEEN = {"hivemind", "bitsandbytes", "ray", "trackio", "wandb", "python-dateutil"}
 RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist", "xllamacpp"}  # and not imported by a statement
 NEWER = {"compression"}  # of the standard library from 3.14 on
@@ -375,7 +374,7 @@ OURS |= {"swarmd_engine_vllm", "swarmd_engine_hivemind"}
 def imported(folders: str) -> set[str]:
     """The packages, as an index calls them, that the code below these folders imports.
 
-    The peers' of benchmarks are not ours to declare.
+    The peer projects in benchmarks declare their own packages.
     """
     known, found = packages_distributions(), set[str]()
     for path in (

@@ -1,4 +1,4 @@
-"""The systemd unit and the launchd agent say what they are meant to, in words their readers and `swarmd`
+"""The systemd unit and the launchd agent hold the right settings, in words that systemd, launchd and `swarmd`
 understand.
 """
 

@@ -97,7 +97,7 @@ def test_the_wheels_metadata_describes_the_project(wheel: zipfile.ZipFile) -> No
     assert len(required) == len(PROJECT["dependencies"])
     page = str(metadata.get_payload())
     assert "swarmd join" in page
-    # Others lead nowhere there
+    # Other links lead nowhere there
     assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []
     assert "Apache License" in wheel.read(f"{folder}/licenses/LICENSE").decode()
     scripts = wheel.read(f"{folder}/entry_points.txt").decode()
@@ -124,7 +124,7 @@ def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path
     ours = subprocess.run(
         ["git", "ls-files", *folders, "*.md", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    # Where there is no git
+    # If there is no git
     tracked = set(ours.stdout.splitlines()) or {"CHANGELOG.md", "docs/wire.md", "tests/conftest.py"}
     assert sorted(name for name in tracked - files if (ROOT / name).exists()) == []
     assert {"CHANGELOG.md", "node_config.example.toml"} <= files
@@ -132,9 +132,10 @@ def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path
 
 @pytest.mark.skipif(not Path(UV).exists(), reason="needs uv")
 def test_it_is_installed_without_build_tools(built: Path, tmp_path: Path) -> None:
-    """`packaging/install.sh`, where neither a compiler nor headers are found.
+    """`packaging/install.sh`, without a compiler or headers.
 
-    Without PyTorch and what reads models, a gigabyte: a bootstrap node shows that the rest is whole.
+    Without PyTorch and the packages that read models, a gigabyte: a bootstrap node shows that the rest is
+    whole.
     """
     tools = tmp_path / "bin"
     tools.mkdir()

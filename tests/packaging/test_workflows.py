@@ -1,4 +1,5 @@
-"""GitHub's workflows and issue forms: what they run exists here, and they have no more rights than they need.
+"""GitHub's workflows and issue forms: the files they run exist here, and they have no more rights than they
+need.
 
 Their syntax is checked by actionlint, in the workflow `checks`.
 """

@@ -79,5 +79,5 @@ def test_each_cause_is_named_and_none_if_all_is_well(tmp_path: Path) -> None:
                 lambda status, said=said: said in (status["trouble"] or {"cause": ""})["cause"],
                 process,
             )  # type: ignore[misc]
-        # It looked as often as the others
+        # It looked as often as the other nodes
         until(tmp_path / "well", lambda status: status["trouble"] is None, well)

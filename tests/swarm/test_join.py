@@ -1,4 +1,4 @@
-"""`swarmd join` as a person runs it: one real process after another, on a state folder of their own."""
+"""`swarmd join` as a person runs it: one real process after another, each with its state folder."""
 
 import json
 import os
@@ -255,7 +255,7 @@ def test_joining_on_a_port_in_use_names_the_port(tmp_path: Path) -> None:
 
 
 def mounted(folder: Path, megabytes: int) -> bool:
-    """A small disk of its own, where we may make one."""
+    """A small separate disk, if we may make one."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(folder)],
@@ -312,7 +312,7 @@ def test_a_disk_that_is_full_at_the_start_is_told_at_once(tmp_path: Path) -> Non
 def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_saves(tmp_path: Path) -> None:
     """Sixty-four completions of four questions take some 3 KB.
 
-    Each node trains on what it chose of the other's.
+    Each node trains on the rollouts that it chose from the other.
     """
     engines = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
     nodes: list[subprocess.Popen[str]] = []

@@ -1,4 +1,5 @@
-"""`import swarmd`: programs that join, share and collect over real sockets on loopback, beside a node."""
+"""`import swarmd`: programs that join, share and collect over real sockets on loopback, together with a
+node."""
 
 import asyncio
 import gc
@@ -88,7 +89,7 @@ def test_the_page_repeats_the_docstrings() -> None:
         "open",
         "judge",
         "share_judged",
-    }  # those of `swarmd answer`
+    }  # the options of `swarmd answer`
 
 
 def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_the_loop_of_the_examples_trains_on_rollouts_of_other_nodes(tmp_path: Pa
 
 
 def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp_path: Path) -> None:
-    # Each call of collect is a step; by default what was not taken for two steps is forgotten.
+    # Each call of collect is a step; by default rollouts that were not taken for two steps are forgotten.
     patient = tmp_path / "patient.toml"
     patient.write_text("[round]\nmax_age = 100\n")
     with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a), external=8, config=patient) as b:
@@ -145,7 +146,7 @@ def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp
         refs = []
         while len(refs) < 5:
             collected = b.collect(8, wait=TIMEOUT_S)
-            assert collected, "what was offered did not come"
+            assert collected, "the offered rollouts did not come"
             refs += [group.ref for group in collected]
         assert len(set(refs)) == len(refs) == 5 and b.collect(8) == []
         assert b.report()["exchange"]["fetched"] == 5
@@ -259,7 +260,7 @@ def test_bad_input_is_named_before_anything_is_joined(
 
 
 def test_a_program_that_ends_leaves_the_swarm_and_loses_nothing(tmp_path: Path) -> None:
-    """Without `close`: at exit what waits is sent."""
+    """Without `close`: at exit waiting rollouts are sent."""
     with joined(tmp_path / "a", external=4) as a:
         program = (
             "import sys, swarmd\n"

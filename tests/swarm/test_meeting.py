@@ -1,6 +1,6 @@
 """The README's two commands, as real processes.
 
-`swarmd bootstrap` without a word of what is trained, and nodes of another curriculum, one of them of a later
+`swarmd bootstrap` without a word about tasks, and nodes of another curriculum, one of them of a later
 version.
 """
 
@@ -26,7 +26,7 @@ LATER = {"swarmd": "0.99.0", "reasoning-gym": "0.99.0"}
 
 
 def later_versions(folder: Path) -> str:
-    """Return the PYTHONPATH with which a process finds LATER installed; what they hold stays the same."""
+    """Return the PYTHONPATH with which a process finds LATER installed; their contents stay the same."""
     for package, version in LATER.items():
         info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Own tasks and own rewards in real processes.
 
-Nodes with the same questions meet and share, whatever each rewards; one whose file has changed ends and says
-so.
+Nodes with the same questions meet and share, even with different rewards; one whose file has changed ends and
+says so.
 """
 
 import os
@@ -33,12 +33,12 @@ ALL = {
 def joined(
     stack: ExitStack, folder: Path, bootstrap: list[str], *words: str, **settings: str
 ) -> tuple["subprocess.Popen[str]", list[str]]:
-    """Start a node, and return it and the words with which others join by it."""
+    """Start a node, and return it and the words with which other nodes join by it."""
     pace = ["--pace", "1", "--state-dir", str(folder), "--json"]
     node = started(stack, "join", *COMMON, *pace, *bootstrap, *words, **ALL, **settings)
     output = node.stdout
     assert output is not None
-    # A node waits where nobody reads its lines
+    # A node waits if nobody reads its lines
     threading.Thread(target=output.read, daemon=True).start()
     status = until(folder, lambda status: bool(status["addresses"]), node)
     return node, bootstrap or ["--bootstrap", status["addresses"][0]]
@@ -67,7 +67,7 @@ def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp
 
 def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_path: Path) -> None:
     copy = tmp_path / "copy.py"
-    copy.write_bytes(EXAMPLE.read_bytes())  # what counts is what is in it
+    copy.write_bytes(EXAMPLE.read_bytes())  # only its contents count
     with ExitStack() as stack:
         nodes = {}
         bootstrap: list[str] = []

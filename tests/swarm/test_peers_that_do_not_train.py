@@ -56,13 +56,13 @@ class Learner(NamedTuple):
         return control.call(self.state, operation, dict, timeout=TIMEOUT_S)
 
     def peer(self, peer_id: str) -> dict[str, Any]:
-        """What it knows of one."""
+        """Its knowledge of one peer."""
         return next(
             (row for row in self.says("peers")["peers"] if row["id"] == peer_id), {"frames": 0, "model": None}
         )
 
     def trained_on(self) -> int:
-        """Rollouts of others, in all rounds so far."""
+        """External rollouts that were trained on, in all rounds so far."""
         return sum(line.external for line in read_metrics(self.state / "metrics.jsonl"))
 
 
@@ -106,7 +106,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """What it said up to here; it is not looked at again."""
+        """Its output up to here; it is not looked at again."""
         while (found := re.search(pattern, self._said)) is None:
             assert select.select([self._ours], [], [], TIMEOUT_S)[0], f"no {pattern!r} in {self._said!r}"
             try:
@@ -119,7 +119,7 @@ class Terminal:
         return said
 
     def said_last(self) -> str:
-        """What it said on standard error, once it is gone."""
+        """Its standard error, once it is gone."""
         return self.process.communicate(timeout=TIMEOUT_S)[1]
 
     def __enter__(self) -> "Terminal":

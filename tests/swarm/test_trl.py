@@ -1,4 +1,4 @@
-"""`swarmd.trl` in programs of their own, with the lowest and the newest TRL that it names."""
+"""`swarmd.trl` in separate programs, with the lowest and the newest TRL that it names."""
 
 import ast
 import inspect
@@ -47,7 +47,7 @@ def test_a_trainer_replaces_its_groups_without_a_gradient_by_received_groups(
     assert found["twice"]["rows"][2:] == found["short"]["rows"][2:] == ["", ""]
     assert found["once"]["old"] is None and found["twice"]["old"] == [found["twice"]["shapes"][2], True]
     assert found["rewards"] == [1.0, 0.0]
-    # The end that the model's settings name and its answers have is the end of others' answers, too; the
+    # The end that the model's settings name and its answers have is the end of external answers, too; the
     # lowest version stops at the tokenizer's alone.
     end = "<|endoftext|>" if name == "trl-lowest" else "</answer>"
     assert all(row.endswith("</answer>" + end) for row in found["turn"]["rows"][:2])
@@ -62,7 +62,7 @@ def test_each_of_two_ranks_takes_its_share_and_their_weights_stay_the_same(tmp_p
 
 
 def run(name: str, folder: Path, *launcher: str) -> str:
-    """Return what the program prints with that environment's TRL and otherwise our packages."""
+    """Return the output of the program with that environment's TRL and otherwise our packages."""
     environment = default_environment(name)
     if not holds(environment, name):
         pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m testbed.environments {name}`")

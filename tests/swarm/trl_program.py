@@ -1,4 +1,4 @@
-"""What `swarmd.trl` makes of a batch, as JSON; run with a Python that has TRL: see test_trl.py.
+"""The batch that `swarmd.trl` makes, as JSON; run with a Python that has TRL: see test_trl.py.
 
 python tests/swarm/trl_program.py FOLDER
 python -m torch.distributed.run --nproc-per-node 2 tests/swarm/trl_program.py FOLDER
@@ -71,7 +71,7 @@ def trained(
 ) -> dict[str, Any]:
     """Train for two steps while another member's groups are here, and show the first batch.
 
-    end: what the model's own settings let an answer end with, too.
+    end: an answer may also end with the model's own end tokens.
     """
     batches: list[dict[str, Any]] = []
     shared: list[list[str]] = []
@@ -152,7 +152,7 @@ def trained(
 
 
 def is_this_policys(out: dict[str, Any], rows: range) -> bool:
-    """Whether the old log-probabilities of these rows are those of the model before its first step."""
+    """Whether the old log-probabilities of these rows come from the model before its first step."""
     at = slice(rows.start, rows.stop)
     ids = torch.cat([out["prompt_ids"][at], out["completion_ids"][at]], dim=1)
     mask = torch.cat([out["prompt_mask"][at], out["completion_mask"][at]], dim=1)
@@ -180,7 +180,7 @@ def main() -> None:
         found = {"refused": refusals(swarm), "once": trained(swarm, other)}
         found["turn"] = trained(swarm, other, end="</answer>")
         found["twice"] = trained(swarm, other, num_iterations=2, mask_truncated_completions=True)
-        # Each of our own answers is cut off after a token.
+        # Each of our answers is cut off after a token.
         short = {"generation_kwargs": {"max_new_tokens": 1}, "mask_truncated_completions": True}
         found["short"] = trained(swarm, other, num_iterations=2, **short)
         (task,) = swarm.tasks.draw()
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def of_two_ranks() -> None:
-    """Train on two ranks, and write what each saw. Rank 0 plays the other member, too."""
+    """Train on two ranks, and write each one's batches. Rank 0 plays the other member, too."""
     rank = os.environ["RANK"]
     common: dict[str, Any] = {"curriculum": "tiny-9", "listen": LOOPBACK, "completions": 4}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Waiting for what a node says of itself."""
+"""Waiting for a node's messages."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ def until(
 ) -> dict[str, Any]:
     """The first status document for which it holds, of a node that may have just started, while it lives.
 
-    One that never does is told, with what the node wrote down.
+    If one never comes, raise with the node's log.
     """
     last: Any = None
 
@@ -37,9 +37,9 @@ def until(
 
 
 def _told(state: Path) -> str:
-    """The ends of the logs of the node and of those beside it.
+    """The ends of the logs of the node and of its companions.
 
-    Where two do not meet, the other one may know why.
+    If two do not meet, the other one may know why.
     """
     logs = sorted(state.parent.glob("*/*.log"))
     return "\n".join(

@@ -56,7 +56,7 @@ def read(sock: socket.socket, count: int) -> list[link.ToDaemon]:
 
 
 def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) -> None:
-    """Send, and wait until the trainer's end has heard: a stop is the last of what it hears."""
+    """Send, and wait until the trainer's end has heard: a stop is the last message that it hears."""
     for message in (*messages, link.Stop()):
         sock.sendall(link.pack(message))
     while not trainer.stopping:
@@ -134,7 +134,7 @@ def test_a_paused_trainer_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     assert not resting.is_alive() and not trainer.must_rest and trainer.rested > 0
     resting = during(link.Pause())
     assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "you paused it", "swarmd resume")]
-    daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
+    daemon.sendall(link.pack(link.Stop()))  # the current round is finished, and saved
     resting.join(TIMEOUT_S)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState(NodeState.TRAINING)]
     assert rests == [False, True, True, True, False, True, False]
@@ -166,7 +166,7 @@ def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
 def test_a_flood_costs_rollouts_never_words_and_nobody_waits(ends: Ends) -> None:
     """Nothing reads the daemon's end.
 
-    The trainer goes on saying things, and what is about state is all there afterwards.
+    The trainer goes on sending messages, and all messages about state are there afterwards.
     """
     daemon, trainer, *_ = ends
     for n in range(5000):
@@ -239,7 +239,7 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
     daemon, trainer, *_ = ends
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
     begun = time.monotonic()
-    for _ in range(2):  # also where it was asked before the loop began to wait
+    for _ in range(2):  # also if it was asked before the loop began to wait
         trainer.wait(TIMEOUT_S)
     assert time.monotonic() - begun < TIMEOUT_S
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(

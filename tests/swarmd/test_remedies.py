@@ -1,7 +1,7 @@
 """Every remedy applies to the state that brings it: each table of causes is walked, row by row.
 
 A new row without a state fails here, and so does a remedy that names a command or a setting that does not
-exist. What the words are is not looked at.
+exist. The words themselves are not checked.
 """
 
 import ast
@@ -40,7 +40,7 @@ def peer(ahead: float = 0.0, *, refuses: bool = False, doing: str = "training") 
     return Introduced(1, 0, "ours", "sapo-9", "swarmd 9", doing, refuses, (), ahead)
 
 
-# What brings each row of `isolation.CAUSES`, and what is otherwise once its remedy was followed.
+# The facts that bring each row of `isolation.CAUSES`, and the facts once its remedy was followed.
 LONELY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"connected": 1, "introduced": [peer(BEHIND_S + 60)]}, {"introduced": [peer()]}),  # the clock is set
     ({"connected": 1, "introduced": [peer(refuses=True)]}, {"introduced": [peer()]}),  # it is forgotten
@@ -55,13 +55,13 @@ LONELY: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"others": {}},
     ),  # the same tasks
     ({}, {"connected": 1, "companions": 1}),  # somebody was invited
-    ({"bootstrap": [LIVE]}, {"connected": 1, "companions": 1}),  # others came
+    ({"bootstrap": [LIVE]}, {"connected": 1, "companions": 1}),  # peers came
     ({"connected": 2, "companions": 1, "refused": {Reason.UNKNOWN_KIND: 1}}, {"refused": {}}),  # updated
     (
         {"connected": 1, "companions": 1, "introduced": [peer(doing="paused")]},
         {"introduced": [peer()]},  # resumed
     ),
-    ({"connected": 1, "helpers": 1}, {"helpers": 0, "companions": 1}),  # others came
+    ({"connected": 1, "helpers": 1}, {"helpers": 0, "companions": 1}),  # peers came
     ({"connected": 2, "refused": {Reason.STALE: 3}}, {"refused": {}}),  # the clock is set
     ({"connected": 1, "companions": 1}, {"heard": True}),  # a round was shared
 ]
@@ -116,7 +116,7 @@ def test_every_cause_of_learning_nothing_ends_when_its_remedy_is_followed() -> N
 NOON = datetime(2026, 7, 1, 12).timestamp()
 ALL = {"battery": "pause", "metered": "pause", "load": "50 %", "gpu": "50 %"}
 CALM = MachineFacts(on_battery=False, load=0.0, metered=False, gpu=0.0)
-# What brings each pause, by its kind.
+# The facts that bring each pause, by its kind.
 PAUSES: dict[str, dict[str, Any]] = {
     "battery": {"on_battery": True},
     "metered": {"metered": True},
@@ -161,7 +161,7 @@ TREES = dict(parsed())
 
 
 def written(node: ast.AST) -> str:
-    """Return the text that an expression makes. What is filled in stands as {its expression}."""
+    """Return the text that an expression makes. A placeholder stands as {its expression}."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -189,7 +189,7 @@ def is_error(name: str) -> bool:
 
 
 ERRORS = {*filter(is_error, BASES)}
-# What carries a remedy beside these: the place of the remedy among the arguments.
+# Other classes that carry a remedy: the place of the remedy among the arguments.
 REFUSALS = {"Refusal": 2, "UnfitWeights": 1, "Trouble": 1, "Cause": 2}
 
 
@@ -265,7 +265,7 @@ def test_a_remedy_names_only_commands_and_options_that_exist() -> None:
             unknown += [f"{place}: {quoted}"] * (name in GROUPS and bool(rest) and rest[0].isalpha())
             given = {re.split("[={]", word)[0] for word in rest if word.startswith("--")}
             unknown += [f"{place}: {quoted}: {word}" for word in given - COMMANDS[name]]
-        # `swarmd/terminal.py` and others work for both programs.
+        # `swarmd/terminal.py` and further modules work for both programs.
         known = {word for each in COMMANDS.values() for word in each}
         for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`[^`]*`", "", text))):
             unknown += [f"{place}: {option}"] * (option not in known | OTHERS)
@@ -299,22 +299,22 @@ def test_a_remedy_names_only_settings_and_values_that_exist() -> None:
     assert not unknown, "\n".join(unknown)
 
 
-# Where a remedy sets a setting that the function does not look at: why it can be applied.
+# Remedies that set a setting which the function does not read: why it can be applied.
 ALWAYS = {
-    "swarmd/policy/models/device.py:": "the caller found what needs the change",
+    "swarmd/policy/models/device.py:": "the caller found the part that needs the change",
     "swarmd/daemon/diagnosis/": "tables, which are walked above",
     "swarmd/cli/": "examples",
-    "p2p/peers/mdns.py:run": "runs only where it is on",
-    "swarmd/daemon/guest/limits.py:changed": "said where the engine cannot pace",
+    "p2p/peers/mdns.py:run": "runs only if it is on",
+    "swarmd/daemon/guest/limits.py:changed": "said if the engine cannot pace",
     "swarmd/policy/models/fit.py:_alternatives": "tries each change",
     "swarmd/policy/models/lora.py:require_nf4": "called for nf4 alone",
-    "swarmd/policy/training/learner.py:step": "said where no weight is an adapter's",
+    "swarmd/policy/training/learner.py:step": "said if no weight is an adapter's",
     "swarmd/policy/training/optimizer.py:_adam": "called for adamw8bit alone",
 }
 
 
 def test_a_remedy_sets_a_setting_only_if_the_code_reads_that_setting() -> None:
-    """Otherwise it is said to somebody who has set it so already, and whom it cannot help."""
+    """Otherwise the remedy reaches somebody who has set it so already, and cannot help."""
     blind = []
     for file, tree in TREES.items():
         functions = [

@@ -1,4 +1,4 @@
-"""The protocol over HTTP: several questions, several answers, what a peer says of itself, receipts."""
+"""The protocol over HTTP: several questions, several answers, a peer's description of itself, receipts."""
 
 import hashlib
 import json
@@ -93,7 +93,7 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
         {"receipt": None, "signature": 5},
         [],
     ):
-        assert checked_receipt(odd) is None  # type: ignore[arg-type] # whatever a file holds
+        assert checked_receipt(odd) is None  # type: ignore[arg-type] # a file may hold any value
 
 
 def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
         and "line 3" in done.output
         and "line 4" in done.output
     )
-    # What a full disk leaves of a line, and what nests too deeply to be read
+    # A line that a full disk cut off, and nesting too deep to read
     file.write_text("\n".join([good[0][:40], good[1], "[" * 10**5]))
     done = CliRunner().invoke(cli.app, ["verify", str(file)])
     assert done.exit_code == 1 and "not signed" not in done.output
@@ -123,7 +123,7 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
 
 @on_each_database
 async def test_several_questions_at_a_time(court: Court) -> None:
-    """Asking again gives the same ones, and new ones only for what was answered.
+    """Asking again gives the same questions, and new ones only in place of answered ones.
 
     No question can be picked.
     """
@@ -142,7 +142,7 @@ async def test_several_questions_at_a_time(court: Court) -> None:
     court.monotonic.now += 61.0
     await court.ask(peer)
     row = await standing(court, peer)
-    # What lapsed is wrong, each of them
+    # Each lapsed question is wrong
     assert (row["answered"], row["unanswered"], row["score"]) == (1, 3, 0.0)
 
 
@@ -160,7 +160,7 @@ async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_
         await court.answer(known, await asked(court, known), "x")
     court.monotonic.now += 61.0
     at_once = int(config.NETWORK_ASK_BURST) // config.MAX_QUESTIONS
-    for _ in range(at_once):  # what they leave open is limited as well, and counted all the same
+    for _ in range(at_once):  # questions that they leave open are limited as well, and counted all the same
         assert (
             "no record ask too often"
             not in (await court.ask(court.peer(), questions=config.MAX_QUESTIONS)).text

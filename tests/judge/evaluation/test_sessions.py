@@ -115,7 +115,7 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
 
 
 def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
-    """The newest question of those without a record makes room; theirs only, and until there is none."""
+    """The newest question of those without a record makes room; only their places, until there is none."""
     judge = sessions(limit=3)
     old, young = ask(judge, PeerId("old"), 0.0), ask(judge, PeerId("young"), 1.0)
     ask(judge, PeerId("known"), 2.0, KNOWN)
@@ -125,7 +125,7 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
         assert isinstance(asked, tuple) and asked[1] == gone
         assert judge.close(gone.id, gone.peer, 4.0) is DISPLACED and len(judge) == 3
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
-    # What was displaced did not lapse
+    # Displaced questions did not lapse
     assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]
 
 

@@ -94,7 +94,7 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
                 and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
             )
             assert [w.document()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
-        # The clock was set back: what was told is not asked again
+        # The clock was set back: questions that were told are not asked again
         assert turned(store, 900.0, new)[0].number == 2
         late = turned(store, 5000.0, new)[0]  # down for longer than a window
         assert (late.number, late.terms.opens, late.published) == (5, 5000, 5000.0)
@@ -173,7 +173,7 @@ async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
         for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_S, 0, DAY - 1, DAY, DAY + REVEAL_S):
             court.wall.now = before + ahead
             await court.service._turn_windows()
-            if ahead == 0:  # what was told while the clock was wrong is asked no more
+            if ahead == 0:  # questions told while the clock was wrong are not asked again
                 assert (court.service._questions.window.number, court.service._next_window.number) == (3, 5)
         windows = (await court.http.get("/v1/windows")).json()["windows"]
         assert [(w["number"], w["opens"] - before, w["seed"] is None) for w in windows[:3]] == [

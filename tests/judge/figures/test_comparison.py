@@ -1,4 +1,5 @@
-"""Swarm against solo: normalised rounds, the tests over them, and what is kept of them in the database."""
+"""Swarm against solo: normalised rounds, the tests over them, and the figures that the database keeps of
+them."""
 
 import json
 import random
@@ -58,7 +59,7 @@ def test_cumulative_reward_counts_rounds_and_not_evaluations() -> None:
     assert once[1] == often[1] == {5: 5.0, 10: 5.0}
     # A bin without any has the mean before it
     assert walked((1, 1.0), (2, 0.0), (16, 1.0))[1] == {5: 2.5, 10: 5.0, 15: 7.5}
-    # And the first ones that of the first
+    # And the first ones belong to the first model
     assert walked((12, 1.0), (15, 0.0))[1] == {5: 5.0, 10: 10.0, 15: 15.0}
 
 
@@ -103,7 +104,7 @@ def test_a_curve_has_students_interval() -> None:
 
 
 def test_the_evidence_is_a_fair_game() -> None:
-    """Over all signs of given differences: what it ends with is 1 on average, and seldom much."""
+    """Over all signs of given differences: the final value is 1 on average, and seldom much more."""
     sizes = np.array([0.1, 0.03, 0.2, 0.11, 0.07, 0.01, 0.09, 0.3, 0.12, 0.05])
     most = np.array([evidence(sizes * np.array(signs)) for signs in product((-1, 1), repeat=len(sizes))])
     for times in (2, 5, 10, 20, 100):
@@ -121,7 +122,7 @@ def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
     for swarm, solo, verdict in ((good, poor, "better"), (poor, good, "worse")):
         view = ArmsView([], "tiny", ArmData({}, {31: swarm}), ArmData({}, {31: solo}))
         assert comparison_document(view)["anytime"]["verdict"] == verdict
-    # What was found stays found
+    # Findings stay found
     assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)
     less = paired_test({31: good, 63: poor[:28]}, {31: poor, 63: good[:28]})
     assert (less.better, less.p) == (True, found.p), "the horizon with the most evidence counts"
@@ -153,7 +154,7 @@ def store(database: str) -> Iterator[Store]:
 
 
 def test_the_store_keeps_the_results_of_its_evaluations(store: Store, database: str) -> None:
-    """The store's figures equal those worked out anew from all evaluations, over two models.
+    """The store's figures equal a recomputation from all evaluations, over two models.
 
     Peers are in the swarm, alone, change over half-way, or are away for long.
     """

@@ -1,4 +1,4 @@
-"""The pages: nothing a stranger says is more than text, and what is shown is what was recorded."""
+"""The pages: nothing a stranger says is more than text, and pages show the recorded values."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -181,7 +181,7 @@ async def test_the_front_page_describes_the_swarm_and_links_to_the_other_pages(
     page = hostile.Parsed((await site.get("/")).text)
     facts = (
         "swarm main",
-        "learns from the answers of the others",
+        "learns from the answers of other nodes",
         "25 nodes now",
         "500 answers in all",
         "Join this swarm",
@@ -248,7 +248,7 @@ async def test_each_reply_matches_its_example(site: httpx2.AsyncClient) -> None:
 async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
     """50 nodes whose every letter takes five of HTML, or four bytes.
 
-    Every page and JSON keeps to 100 kB, and what is cut follows.
+    Every page and JSON keeps to 100 kB, and the omitted part follows on the next page.
     """
     with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for node in range(50):
@@ -336,7 +336,7 @@ def names(reader: Reader, **view: Any) -> list[str]:
 
 
 def test_search_filters_and_order(board: Reader) -> None:
-    """A rank is that among all, whatever is shown."""
+    """A rank counts all peers, even if the page shows a selection."""
     views: list[tuple[dict[str, Any], str]] = [
         *(({"sort": sort}, "13 22 31 40") for sort in ("rank", "score", "new", "seen", "questions")),
         ({"model": "a"}, "13 31"),
@@ -418,9 +418,9 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
 
 
 def test_progress_is_of_the_same_nodes(database: str) -> None:
-    """The last 100 questions of each beside those before; who has no earlier ones is left out.
+    """The last 100 questions of each next to those before; who has no earlier ones is left out.
 
-    Each counts the same: where none got better or worse, nothing did.
+    Each counts the same: if no node got better or worse, the figure did not change.
     """
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(150):

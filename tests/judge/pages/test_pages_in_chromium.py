@@ -38,7 +38,7 @@ WITHOUT_NODES = [
     "/nodes/nobody",
 ]
 
-# What is cut off of a chart's figures, or drawn over another. Boxes have room above and below the letters.
+# Figures of a chart that are cut off, or drawn over another. Boxes have room above and below the letters.
 CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
   const texts = [...chart.querySelectorAll('text')];
   const all = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
@@ -54,7 +54,7 @@ CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
 
 @dataclass
 class Site:
-    """A judge in a process of its own, and a tab."""
+    """A judge in a separate process, and a tab."""
 
     url: str
     tab: Tab
@@ -64,7 +64,7 @@ class Site:
         self.tab.open(self.url + path, **look)
 
     def complaints(self) -> list[dict[str, Any]]:
-        """What the browser complained of since the last call, but for pages that are not there.
+        """The browser's complaints since the last call, except for missing pages.
 
         Every request went to the judge.
         """
@@ -101,7 +101,8 @@ def post(http: httpx2.Client, peer: SigningPeer, target: str, document: dict[str
 def test_500_hostile_names_and_answers_run_nothing(site: Site) -> None:
     """Each is seen on a page.
 
-    No script of theirs runs, nothing is fetched from elsewhere; the policy would stop what escaping let by.
+    None of their scripts runs, nothing is fetched from elsewhere; the policy would stop anything that
+    escaping let through.
     """
     seen = 0
     for path in [
@@ -164,7 +165,7 @@ def test_commands_are_copied_by_a_button(site: Site) -> None:
 
 
 def test_a_page_keeps_itself_up_to_date(site: Site) -> None:
-    """An answer that comes while a node's page is open appears; what the reader opened stays open."""
+    """An answer that comes while a node's page is open appears; parts that the reader opened stay open."""
     peer = SigningPeer(1, site.url)
     assert peer.identity.peer_id in site.peers
     peer.sequence += 10**6

@@ -103,7 +103,7 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
 
 @contextmanager
 def reading(database: Path | str) -> Iterator[Connection]:
-    """Open one moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
+    """Open one snapshot of a database, regardless of concurrent writes. Raises DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened:
         try:
             with opened.engine.execution_options(stream_results=True).begin() as connection:

@@ -1,4 +1,4 @@
-"""What a judge's database holds adds up, on both kinds of database."""
+"""The contents of a judge's database add up, on both kinds of database."""
 
 import sqlite3
 from contextlib import closing

@@ -42,7 +42,7 @@ async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
 
 
 async def everything(court: Court, peer: str, evaluation: str) -> AsyncIterator[tuple[str, str]]:
-    """Every address that anyone may read, and what it answers."""
+    """Every address that anyone may read, and its answer."""
     paths = {
         route.path
         for route in create_app(court.service).routes
@@ -55,7 +55,7 @@ async def everything(court: Court, peer: str, evaluation: str) -> AsyncIterator[
 
 
 async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
-    """Nothing shows what it calls itself, and no search finds it by that."""
+    """Nothing shows the name it gives itself, and no search finds it by that name."""
     court.monotonic.now += 11.0  # longer than a comparison is kept
     answered = (await court.http.get(f"/v1/peers/{rude}")).json()["evaluations"][0]["evaluation"]
     async for path, text in everything(court, rude, answered):
@@ -64,7 +64,7 @@ async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
     for path in ("/", "/v1/leaderboard"):
         for asked in ({"q": "RUDE-words"}, {"model": "model of rude-words"}):
             assert rude not in (await court.http.get(path, params=asked)).text, (path, asked)
-        # Which repeats what was asked
+        # Which repeats the question
         assert (rude in (await court.http.get(path, params={"q": rude})).text) == listed or path == "/"
     for path in ("/compare", "/v1/comparison"):
         assert "rude-words" not in (await court.http.get(path, params={"model": "model of rude-words"})).text

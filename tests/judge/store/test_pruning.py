@@ -1,4 +1,4 @@
-"""What pruning deletes, and that no figure changes by it, on both kinds of database."""
+"""Pruning deletes old rows, and no figure changes by it, on both kinds of database."""
 
 import random
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) ->
     kept = rows(store, ALICE)
     assert kept == [n for n in range(1, MANY + 1) if n >= MANY - 99 or n % curve_step(MANY, KEPT_POINTS) == 0]
     assert [reader.standing(ALICE), reader.board(BoardView(curves=24)), reader.arms("tiny")] == before
-    # What comes later is counted on, and its curve finds what it needs.
+    # Later answers are counted on, and the curve finds its data.
     for number in range(MANY + 1, 2 * MANY + 1):
         counted(store, ALICE, number, float(number), 1.0)
     prune(store, before=2_000.0, silent=0.0)
@@ -87,7 +87,7 @@ def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) ->
 
 
 def as_stored(store: Store) -> Mark:
-    """A mark that gives each answer what is stored: only the sums are checked here."""
+    """A mark that gives each answer its stored values: only the sums are checked here."""
     with store.database.begin() as db:
         graded = "SELECT reward FROM evaluations WHERE state = 'graded' ORDER BY id"
         stored = iter([row[0] for row in db.exec_driver_sql(graded)])

@@ -1,4 +1,4 @@
-"""The ledger: what it keeps, what it refuses, and that it cannot be counted twice."""
+"""The ledger: it keeps records, refuses bad ones, and never counts one twice."""
 
 import json
 import sys
@@ -160,7 +160,7 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
 
 
 def test_answers_take_the_room_that_they_are_sent_in(store: Store) -> None:
-    """What a network may send is limited in bytes, and all of it is kept."""
+    """A network's bytes are limited, and all of them are kept."""
     asked, given = replace(question(1), answers=16), Completion("é" * 1_000, True)
     store.asked(asked, sequence=1, at=0.0)
     store.graded(asked, [given] * 16, [WRONG] * 16, 0.5, 2, 0.0)
@@ -265,9 +265,10 @@ def test_a_password_is_not_shown() -> None:
 def test_a_pooler_that_lends_by_the_transaction_is_refused(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, lent: bool
 ) -> None:
-    """No lock would keep others out, as with Supabase's or PgBouncer's (goauthentik/authentik#23876)."""
+    """No lock would keep other processes out, as with Supabase's or PgBouncer's
+    (goauthentik/authentik#23876)."""
     address = request.getfixturevalue("postgresql")()
-    # A pooler tells the client numbers of its own.
+    # A pooler tells the client different numbers.
     process = "SELECT 7" if lent else "SELECT -pg_backend_pid()"
     monkeypatch.setattr("judge.store.database._PROCESS", process)
     refusal = pytest.raises(DatabaseUnusable, match=r"transaction mode.*session mode")
@@ -317,7 +318,7 @@ def test_another_version_is_refused(database: str) -> None:
 
 
 def test_steps_of_one_transaction_are_kept_one_by_one_if_one_fails(store: Store) -> None:
-    """All in one transaction; if one cannot be done, the others are done all the same."""
+    """All in one transaction; if one cannot be done, the other ones are done all the same."""
     evaluate(store, 1, 1.0)
     asked = [(store.asked, (question(n), n, 0.0)) for n in (2, 3)]
     assert store.together(asked) == [None, None]
@@ -367,7 +368,7 @@ def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(stor
 
 
 def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
-    """The newest is the peer's; each question keeps what was said when it was asked."""
+    """The newest is the peer's; each question keeps the words that were said when it was asked."""
     said = {
         "name": "<b>otter</b>",
         "sharing": "swarm",

@@ -1,6 +1,6 @@
-"""Stands in for judge/verified/worker.py where a test needs no model.
+"""Stands in for judge/verified/worker.py in tests that need no model.
 
-The same messages, and models named after what goes wrong.
+The same messages, and models named after their failures.
 """
 
 import os
@@ -30,7 +30,7 @@ BASE = "0123456789abcdef"
 
 
 def solved(question: str) -> GivenAnswer | None:
-    """Return the right answer where a fraction is to be simplified, so that something is right."""
+    """Return the right answer if a fraction is to be simplified, so that something is right."""
     found = re.search(r"the fraction (\d+)/(\d+)", question)
     if found is None:
         return None

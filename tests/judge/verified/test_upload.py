@@ -185,7 +185,7 @@ async def test_an_upload_after_the_clock_was_set_back(url: str) -> None:
 async def test_an_upload_may_take_longer_than_other_requests(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two seconds, where others have one and a half."""
+    """Two seconds, while other requests have one and a half."""
     monkeypatch.setattr(reader, "PIECE_BYTES", len(GOOD) - 4)
     sent: list[int] = []
 
@@ -246,7 +246,7 @@ def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
     wait_until(lambda: not of_standins(tmp_path))  # the evaluation has ended with its judge
     with judge_process(tmp_path) as url:
         assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
-        # It listens before it has begun anew
+        # It listens before it has started again
         wait_until(lambda: reader.outcome(url, hanging).state == "running")
         assert reader.outcome(url, waiting).state == "queued"
         wait_until(lambda: workers(tmp_path) != [])

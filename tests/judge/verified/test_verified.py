@@ -1,6 +1,6 @@
 """The verified tier over HTTP.
 
-What is taken, what is refused, what survives a restart, and workers that go wrong. Real processes.
+Accepted and refused uploads, restarts, and workers that go wrong. Real processes.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Uploader:
         headers: dict[str, str] | None = None,
         **said: Any,
     ) -> Any:
-        """`file`: bytes, or parts of it. `said`: declared, besides what is true."""
+        """`file`: bytes, or parts of it. `said`: declared, besides true values."""
         peer = peer or self.peer()
         true = file if isinstance(file, bytes) else GOOD
         wish = {
@@ -88,7 +88,7 @@ class Uploader:
         return await self.told(id, "done", "refused")
 
     async def told(self, id: str, *states: str) -> dict[str, Any]:
-        """What the judge says of an upload once it is in one of these states.
+        """The judge's statement about an upload once it is in one of these states.
 
         One that has ended in another comes to none.
         """
@@ -106,7 +106,7 @@ class Uploader:
 
 
 async def workers() -> list[psutil.Process]:
-    """Those of this process's judges that evaluate weights by now."""
+    """The worker processes of this process's judges that evaluate weights by now."""
     children = psutil.Process().children()
     return [child for child in children if not ended(child) and child.cmdline()[2:3] == [STANDIN[2]]]
 
@@ -319,7 +319,7 @@ async def test_an_unsigned_upload_is_refused(judge: Uploader) -> None:
 async def test_a_slow_upload_gives_its_place_back(
     judge: Uploader, pause: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may neither trickle for ever, nor stand still for what it was faster before."""
+    """It may neither trickle for ever, nor stand still on the credit of earlier speed."""
     monkeypatch.setattr(config, "VERIFIED_STALL_S", 0.05)
     monkeypatch.setattr(config, "VERIFIED_BYTES_PER_S", rate)
 
@@ -411,9 +411,9 @@ async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path
 
 
 async def test_uploads_after_a_restart(database: str, tmp_path: Path) -> None:
-    """What waits goes on; what was being evaluated twice does not.
+    """Waiting uploads go on; an upload that was being evaluated twice does not.
 
-    What is not whole, or has no name in the database, is removed.
+    Files that are not whole, or have no name in the database, are removed.
     """
     settings = JudgeSettings(
         database,

@@ -41,7 +41,7 @@ class Given:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
-    read, write = os.pipe()  # what it may write to at its end: no file
+    read, write = os.pipe()  # the output that it may write at its end: no file
     command = ("sh", "-c", f'exec "$@" 2>/proc/{os.getpid()}/fd/{write}', "sh", *COMMAND)
     model = asyncio.run(Evaluator(600.0, command).describe(["tiny"]))["tiny"]
     os.close(write)
@@ -50,7 +50,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
 
 
 def test_the_worker_ends_without_output(given: Given) -> None:
-    """What torch does at an ordinary exit is refused by then."""
+    """The operations of torch's ordinary exit are refused by then."""
     assert given.said == ""
 
 

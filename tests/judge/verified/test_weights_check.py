@@ -1,5 +1,5 @@
-"""What may be loaded: exactly the tensors of a known model, finite, with the size and digest that were
-declared.
+"""Weights that may be loaded: exactly the tensors of a known model, finite, with the size and digest that
+were declared.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Dials of addresses that others named: few at one third party, whatever it is called."""
+"""Dials of addresses that other peers named: few at one third party, under any of its names."""
 
 import itertools
 

@@ -116,7 +116,7 @@ def test_each_connection_has_a_separate_quota() -> None:
     box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
     assert reasons(box, frames, NOW, B.peer_id) == [None] * 600 + [Reason.FLOODING] * 100
     assert reasons(inbox(frames_burst=10_000), frames, NOW) == [None] * 700, "of no known connection"
-    # What one could not pay for, another may bring
+    # Another peer may bring a frame that one could not pay for
     assert reasons(box, frames[600:601], NOW, ME.peer_id) + reasons(box, frames[601:602], NOW) == [None] * 2
     assert reasons(box, frames[602:605], NOW + 0.0125, B.peer_id) == [None, None, Reason.FLOODING]
     box = inbox(via_bytes_burst=100_000, via_bytes_per_second=1000)
@@ -153,9 +153,7 @@ def test_no_frame_is_let_in_twice_in_any_order_and_under_any_clock(
 def test_forged_frames_do_not_use_up_an_authors_quota(
     events: list[tuple[bool, int, int, bool]],
 ) -> None:
-    """Of the same frames of A the same are let in, whatever is forged in between, with whatever numbers, by
-    whichever connection.
-    """
+    """The same frames of A are admitted under forgeries in between, with any numbers, by any connection."""
     alone, attacked = (
         inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2)
     )
@@ -182,7 +180,7 @@ def test_many_authors_do_not_grow_the_memory() -> None:
 
 
 def test_the_longest_silent_peer_makes_room_for_another() -> None:
-    """It is not whoever came first: that one is still heard."""
+    """The first to come is not the longest silent: that one is still heard."""
     box, last = inbox(authors=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
     assert reasons(box, [frame(A, 1), last[0]], NOW + 1) + reasons(box, last[1:], NOW + 60) == [None] * 3
     newcomer = frame(Identity(bytes(32)), 1, NOW + 70)
@@ -190,7 +188,7 @@ def test_the_longest_silent_peer_makes_room_for_another() -> None:
 
 
 def test_a_crowd_of_authors_forgets_its_own() -> None:
-    """A known author keeps its place, however long it is silent beside them."""
+    """A known author keeps its place during their silence and its own."""
     box, rng = inbox(authors=64), random.Random(0)
     crowd = [Identity(rng.randbytes(32)) for _ in range(900)]
     known, last = frame(A, 0), frame(B, 0, NOW + 1)
@@ -200,7 +198,7 @@ def test_a_crowd_of_authors_forgets_its_own() -> None:
         via = ME.peer_id if n < 500 else crowd[n % 5].peer_id
         now = NOW + n / 10
         assert reason(box.receive(frame(author, 0, now), now, via)) is None
-    # Authors that are forgotten are heard again, and what they sent before is old.
+    # Forgotten authors are heard again, and their earlier frames are old.
     assert reasons(box, [frame(crowd[0], 0), frame(crowd[0], 1, NOW + 90)], NOW + 90) == [Reason.OLD, None]
     assert reasons(box, [known, last], NOW + 90, A.peer_id) == [Reason.DUPLICATE, None]
     assert len(box._replays._authors) == 64

@@ -85,7 +85,7 @@ def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
 
 def test_a_flood_bans_within_a_second_and_a_busy_peer_is_left_alone() -> None:
     reputation = Reputation()
-    refused = 10_000 - 200  # a second, beyond what a connection may send
+    refused = 10_000 - 200  # a second, beyond the limit of a connection
     bans = [
         n for n in range(refused) if reputation.offence(A, Reason.FLOODING, NOW + n / refused) is not None
     ]
@@ -116,7 +116,7 @@ def test_a_flood_of_names_does_not_forget_the_banned() -> None:
 
 
 class Placed(MemoryEngine):
-    """A memory engine whose peers have addresses, and that remembers whom it was told to shut out."""
+    """A memory engine whose peers have addresses, and that records the peers it was told to shut out."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ def test_the_loudest_loses_most() -> None:
 
 
 def test_large_frames_of_many_names_push_out_no_small_ones() -> None:
-    """Each hostile name holds one frame, and each honest author three: the bytes are what there is not."""
+    """Each hostile name holds one frame, and each honest author three: bytes are the scarce resource."""
     queue: FairQueue[Envelope] = FairQueue(frames=1024, bytes_=1024 * 1024)
     for n in range(100):
         for k in range(3):

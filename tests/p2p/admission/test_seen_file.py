@@ -79,7 +79,7 @@ def test_a_write_covers_many_frames_and_is_private(tmp_path: Path) -> None:
 
 
 def test_no_frame_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a checkpoint that is written a sync takes seconds, in which nobody would be answered."""
+    """While a checkpoint is written a sync takes seconds, in which nobody would be answered."""
     life, synced = Life(tmp_path, NOW), list[int]()
     monkeypatch.setattr(os, "fsync", synced.append)
     assert life.hears(frame(A, 1, NOW)) and not synced

@@ -1,4 +1,4 @@
-"""Peer discovery over ports that a test plays: whom it dials, keeps, and hangs up on."""
+"""Peer discovery over ports that a test plays: the peers it dials, keeps, and hangs up on."""
 
 import random
 from collections.abc import Collection, Sequence
@@ -223,7 +223,8 @@ async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
 async def test_who_has_enough_members_seldom_troubles_the_nodes_that_hold_the_providers(
     autojump_clock: Any, discovery: Discovery, library: Library, members: int, turns: tuple[int, int]
 ) -> None:
-    """All of a swarm asked the same 20 nodes every two minutes; those of 500 had no place left."""
+    """All of a swarm asked the same 20 nodes every two minutes; nodes with a store for 500 had no place
+    left."""
     library.members = set(PEERS[1 : members + 1])
     for peer in library.members:
         library.connect(peer, "inbound")

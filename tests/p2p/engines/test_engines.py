@@ -1,4 +1,4 @@
-"""What every p2p engine promises: one suite, run on each of them and on swarms of both kinds."""
+"""The promises of every p2p engine: one suite, run on each of them and on swarms of both kinds."""
 
 import contextlib
 import errno
@@ -252,8 +252,8 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
 async def test_a_peer_that_sends_junk_is_cut_off_and_other_peers_are_heard(
     real: Any, nursery: trio.Nursery
 ) -> None:
-    """Before it costs us our neighbour, which charges us for what we pass on before we look at it, with
-    hivemind.
+    """With hivemind our neighbour charges us for frames that we pass on before we check them, so the cut has
+    to come before we lose the neighbour.
     """
     a = await started(nursery, real, 1)
     b = await started(nursery, RealNet("libp2p"), 2, a.addresses()[0])
@@ -329,7 +329,7 @@ async def test_an_engine_restarts_with_the_same_key_and_port(
 async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_away(
     real: Any, nursery: trio.Nursery
 ) -> None:
-    """A new peer from there is not kept, though it is not banned: p2pd lets in whoever dials.
+    """A new peer from there is not kept, though it is not banned: p2pd lets in every dialler.
 
     Those that are here stay.
     """
@@ -344,7 +344,8 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
         await until(lambda: not before & {*stack.host.get_network().get_connections(target)})
 
     for n in range(int(BANNED_AT_ONCE) + 1):
-        async with hostile_peer(address, 40 + n) as (stack, target):  # others come and go: they do not count
+        # Other members come and go: they do not count
+        async with hostile_peer(address, 40 + n) as (stack, target):
             await stack.host.disconnect(target)
     for n in range(int(BANNED_AT_ONCE) + 1):
         async with hostile_peer(address, 60 + n) as (stack, target):
@@ -378,7 +379,7 @@ async def test_a_node_has_one_port_and_another_only_while_that_is_taken(real: An
     assert found == [own, second, own]
 
 
-# What the operator gets wrong.
+# The operator's mistakes.
 
 
 async def test_a_port_in_use_and_a_foreign_address_are_named(real: Any) -> None:
@@ -478,7 +479,7 @@ async def test_a_malformed_address_is_named(real: Any, text: str) -> None:
 
 
 class Node:
-    """An engine alone: what it hears, and answers of the length that is asked for."""
+    """An engine alone: the frames it hears, and answers of the requested length."""
 
     def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = (), **options: Any) -> None:
         self.heard: list[bytes] = []
@@ -641,7 +642,7 @@ async def test_a_banned_peer_is_neither_heard_nor_asked_until_its_ban_ends(
     if isinstance(net, RealNet):
         await until(lambda: not b.knows(a))
         await until(lambda: not a.knows(b))
-    await said(c, [b])  # the others still are
+    await said(c, [b])  # the other members still are
     if isinstance(net, RealNet):  # in memory it is for good
         assert not b.knows(a)
         later = 3600.0

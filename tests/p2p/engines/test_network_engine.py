@@ -1,4 +1,4 @@
-"""The part of an engine that no library has a say in: it starts again, whatever broke."""
+"""The part of an engine that no library has a say in: it starts again after any failure."""
 
 import random
 from collections.abc import Callable, Sequence

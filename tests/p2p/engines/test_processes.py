@@ -92,7 +92,7 @@ def test_a_killed_node_is_back_soon_after_it_is_up(nodes: Nodes, tmp_path: Path,
     bootstrap = [] if victim == 0 else probes[0].addresses  # the first one has only its address book
     back = nodes.start(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap)
     assert back.peer_id == peer_id and back.addresses[0] == address
-    # What comes in the first seconds is refused, for it may be a repetition
+    # Frames of the first seconds are refused, for they may be repetitions
     back.wait(lambda: back.said("got") or (back.last("rejected") or {}).get("rejected"), TIMEOUT_S)
     back.order(publish=1024, count=ENDLESS, every=0.25)
     for probe in others:

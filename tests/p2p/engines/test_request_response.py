@@ -318,7 +318,7 @@ async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> N
 
 
 class Asked(End):
-    """One of our streams, answered by a desk at its other end, which is cut off where it should be."""
+    """One of our streams, answered by a desk at its other end, which is cut off at the given byte."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -380,7 +380,8 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     assert world.ends() == [True] + [None] * AT_ONCE
     await trio.sleep(KEPT_S + 0.1)
     await ask(PEERS[1], b"?", 1)
-    assert world.ends() == [True] + [True] * AT_ONCE + [None]  # what nobody asks any more is let go
+    # An answer that nobody waits for any more is dropped
+    assert world.ends() == [True] + [True] * AT_ONCE + [None]
     for peer in (Identity(bytes([n, 2]) * 16).peer_id for n in range(MAX_KEPT)):
         await ask(peer, b"?", 1)
     assert world.ends()[1 + AT_ONCE :] == [True] + [None] * MAX_KEPT

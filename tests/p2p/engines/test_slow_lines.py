@@ -1,4 +1,4 @@
-"""Connections of the libp2p engine where one of the nodes has a rate limit.
+"""Connections of the libp2p engine if one of the nodes has a rate limit.
 
 It is slow, and nobody is cut off for it.
 
@@ -58,7 +58,7 @@ class Wire:
 class Swarm:
     """All are connected to the relay, and home has a place there.
 
-    limits: by name. relay: what others may have of it.
+    limits: by name. relay: the share of it that each peer may have.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ async def test_a_rate_limit_ends_no_circuit(
 
 
 async def test_a_circuit_is_not_idle_while_its_bytes_wait_for_the_relays_rate(autojump_clock: Any) -> None:
-    """But where both ends are silent."""
+    """This needs silence at both ends."""
     limits = RelayLimits(size=SIZE, rate=SLOW, idle=5.0)
     async with swarm(limits) as those:
         for name in ("one", "two"):
@@ -198,7 +198,7 @@ async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_
         await those.give("two", "home", 100_000)
         home = those.hosts["home"].get_network()
         await trio.sleep(limits.seconds - 2)
-        # What was left was used, and a piece went into debt.
+        # The rest was used, and a piece went into debt.
         assert home.get_connections(those.id("two")) and those.came["two"] <= 10_000 + MAX_PIECE
         await until(lambda: not home.get_connections(those.id("two")), SECONDS, every=0.1)
         assert trio.current_time() - begun <= limits.seconds + 1

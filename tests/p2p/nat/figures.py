@@ -1,4 +1,4 @@
-"""Nodes in the NAT lab, and what they do there; as a program, figures that take too long for a test.
+"""Nodes in the NAT lab, and their actions there; as a program, figures that take too long for a test.
 
 python -m tests.p2p.nat.figures punch --observers 3    when two homes meet through a relay, and when directly
 python -m tests.p2p.nat.figures partition --seconds 60 when a swarm is one again after a cut of so long
@@ -23,7 +23,7 @@ CARRIERS = {"none": (None, None), "one": (20, None), "two": (20, 21), "same": (2
 
 
 class Net:
-    """A lab with a bootstrap node at 11.0.0.1, and what runs in it."""
+    """A lab with a bootstrap node at 11.0.0.1, and the programs in it."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack, self._folder = stack, folder
@@ -115,7 +115,7 @@ def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
 
 def punch(net: Net, observers: int, engine: str, symmetric: int, carriers: str) -> dict[str, Any]:
     """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell
-    the two where they see them.
+    the two their public addresses.
 
     Returns the seconds until the one first fetched from the other, and until a connection without the relay;
     None: not in a minute.

@@ -55,7 +55,7 @@ table ip nat {{
 
 @cache
 def missing() -> str | None:
-    """Why there can be no lab here; None where there can."""
+    """Why there can be no lab here; None if there can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces take root on Linux"
     for program, package in (("ip", "iproute2"), ("nft", "nftables")):
@@ -91,7 +91,7 @@ class Place:
 
 
 class Lab:
-    """Use as a context manager: nothing is left afterwards. Whatever runs in it is to be ended first."""
+    """Use as a context manager: nothing is left afterwards. End the programs in it first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._stem = folder, f"swarmd-{os.getpid()}"
@@ -199,7 +199,7 @@ class Lab:
         self._plug_into(self._net, "main", name, number)
         if ipv4:
             _ip(f"-n {name} addr add 11.0.0.{number}/24 dev wan")
-            # It leads nowhere. Without it p2pd would announce no address of IPv4 where IPv6 has one.
+            # It leads nowhere. Without it p2pd would announce no IPv4 address if IPv6 has one.
             _ip(f"-n {name} route add default via 11.0.0.254")
         _ip(f"-n {name} addr add 2611:0:0:{number}::1/48 dev wan")
         _ip(f"-n {name} route add default via {_GATEWAY}")

@@ -1,4 +1,4 @@
-"""What nodes behind home routers can do, shown with real processes in a small internet of network namespaces
+"""Nodes behind home routers connect, shown with real processes in a small internet of network namespaces
 (`tests.p2p.nat.lab`).
 """
 
@@ -44,7 +44,7 @@ def test_two_nodes_behind_nat_exchange_frames_and_blobs(net: Net, engine: str) -
     outside = net.probe(net.lab.public(4), engine)
     for probe in (author, asker, outside):
         probe.wait_for_peers(1, SECONDS)
-    assert asker.peer_id not in author.peers(), "they cannot be connected yet: what they hear is passed on"
+    assert asker.peer_id not in author.peers(), "they cannot be connected yet: heard frames are passed on"
     exchange([author, asker, outside], 5)
 
     author.order(hold=30_000)
@@ -57,7 +57,7 @@ def test_two_nodes_behind_nat_exchange_frames_and_blobs(net: Net, engine: str) -
         f" {got['seconds'] * 1000:.0f} ms"
     )
 
-    if engine == "libp2p":  # p2pd takes four others who tell it where they see it
+    if engine == "libp2p":  # p2pd takes four other nodes who tell it its public address
         author.wait(lambda: asker.peer_id in author.peers(), SECONDS)
         print(f"{engine}: connected without the relay {time.monotonic() - since:.0f} s after the start")
 
@@ -157,7 +157,7 @@ def test_a_partitioned_swarm_heals_soon(net: Net) -> None:
     """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
     seconds, before = cut_and_heal(net, CUT)
     print(f"all hear all {seconds:.1f} s after the cut was healed; two frames took {before:.1f} s before")
-    assert seconds < 120 + 4 * before  # within 30 where the machine has nothing else to do
+    assert seconds < 120 + 4 * before  # within 30 if the machine has nothing else to do
 
 
 def test_every_frame_arrives_over_a_bad_line(net: Net) -> None:
@@ -179,7 +179,7 @@ def test_every_frame_arrives_over_a_bad_line(net: Net) -> None:
 
 @pytest.mark.p2pd
 def test_two_on_one_network_find_each_other_without_an_address(net: Net, tmp_path: Path) -> None:
-    """One of each engine: what announces and listens is the same code in both."""
+    """One of each engine: both share the code that announces and listens."""
     with ExitStack() as stack:
         engines = {4: "libp2p", 5: "hivemind"}
         nodes = [

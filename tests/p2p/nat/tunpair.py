@@ -1,6 +1,6 @@
 """A line with delay and loss, as a program.
 
-Two TUN devices, and what goes into one comes out of the other later, or never.
+Two TUN devices: a packet that goes into one comes out of the other later, or never.
 
 For kernels without netem. As root: `python -m tests.p2p.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B
 --delay-ms D --loss P`. It says "up" when both ends are, and lives until it is killed, which takes the devices
@@ -39,7 +39,7 @@ def device(name: str, namespace: str, address: str, other: str) -> int:
 
 def carry(ends: tuple[int, int], delay: float, loss: float, rng: random.Random) -> None:
     """For ever. delay: seconds each way."""
-    under_way: list[tuple[float, int, int, bytes]] = []  # when it arrives, its number, where, what
+    under_way: list[tuple[float, int, int, bytes]] = []  # time of arrival, number, device, packet
     numbers = itertools.count()
     while True:
         now = time.monotonic()

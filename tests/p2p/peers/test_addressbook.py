@@ -53,7 +53,7 @@ def at(group: int, host: int = 1) -> str:
 
 
 def know(book: AddressBook, count: int) -> None:
-    """Peers, each in a group of its own, that others in as many groups told us of."""
+    """Peers, each in a different group, named to us by other peers in as many groups."""
     for n in range(count):
         book.add(peer(n), [at(n)], NOW, source=f"{n}")
 
@@ -175,15 +175,15 @@ def test_a_peers_own_addresses_count_for_more_than_hearsay(book: AddressBook) ->
     assert book[peer(1)].addresses == [at(51), at(50)] and book[peer(1)].itself
     dial(book, peer(1))
     book.add(peer(1), [at(60)], NOW, teller=peer(9))
-    assert book[peer(1)].addresses == [at(51), at(50)]  # it is well: nobody else need tell us where it is
+    assert book[peer(1)].addresses == [at(51), at(50)]  # it is well: nobody else needs to tell us its address
     book.add(peer(1), [at(61)], NOW)
-    assert book[peer(1)].addresses == [at(51), at(61)]  # where we reached it stays
+    assert book[peer(1)].addresses == [at(51), at(61)]  # the address at which we reached it stays
 
 
 def test_private_addresses_from_distant_tellers_are_dropped(book: AddressBook) -> None:
     """Names would be looked up, our own loopback dialled.
 
-    Private networks come last, as they are hardly ever ours.
+    Private networks come last, as they seldom are our network.
     """
     said = [
         "/ip4/127.0.0.1/tcp/1",
@@ -377,7 +377,7 @@ def test_a_tried_place_goes_only_to_a_peer_whose_holder_is_gone(book: AddressBoo
 
 
 def test_peers_of_a_group_that_are_gone_keep_no_newcomer_out(book: AddressBook) -> None:
-    """As on a campus, where all have addresses of one group."""
+    """As on a campus, whose machines all have addresses of one group."""
     for n in range(2 * SHARE):
         book.add(peer(n), [at(5, n)], NOW, source="66.1")
         dial(book, peer(n))
@@ -402,7 +402,7 @@ def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
 
 
 def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) -> None:
-    """One liar tells of a hundred groups; two peers come and say where they are."""
+    """One liar tells of a hundred groups; two peers come and tell their addresses."""
     for n in range(30):
         book.add(peer(n), [at(n)], NOW, teller=peer(99), source="66.1")
     for n in (200, 201):

@@ -45,7 +45,7 @@ HOME = "/ip4/11.0.0.2/tcp/40123"
 
 
 class World:
-    """A member that is asked, everybody it is connected to, and what it dials."""
+    """A member that is asked, all its connected peers, and its dials."""
 
     def __init__(
         self, addresses: dict[PeerId, str], behind: Callable[[str, int], PeerId | Exception]
@@ -122,7 +122,7 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
         Outcome.REFUSED
     ] * (10 - PORTS)
     await world.asks(5000)
-    assert len(world.dialled) == PORTS  # what was found out is told again
+    assert len(world.dialled) == PORTS  # known results are told again
     for peer in peers:
         await world.asks(4001, peer)
     assert len(world.dialled) == DIALS_AT_ONCE
@@ -138,7 +138,7 @@ async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
             ended.cancel()
             await world.dial_back.run()
     assert str(seen_at(Peer(ASKER, "/ip6/::ffff:11.0.0.2/tcp/1", "inbound", 0.0))) == "11.0.0.2"
-    for message in (b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"):  # no question of ours
+    for message in (b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"):  # no question that we asked
         assert world.dial_back(ASKER, message) == b""
     for message in (b"", b"\x04", b"\xff\1\2\3\4", b"\2\1\2\3", b"\2" + bytes(18)):  # no answer
         assert answered(message) is None

@@ -1,4 +1,4 @@
-"""What a peer says of itself when asked, and what becomes of answers that are none."""
+"""A peer's description of itself when asked, and the handling of malformed answers."""
 
 from hypothesis import given
 from hypothesis import strategies as st

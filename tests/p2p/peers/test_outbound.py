@@ -1,4 +1,4 @@
-"""Outbound peer selection: members in as many network groups as possible, whatever inbound peers do."""
+"""Outbound peer selection: members in as many network groups as possible, regardless of inbound peers."""
 
 import random
 from collections import Counter

@@ -35,7 +35,7 @@ def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
 
 
 def leave(of: TwinSession, cards: TwinCards, clock: Clock) -> None:
-    """Leave as a member does: ask once more where there is news."""
+    """Leave as a member does: ask once more if there is news."""
     for _ in range(2):
         shown = cards(KEY.peer_id, of.question(clock.now))
         if shown == NOTHING:
@@ -106,7 +106,7 @@ def test_nobody_without_the_key_makes_a_twin() -> None:
     liar.answered(ours.question(NOW)[1:], NOW)  # not even signed by his key, but he knows our nonce
     liar._echo = ours._nonces[0]
     assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
-    for _ in range(3):  # nor does whoever shows us our own cards
+    for _ in range(3):  # nor does a peer that shows us our own cards
         assert not ours.answered(ours.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
 
 

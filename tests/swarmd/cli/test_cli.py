@@ -1,4 +1,5 @@
-"""The command line as people and scripts meet it: what goes where, and with which exit code."""
+"""The command line as people and scripts meet it: which text goes to which stream, and with which exit
+code."""
 
 import contextlib
 import errno
@@ -51,7 +52,7 @@ ANSWERS = {
 
 @contextlib.contextmanager
 def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
-    """The control API of a node, over a real socket, in a thread; what it was told.
+    """The control API of a node, over a real socket, in a thread; the arguments it was told.
 
     obeys: it ends when it is told to stop.
     """
@@ -370,7 +371,7 @@ def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]
     for name in command:
         shown = getattr(shown, "commands")[name]  # noqa: B009
     _, *further = inspect.cleandoc(shown.help or "").split("\n\n")
-    # Typer would break the line there, whatever the screen's width
+    # Typer would break the line there, at any width of the screen
     assert not any("\n" in paragraph for paragraph in further)
 
 
@@ -486,7 +487,7 @@ def test_characters_that_a_terminal_cannot_print_are_escaped() -> None:
 @pytest.mark.net
 @pytest.mark.parametrize("module", ["swarmd", "judge"])
 def test_output_that_cannot_be_written_ends_without_a_traceback(module: str) -> None:
-    """To a pipe whose reader is gone, where it is written at the end; and, at once, to a full disk."""
+    """To a pipe whose reader is gone, if it is written at the end; and, at once, to a full disk."""
     reader, writer = os.pipe()
     os.close(reader)
     cases = [(writer, "", 1, "")]

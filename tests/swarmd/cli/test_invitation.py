@@ -1,4 +1,4 @@
-"""Invitations: what `swarmd invite` prints and `swarmd join` takes. They come from strangers."""
+"""Invitations: `swarmd invite` prints the command that `swarmd join` takes. They come from strangers."""
 
 import hashlib
 import json
@@ -297,7 +297,7 @@ HERE = {"url": "http://127.0.0.1:8000"}
         ),
         ({"swarm": {"bootstrap": (LAN,)}}, [NEAR, LOCAL], replace(TINY, bootstrap=(LAN, NEAR)), ["network"]),
         ({"swarm": {"bootstrap": (NAMED,)}}, [LAN], replace(TINY, bootstrap=(NAMED,)), []),
-        # 127.0.0.1 is another machine for whoever is invited
+        # 127.0.0.1 is another machine for the invited person
         ({"swarm": {"bootstrap": (LOCAL,)}}, [LOCAL, LAN], replace(TINY, bootstrap=(LAN,)), ["network"]),
         ({}, [LOCAL], replace(TINY, bootstrap=(LOCAL,)), ["good on this machine alone"]),
         ({"judge": HERE}, [PUBLIC], TINY, ["the judge http:"]),
@@ -346,7 +346,7 @@ def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Pat
 
 @pytest.mark.net
 def test_the_live_page_shows_the_swarm_that_is_joined(tmp_path: Path) -> None:
-    """What is printed before the page, its screen hides."""
+    """The page's screen hides earlier output."""
     ours, theirs = terminal()
     with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the node ends at once
         port = taken.getsockname()[1]

@@ -67,7 +67,7 @@ def test_leaving_forgets_the_swarm_and_keeps_the_trained_model(run: Run, tmp_pat
     said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
     assert (json.loads(said.out)["removed"], names(tmp_path / "state")) == (gone, before - {*gone})
     for wrong in ("none", "project"):
-        # A project of somebody's, as where a script's variable is empty, may have checkpoints of its own.
+        # Somebody's project (if a script's variable is empty) may have its own checkpoints.
         (tmp_path / "project" / "checkpoints").mkdir(parents=True, exist_ok=True)
         assert run("leave", "--everything", "--yes", "--state-dir", tmp_path / wrong).code == 6
     assert (tmp_path / "project" / "checkpoints").exists()
@@ -101,7 +101,7 @@ def test_leaving_with_everything_removes_the_files_of_swarmd_and_nothing_else(
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("not ours")
     (tmp_path / "state" / "checkpoints.old").symlink_to(tmp_path / "outside")
-    (tmp_path / "state" / "choices.json.old").touch()  # what was joined before a restore
+    (tmp_path / "state" / "choices.json.old").touch()  # the swarm joined before a restore
     said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
     assert (
         said.code == 0

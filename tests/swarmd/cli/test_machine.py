@@ -55,7 +55,7 @@ def test_doctor_alone_checks_model_and_network(
 def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
     remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
     said = run("doctor", "model", "--device", "cpu", "--state-dir", tmp_path)
-    assert said.out.startswith("tiny-latent: ")  # what the next join will use
+    assert said.out.startswith("tiny-latent: ")  # the settings of the next join
     said = run("doctor", "model", "--model", "tiny", "--device", "cpu", "--state-dir", tmp_path)
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("tiny: 851,584 parameters, on cpu") and "851,584 × 4 B" in said.out

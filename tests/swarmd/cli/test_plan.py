@@ -1,4 +1,4 @@
-"""`swarmd plan replay`: real measurements of the tiny model, and what is made of figures of any size."""
+"""`swarmd plan replay`: real measurements of the tiny model, and plans from figures of any size."""
 
 import json
 import tomllib
@@ -46,7 +46,7 @@ def test_expensive_generation_gives_the_plan_of_the_theorem() -> None:
 
 
 def test_rollouts_of_other_nodes_cost_no_generating() -> None:
-    """With I = J = 4 a new rollout costs half of what generating one costs."""
+    """With I = J = 4 a new rollout costs half of the cost to generate one."""
     made = plan(measured(6.0), 4, 4, 8)
     assert (made.own, made.new, made.mu, made.pays) == (4, 8, 3.0, False)
     assert made.theorem == best_reuse(3.0, RHO, ALPHA)

@@ -1,4 +1,4 @@
-"""`swarmd service`: what is written, and what the service manager is told, through one that records its
+"""`swarmd service`: the unit file, and the commands to the service manager, through one that records its
 calls.
 """
 
@@ -28,13 +28,13 @@ esac
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """Where the unit is written: `run` has configuration folders of its own."""
+    """The path of the unit file: `run` sets its own configuration folders."""
     return tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
 
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `systemctl` on PATH that writes down its calls; what the file `fails` holds, it refuses."""
+    """A `systemctl` on PATH that writes down its calls; it refuses the commands in the file `fails`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "systemctl"
@@ -117,7 +117,7 @@ def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -
         timeout=TIMEOUT_S,
         check=False,
     )
-    # What it says of other units of this machine is not of ours.
+    # Its messages about other units of this machine are not about our unit.
     said = [line for line in (checked.stdout + checked.stderr).splitlines() if unit.name in line]
     assert (checked.returncode, said) == (0, [])
 

@@ -1,4 +1,4 @@
-"""What people and programs see of a running node, on wide and narrow terminals, and where nobody reads."""
+"""The view of a running node for people and programs, on wide and narrow terminals, and without a reader."""
 
 import fcntl
 import io

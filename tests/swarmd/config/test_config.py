@@ -1,4 +1,4 @@
-"""What a configuration says, where each value came from, and what is said about a wrong one."""
+"""The values of a configuration, their sources, and the messages about wrong ones."""
 
 import random
 import re
@@ -40,7 +40,7 @@ def test_the_example_has_every_key_with_its_default_and_a_comment() -> None:
             f"add `{lead}{name} = <default>  # <what it does>` to [{section}] in {EXAMPLE.name}"
         )
         assert resolved.origins[key].startswith(str(EXAMPLE)) != (default is None), key
-    # What has no default is commented out there; with the comments taken away it must still load.
+    # A setting without a default is commented out there; with the comments taken away it must still load.
     load_text = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     assert set(tomllib.loads(load_text)["model"]) == set(NodeConfig().model.model_dump())
 
@@ -310,7 +310,7 @@ STRAY = [
 
 
 def _break(text: str, rng: random.Random) -> str:
-    """What happens when people edit a file, or a disk fails.
+    """The damage when people edit a file, or a disk fails.
 
     Letters lost or strays put in, lines twice or in capitals, the end cut off.
     """

@@ -1,4 +1,4 @@
-"""A child of another version, which says what this one does not know.
+"""A child of another version, whose messages this version does not know.
 
 `python -m tests.swarmd.daemon.foreign FD`.
 """

@@ -74,7 +74,7 @@ def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
         probes[0].order(publish=1000)
         probes[1].wait_for_frames(1, TIMEOUT_S)
 
-        assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of theirs
+        assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of the other swarm
         state = ["--state-dir", tmp_path / "boot"]
         wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], TIMEOUT_S)
         status = run("status", *state)
@@ -157,7 +157,7 @@ PLACES = {
     "/ip4/11.0.0.1": "internet",
     "/ip6/2600::1": "internet",
 }
-TOLD = {  # what the announcement says, and what it does not
+TOLD = {  # the words of the announcement, and words that it leaves out
     "machine": ("only this machine can dial it", "router"),
     "network": ("forward TCP port 4001 of your router", "only this machine"),
     "internet": ("other nodes join with", "no public address|only this machine"),
@@ -179,7 +179,7 @@ def test_reachability_and_its_message(host: str, where: str) -> None:
     assert wanted in text and not re.search(unwanted, text)
     assert "relays for nodes behind NAT: at most" in text
     assert "--state-dir /tmp/boot" in text
-    # The node goes on where a full disk does not take it.
+    # The node goes on even if a full disk does not take it.
     with (
         patch("sys.stdout", io.StringIO()) as out,
         patch.object(out, "flush", side_effect=OSError(28, "full")),

@@ -1,4 +1,4 @@
-"""The second `swarmd join` on a folder: what is remembered, what overrides it, and what is refused."""
+"""The second `swarmd join` on a folder: remembered choices, their overrides, and refusals."""
 
 import io
 import json

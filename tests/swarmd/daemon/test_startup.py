@@ -1,6 +1,7 @@
 """The first seconds of a node.
 
-Tested are what the trainer says of them, and what begins only when others can reach the node.
+The tests cover the trainer's messages about it, and the work that begins only when other nodes can reach the
+node.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Experiment trackers get each round's figures from a process beside the node, and hold nothing up."""
+"""Experiment trackers get each round's figures from a separate process, and hold nothing up."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def test_each_round_is_read_once_even_if_the_file_is_cut(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     with closing(MetricsFile(path, 0)) as file:
         file.append(line(1))
-        follower = Follower(path)  # what is there before is not read
+        follower = Follower(path)  # earlier lines are not read
         assert not list(follower.read())
         file.append(line(2))
         assert [found.round for found in follower.read()] == [2]
@@ -106,7 +106,7 @@ async def test_a_tracker_without_a_log_is_told_and_the_node_goes_on(tmp_path: Pa
 
 
 def play_tracker(folder: Path, begin: str) -> None:
-    """Put a tracker of our own in place of a real one, for the package may not be there."""
+    """Put our own tracker in place of a real one, for the package may not be there."""
     (folder / "trackio").mkdir()
     (folder / "trackio" / "__init__.py").write_text(
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Authors are told how many of their rollouts others trained on.
+"""Authors are told how many of their rollouts other nodes trained on.
 
 The figures are for people only: capped, bounded, and used for no decision.
 """
@@ -59,7 +59,7 @@ async def test_untold_counts_wait_and_nobody_is_dialled() -> None:
     assert not asked
     connected += many
     await acknowledger.tell()
-    assert len(asked) == AT_ONCE and set(asked) >= set(many[-3:])  # of whom most was used
+    assert len(asked) == AT_ONCE and set(asked) >= set(many[-3:])  # the author with the most used rollouts
     for _ in range(MAX_PEERS):
         await acknowledger.tell()
     assert sorted(asked) == sorted(many[10:])  # those used first were forgotten

@@ -77,7 +77,7 @@ class Played:
     open: dict[int, Ask] = field(default_factory=dict)
     delivered: Counter[tuple[PeerId, TaskRef]] = field(default_factory=Counter)  # in these MAX_AGE rounds
     sent: list[Send] = field(default_factory=list)
-    faults: set[tuple[PeerId, Reason]] = field(default_factory=set)  # what each peer may be charged for
+    faults: set[tuple[PeerId, Reason]] = field(default_factory=set)  # the most that each peer may be charged
 
     def __post_init__(self) -> None:
         self.exchange, self.twin = machine(self.seed), machine(self.seed)

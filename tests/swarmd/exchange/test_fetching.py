@@ -44,7 +44,7 @@ def test_a_blob_is_given_and_counted() -> None:
 
 
 class Peers:
-    """What each peer does when it is asked, and who was. Drives a Fetcher for one blob at a time."""
+    """Each peer's action when it is asked, and the asked peers. Drives a Fetcher for one blob at a time."""
 
     def __init__(self, **does: Callable[[], object]) -> None:
         self.does, self.asked, self.blamed = does, list[PeerId](), list[tuple[PeerId, Reason]]()

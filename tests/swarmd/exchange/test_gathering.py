@@ -1,4 +1,5 @@
-"""Offers and fetches between members of one swarm: what is chosen arrives, whoever of its holders is left."""
+"""Offers and fetches between members of one swarm: chosen rollouts arrive as long as one of their holders is
+left."""
 
 import itertools
 import random
@@ -220,7 +221,7 @@ async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.t
     async with running(b):
         a.share(*range(8))
         await settled(MIN_FETCH_S + 0.1)
-        # The four under way have had their time, and four others are asked for
+        # The four under way have had their time, and four more are asked for
         b.begin()
         await settled(5)
         assert not b.got and b.market.missed == 4

@@ -1,4 +1,4 @@
-"""What is offered is what arrives, malformed offers are refused, and the board is bounded."""
+"""Offered rollouts arrive, malformed offers are refused, and the board is bounded."""
 
 import random
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def test_an_offer_carries_its_authors_address() -> None:
         "192.168.1.1/tcp/8080",
         "127.0.0.1/tcp/4001",
         "11.0.0.7/tcp/22",
-    ):  # whom we would be had to dial
+    ):  # a peer that would make us dial
         decoded = offers.decode(envelope(offers.addressed(offer, f"/ip4/{where}")), SPECIALTIES)
         assert not isinstance(decoded, Reason) and {item.at for item in decoded} == {""}
     fields = msgpack.unpackb(offer)
@@ -255,7 +255,7 @@ def test_an_author_pushes_out_only_its_own_oldest() -> None:
 def test_the_board_is_bounded() -> None:
     on_offer = board(in_all=5)
     on_offer.add([offered(PeerId(str(n)), n) for n in range(9)])
-    assert [o.ref.n for o in on_offer.offered.values()] == [6, 7, 8]  # room for others is made at once
+    assert [o.ref.n for o in on_offer.offered.values()] == [6, 7, 8]  # room for other offers is made at once
 
 
 def test_a_crowd_in_few_groups_does_not_push_out_other_authors() -> None:
@@ -301,7 +301,7 @@ def test_any_bytes_decode_to_a_blob_or_a_reason(content: bytes) -> None:
 
 
 def test_the_choice_is_uniform_over_rollouts() -> None:
-    """SAPO section 5: every rollout of the others is as likely as any other, whoever made it."""
+    """SAPO section 5: every external rollout is equally likely, regardless of its author."""
     counts = dict.fromkeys((ME, OTHER, THIRD), 0)
     for seed in range(600):
         on_offer = board()

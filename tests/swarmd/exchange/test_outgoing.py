@@ -1,4 +1,4 @@
-"""What waits for a node's turn: the newest of the last rounds, in one offer."""
+"""Rollouts that wait for a node's turn: the newest of the last rounds, in one offer."""
 
 import random
 

@@ -27,7 +27,7 @@ from swarmd.exchange.pacing import (
 
 HOUR = 3600
 
-# What an attacker sends in this second: authors and their network groups.
+# An attacker's frames in this second: authors and their network groups.
 Attack = Callable[[int], list[tuple[str, str]]]
 
 
@@ -84,7 +84,7 @@ class Swarm:
 
     @property
     def fairness(self) -> float:
-        """Return Jain's index of the paces: 1 where all are equal."""
+        """Return Jain's index of the paces: 1 if all are equal."""
         paces = [min(pacing.pace, 1 / self.seconds) for pacing in self.pacing]
         return sum(paces) ** 2 / (len(paces) * sum(pace**2 for pace in paces))
 

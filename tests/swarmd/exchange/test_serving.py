@@ -57,7 +57,7 @@ def test_credit_changes_no_choice_while_all_serve() -> None:
 
 
 def test_serving_one_in_four_is_enough() -> None:
-    """Two nodes behind NAT can only fetch from each other what a third has fetched.
+    """Two nodes behind NAT can fetch from each other only blobs that a third has fetched.
 
     In a swarm of ten, five of them behind NAT, about 28 of 100 fetches succeed.
     """
@@ -85,8 +85,8 @@ def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
         return [item.author for item in serving.choose(items, count, random.Random(0), uniform, 2.0, tried)]
 
     assert authors(4, tried=4) == [B] * 4
-    assert authors(4) == [B] * 4 + [A] and authors(0) == []  # beside them, once a round
-    # And where the others leave places free
+    assert authors(4) == [B] * 4 + [A] and authors(0) == []  # in addition to them, once a round
+    # And if the other authors leave places free
     assert authors(10) == [B] * 8 + [A] * 2 and authors(10, tried=1) == [B] * 8 + [A]
     serving.next_round()
     assert authors(0) == [A]
@@ -157,7 +157,7 @@ async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.Mock
     async with running(b):
         await serve(a, b)
         a.share(*range(12))
-        again = join(swarm, 1, sequence=100)  # the same key, and none of what it held
+        again = join(swarm, 1, sequence=100)  # the same key, without its earlier blobs
         await settled(5)
         assert b.market.missed == 4 and not b.got and b.status["on_offer"] == 0
         shared = again.share(*range(20, 28))

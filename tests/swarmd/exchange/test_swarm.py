@@ -1,6 +1,6 @@
 """Rollouts over the memory swarm.
 
-What is shared is collected by all others; what is no rollout is refused, and its author blamed.
+All other members collect a shared rollout; malformed rollouts are refused, and their authors blamed.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """`[sharing] take` chooses from offers, of which J are fetched, as from a pool that has everything.
 
-The board and the choice are real. Eight others offer rollouts of two specialties: we are weak in one of them,
-and as good as they are in the other.
+The board and the choice are real. Eight other nodes offer rollouts of two specialties: we are weak in one of
+them, and as good as they are in the other.
 """
 
 import random
@@ -34,7 +34,7 @@ def scored(n: int, specialty: str, right: int, by: str, number: int = 1) -> Scor
 
 
 def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
-    """Return the rule of `take`, where we gave `ours` and they `theirs` right completions of eight."""
+    """Return the rule of `take`, if we gave `ours` and they `theirs` right completions of eight."""
     known = Sharing(SharingSettings(take=take))
     own = [scored(n, specialty, right, "me") for specialty, right in ours.items() for n in range(32)]
     known.saw(own, [scored(n, specialty, theirs, "a0") for specialty in ours for n in range(32)], 1)
@@ -42,7 +42,8 @@ def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
 
 
 def offered(number: int) -> list[Scored]:
-    """Return what the others have in a round: four specialists of each specialty, four rollouts of each."""
+    """Return the other nodes' rollouts of a round: four specialists of each specialty, four rollouts of
+    each."""
     return [scored(100 * number + n, WEAK if n % 2 else STRONG, 5, f"a{n % 8}", number) for n in range(32)]
 
 
@@ -51,7 +52,7 @@ def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list
 
 
 def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
-    """Return what a node fetches by the daemon's choice, which knows what the trainer knows."""
+    """Return a node's fetches by the daemon's choice, which has the trainer's knowledge."""
     choice = OfferChoice[Offered](known.settings, WANTED, lambda item: author(item.author))
     choice.begin(known.lead)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
@@ -62,7 +63,7 @@ def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]
 
 
 def from_any_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
-    """Return J of the offers, whatever the strategy is."""
+    """Return J of the offers, under any strategy."""
     return rng.sample(offered(number), WANTED)
 
 

@@ -45,7 +45,7 @@ def test_a_weighting_acts_on_any_loss_and_on_external_rollouts_alone(
     assert weighed(loss, weigh, mine) == given_by(loss, mine), "our own keep the loss's"
     assert len(found) == len(rewards) and all(map(math.isfinite, found))
     if weigh in NEVER_PUSHES_DOWN:
-        assert min(found) >= 0, "nothing that others wrote is pushed down"
+        assert min(found) >= 0, "no text of another node is pushed down"
     if weigh == "paper":
         assert found == plain
     if weigh == "positive":

@@ -1,4 +1,4 @@
-"""The gate: what is odd, beside what, and what becomes of it.
+"""The gate: which rollouts are odd, compared with which ones, and their handling.
 
 No policy here: its log-probabilities are given.
 """
@@ -91,7 +91,7 @@ def test_a_round_is_learnt_from_once() -> None:
 
 
 def test_limits_are_the_local_figures_with_a_margin_and_never_below_the_floors() -> None:
-    assert warm().limits == FLOORS, "a policy that is very sure of itself does not shut others out"
+    assert warm().limits == FLOORS, "a policy that is very sure of itself does not reject the rest"
     high = warm(1.5, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
     assert high == Traits(150.0, 15.0, 10.5, 10.5)
     wider = warm(3.0, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
@@ -137,7 +137,7 @@ def test_an_empty_answer_is_not_odd() -> None:
 
 
 class Asked:
-    """Log-probabilities by what a text says, and how often they were asked for."""
+    """Log-probabilities by the text, and how often they were asked for."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -176,7 +176,7 @@ def test_the_gate_leaves_ordinary_rollouts_unchanged() -> None:
     pool, asked = stocked(["fine"] * 12), Asked()
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked)([own(2)], random.Random(5)) == plain
-    assert asked.texts == ["fine", "wrong"] * 4, "not what was not chosen, nor our own"
+    assert asked.texts == ["fine", "wrong"] * 4, "neither rejected nor local rollouts"
 
 
 def test_how_often_an_authors_rollouts_pass_is_remembered_the_newest_counting_most() -> None:
@@ -210,7 +210,7 @@ def test_a_rollout_that_is_replayed_counts_once_for_its_author() -> None:
 
 
 def test_our_own_rollouts_are_not_judged() -> None:
-    """Replay draws it from the pool like others'."""
+    """Replay draws it from the pool like an external one."""
     pool = Pool(32, 16, PoolLimits(ME, 32))
     mine = rollout(1, ME, ["odd", "wrong"], (1.0, 0.0), tokens=[UNLIKELY, UNLIKELY])
     pool.add_own([mine])
@@ -235,7 +235,8 @@ def test_the_same_text_is_looked_at_once() -> None:
 def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
     texts: list[str], rewards: tuple[float, ...], left: list[str] | None
 ) -> None:
-    """Pushing away what is far away already does harm by itself, and is no reason to do without the rest."""
+    """Pushing away a completion that is far away already does harm by itself, and is no reason to do without
+    the rest."""
     pool = Pool(2)
     pool.add([whole := rollout(1, OTHER, texts, rewards)])
     gate = warm()
@@ -260,7 +261,7 @@ def test_the_rest_of_a_group_keeps_its_advantages() -> None:
 
 
 def end(text: str) -> int | None:
-    """Return where the answer ends: at its last full stop."""
+    """Return the position of the answer's end: at its last full stop."""
     return text.rfind(".") + 1 or None
 
 

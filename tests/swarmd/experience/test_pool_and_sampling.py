@@ -29,7 +29,7 @@ def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
     first, second = scored(1, 0, 1), scored(2, 0, 1)
     pool.add([first, second])
     pool.use([first])
-    assert list(pool.snapshot()) == [second], "what was trained on is not offered to the next batch"
+    assert list(pool.snapshot()) == [second], "trained rollouts are not offered to the next batch"
     assert pool.add([first, replace(second, round=2)]) == 0
     pool.forget(9)
     assert len(pool) == 0
@@ -120,7 +120,7 @@ def test_every_informative_rollout_is_equally_likely() -> None:
 
 
 def test_without_external_the_random_stream_is_untouched() -> None:
-    """Also where others' rollouts have different weights, which are drawn for."""
+    """Also if external rollouts have different weights, which are drawn for."""
     sharing = Sharing(SharingSettings(take="need"), lead=Lead({"bf": 0.1, "arc_1d": 0.3}))
     pool = [scored(n, 0, 1, specialty=specialty) for n, specialty in enumerate(("bf", "arc_1d"))]
     rng = random.Random(0)

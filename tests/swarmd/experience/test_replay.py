@@ -60,7 +60,7 @@ def test_the_pool_never_exceeds_a_limit(
         assert all(n <= max(1, math.floor(each * capacity)) for author, n in authors.items() if author != ME)
         assert numbers(pool) == sorted(numbers(pool)), "oldest first"
         if s.rollout.author == ME or (s.informative and math.floor(crowd * capacity)):
-            assert list(pool)[-1] == s, "the newest has room, whatever its author's share"
+            assert list(pool)[-1] == s, "the newest has room, at any share of its author"
         assert pool.external_share == ((authors.total() - authors[ME]) / len(pool) if len(pool) else 0.0)
 
 
@@ -113,7 +113,7 @@ def test_later_answers_to_the_same_question_replace_earlier_ones() -> None:
     assert [(s.rollout.ref.n, s.round) for s in pool] == [(2, 1), (1, 5)]
     fill(pool, [scored(3, author="a", born=1), scored(3, author="a", born=5)])
     assert [s.round for s in pool if s.rollout.ref.n == 3] == [1], (
-        "others cannot refresh what they sent before"
+        "other authors cannot refresh their earlier rollouts"
     )
 
 

@@ -48,7 +48,7 @@ def chosen_of(
 def in_calls(
     n: int, kind_of: Callable[[Item], Hashable] | None = None
 ) -> Callable[[list[Item], Order[Item], int], list[Item]]:
-    """Return what makes a choice of `n` in several calls, as `OfferChoice` does."""
+    """Return a function that chooses `n` in several calls, as `OfferChoice` does."""
     had: list[Item] = []
 
     def more(items: list[Item], order: Order[Item], count: int) -> list[Item]:
@@ -75,7 +75,7 @@ def test_the_first_rollouts_are_taken_if_no_cap_binds() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
 def test_a_draw_is_by_weight(scale: float) -> None:
-    """However small the weights are, what counts is their ratio."""
+    """Only the ratio of the weights counts, even of tiny ones."""
     rng, first = random.Random(0), Counter[int]()
     take = Take(everything, lambda candidates, _: [scale * c.ref.n for c in candidates])
     for _ in range(4000):
@@ -117,7 +117,7 @@ def test_a_hundred_authors_in_few_groups_count_as_few() -> None:
         "rack 1",
         "rack 2",
     }
-    # And where the others have no more, all the same
+    # And if the other authors have no more, all the same
     assert len(chosen_of(racks + homes, 150, rng)) == 150
 
 
@@ -130,7 +130,7 @@ def test_the_soft_caps_are_raised_rather_than_leave_room_empty() -> None:
 
 
 def test_an_author_counts_for_no_more_than_the_median_author() -> None:
-    """Two loud ones beside four that have little, on one machine."""
+    """Two loud ones and four that have little, on one machine."""
     rng, tally = random.Random(0), Counter[str]()
     items = crowd("l m", LOCAL, each=40) + crowd("a b c d", LOCAL, each=2)
     for _ in range(1000):
@@ -139,7 +139,7 @@ def test_an_author_counts_for_no_more_than_the_median_author() -> None:
 
 
 def test_one_authors_rollouts_of_one_kind_fill_no_more_than_an_even_share() -> None:
-    """The others leave room; of other kinds the author may have as many again."""
+    """The other kinds leave room; of other kinds the author may have as many again."""
     rng = random.Random(0)
     items = crowd("l", LOCAL, each=40) + crowd("a b c", LOCAL, each=1)
     chosen = chosen_of(items, 8, rng, lambda item: "easy")
@@ -157,7 +157,7 @@ def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
 
 
 def test_each_rollout_beyond_the_middle_is_equally_likely() -> None:
-    """Wherever it stands in the pool: first or last of its author, of the first author or the second."""
+    """At any place in the pool: first or last of its author, of the first author or the second."""
     rng, tally = random.Random(0), Counter[Item]()
     items = crowd("a b", LOCAL, each=3) + crowd("c d", LOCAL, each=1)
     for _ in range(600):
@@ -166,7 +166,7 @@ def test_each_rollout_beyond_the_middle_is_equally_likely() -> None:
 
 
 def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> None:
-    """What is fetched for nothing is replaced, one at a time: of one, half is one."""
+    """Rollouts that were fetched for nothing are replaced, one at a time: of one, half is one."""
     rng = random.Random(0)
     ration = in_calls(4)
     loud, quiet = crowd("a", "11.0", each=400), crowd("b c d e", "home *", each=4)
@@ -176,7 +176,7 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
         )
         assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
         ration = in_calls(4)
-    # Where nobody else has any, it is not kept out
+    # If nobody else has any, it is not kept out
     assert [len(ration(loud, lambda _: rng.random(), 1)) for _ in range(50)] == [1] * 50
 
 
@@ -220,7 +220,7 @@ def test_ten_thousand_candidates_are_no_work(n: int) -> None:
     assert len(chosen_of(items, n, random.Random(0))) == n
 
 
-# Where it is used.
+# A place where it is used.
 
 
 def scored(author: str, n: int, *, useful: bool = True, text: str | None = None) -> Scored:
@@ -329,5 +329,5 @@ def test_an_author_of_64_useless_rollouts_in_a_row_is_charged_once() -> None:
     assert [charged("a", n) for n in (63, 1, 63)] == [[], ["a"], []]
     assert charged("b", 1, earned=1) == [] == charged("b", 64, earned=1), "only who earned nothing"
     assert charged("a", 1) == ["a"] and charged("a", 63) == []
-    assert charged("a", 1, earned=1) == [] == charged("a", 63), "a useful one begins the count anew"
+    assert charged("a", 1, earned=1) == [] == charged("a", 63), "a useful one restarts the count"
     assert charged("a", 130) == ["a"] * 3 and charged("a", 63) == ["a"]

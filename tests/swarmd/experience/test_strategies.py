@@ -1,4 +1,4 @@
-"""What is shared and taken: the tables' rows, and what a node does by default."""
+"""The rules of sharing and taking: the tables' rows, and a node's defaults."""
 
 import math
 import random
@@ -34,7 +34,7 @@ POOL = [
 
 
 def weights(take: str, lead: Lead | None = None) -> list[float]:
-    """Return the weight of each of POOL; 0 where it is not kept."""
+    """Return the weight of each of POOL; 0 if it is not kept."""
     row = TAKES[take]
     kept = [scored for scored in POOL if row.keeps(scored)]
     found = dict(
@@ -111,12 +111,12 @@ def test_the_lead_of_other_nodes_comes_from_recent_rollouts() -> None:
         [scored(n, 1, 1, 0, 0) for n in range(ENOUGH_COMPLETIONS)],
         1,
     )
-    # It never asks itself that, so what it would do there is not what it does elsewhere
+    # It never asks itself such a question, so its success there differs from its success elsewhere
     assert specialist.lead.by["bf"] > 0.4
     sharing.saw([], [], 3 + LATELY_ROUNDS)
     assert not sharing.lead.by
     sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY_ROUNDS)
-    assert sharing.lead.elsewhere == MIN_WEIGHT  # what is not known is looked at, however good we are
+    assert sharing.lead.elsewhere == MIN_WEIGHT  # unknown specialties are tried, however good we are
 
 
 @pytest.mark.parametrize("size", [3, 8, 16])
@@ -151,7 +151,8 @@ def test_rewards_between_0_and_1_count_by_every_pair() -> None:
 def test_the_lead_is_the_true_one_under_any_sharing_of_other_nodes(
     share: str, own: float, others: float
 ) -> None:
-    """Other nodes do not send all their groups, and ours count whole: the means of both do not compare."""
+    """Other nodes do not send all their groups, and our groups count whole: the means of both do not
+    compare."""
     rng, numbers = random.Random(f"{own} {others}"), count()
 
     def drawn(p: float, author: str) -> Scored:

@@ -11,7 +11,7 @@ from swarmd.experience.replay_theory import Reuse, best_reuse, compute_ratio, co
 
 
 def lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum has it, by golden sections."""
+    """Return the minimum's place of a function with one minimum, by golden sections."""
     ratio = (math.sqrt(5) - 1) / 2
     for _ in range(45):
         a, b = high - ratio * (high - low), low + ratio * (high - low)

@@ -1,4 +1,4 @@
-"""Experiment files: what they mean, and what is said of a wrong one."""
+"""Experiment files: their meaning, and the messages about wrong ones."""
 
 import random
 import tomllib

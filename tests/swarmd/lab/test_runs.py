@@ -109,7 +109,7 @@ def test_the_table_has_a_row_for_each_node_and_round_and_a_card(
 
 
 def of_one(nodes: int, rounds: int, take: str, local: int = 2, **document: object) -> Experiment:
-    """Return an experiment of one setting, whose nodes share all and train on one of others' rollouts."""
+    """Return an experiment of one setting, whose nodes share all and train on one external rollout."""
     setting = {
         "name": "one",
         "model": {"name": "tiny"},
@@ -198,7 +198,7 @@ def test_results_with_a_strategy_that_was_changed_are_not_gone_on_with(tmp_path:
     "weights, said", [("1 / 0", "ZeroDivisionError"), ("[1.0]", "each of"), ("[-1.0] * len(all)", "from 0")]
 )
 def test_a_strategy_that_gives_no_weights_is_told(tmp_path: Path, weights: str, said: str) -> None:
-    """Where offers are chosen, which is in trio."""
+    """Offers are chosen in trio."""
     file = tmp_path / "mine.py"
     file.write_text(f"def weights(all, lead):\n    return {weights}\n")
     one = of_one(3, 4, str(file))

@@ -1,4 +1,4 @@
-"""What surrounds the nodes of a setting, played for a few rounds.
+"""The surroundings of a setting's nodes, played for a few rounds.
 
 Absences, hostile peers, questions asked again.
 """
@@ -71,7 +71,8 @@ def test_a_node_fetches_the_offers_that_it_takes_and_has_all_of_whole_sets(verif
         assert [line["external"] for line in played[1:]] == [[2] * 3] * 2
         heard[sets] = max(len(node.pool) for node in swarm.nodes)
         swarm.close()
-    assert heard["offered"] <= 6 < heard["whole"]  # those of three rounds: two of each, or all of two others
+    # Rollouts of three rounds: two of each, or all of two other nodes
+    assert heard["offered"] <= 6 < heard["whole"]
 
 
 def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
@@ -92,7 +93,7 @@ def test_questions_are_asked_again_while_a_group_has_no_advantage(verifier: Veri
         verifier, setting(round={"local": 3, "external": 0, "completions": 4, "resample": 8}), 2
     )
     for line in played:
-        # What is asked counts; what is trained on is I
+        # Asked questions count; the batch is I
         assert max(line["generated"]) > 3 and line["local"] == [3] * 3
         assert line["useful"] == [min(3, informative) for informative in line["informative"]]
     swarm.close()

@@ -1,6 +1,6 @@
 """`swarmd lab run --engine torch`: real processes that exchange over gloo and loopback; one that dies.
 
-`--executor ray`: on a local cluster of two workers; without Ray, what is said.
+`--executor ray`: on a local cluster of two workers; without Ray, its message.
 """
 
 import importlib.util

@@ -1,5 +1,5 @@
-"""Small models in real architectures, with random weights and a tokenizer of their own, written as
-`save_pretrained` writes them.
+"""Small models in real architectures, with random weights and a small tokenizer, written as `save_pretrained`
+writes them.
 """
 
 import importlib.util
@@ -84,7 +84,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         final_logit_softcapping=5.0,
     ),
 }
-# And rarer traits: windows, scaled logits, what is not covered
+# And rarer traits: windows, scaled logits, unsupported features
 ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
     "qwen2-window": lambda: Qwen2Config(
         **{k: v for k, v in SIZES.items() if k != "head_dim"},
@@ -201,7 +201,7 @@ def open_policy(
 
 
 def files_of(policy: LanguagePolicy) -> dict[str, bytes]:
-    """Return what a checkpoint holds of the policy and an export takes."""
+    """Return the policy's files in a checkpoint that an export takes."""
     return {name: bytes(content) for name, content in policy.files() if name in FILES}
 
 
@@ -216,7 +216,7 @@ def chat_of(folder: Path) -> Chat:
 
 @contextmanager
 def plainly(network: Any) -> Iterator[None]:
-    """Have a network of ours compute as transformers does, until the block ends."""
+    """Have one of our networks compute as transformers does, until the block ends."""
     of = getattr(network.config, "_attn_implementation", None)
     streams = [(m, type(m)) for m in network.modules() if type(m).__name__.endswith("OnStream")]
     if of == NAME:

@@ -1,8 +1,9 @@
-"""A device that computes on the CPU, and refuses what a GPU refuses: its tensors beside the CPU's.
+"""A device that computes on the CPU, and refuses the operations that a GPU refuses: its tensors together with
+the CPU's.
 
 As on a GPU a product of 16 bits is rounded before it is added, and as on MPS a copy has to be awaited. So
-what runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in Python;
-memory, speed and kernels of a GPU are not pretended.
+code that runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in
+Python; memory, speed and kernels of a GPU are not pretended.
 """
 
 import contextlib
@@ -106,7 +107,7 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Compute on the CPU what the device is asked for. Raises MixesDevices."""
+    """Compute the device's operations on the CPU. Raises MixesDevices."""
     name = func.overloadpacket.__name__
     there = any(isinstance(t, OnDevice) for t in leaves([args, kwargs]))
     wanted = kwargs.get("device")
@@ -114,7 +115,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
     if name not in WHOLE:
         with Pretending():
-            # In inference mode operations come whole that are made of others.
+            # In inference mode composite operations come whole.
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
             return parts
@@ -126,7 +127,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for t in tensors:
             if t.dim() and not isinstance(t, OnDevice):
                 raise MixesDevices(
-                    f"{func}: a tensor {tuple(t.shape)} on the {t.device}, beside one on the device"
+                    f"{func}: a tensor {tuple(t.shape)} on the {t.device}, next to one on the device"
                 )
     if name in COPIES and not there and kwargs.get("non_blocking"):
         raise MixesDevices(f"{func}: MPS would read the CPU's memory when it is released")

@@ -1,6 +1,6 @@
 """Every supported architecture samples and learns right.
 
-What we sample and learn in batches is what transformers computes of single sequences.
+Our batched sampling and learning equals transformers' computation of single sequences.
 """
 
 import contextlib
@@ -251,7 +251,7 @@ def sequences(*lengths: int, seed: int = 1) -> list[tuple[int, ...]]:
 
 
 def rows_of(prompts: Sequence[tuple[int, ...]]) -> list[Row]:
-    """Return three completions of each prompt, two of which begin alike."""
+    """Return three completions of each prompt, two of which begin with the same tokens."""
     return [
         Row(prompt, completion, advantage, None, 0.1)
         for i, prompt in enumerate(prompts)
@@ -265,7 +265,7 @@ def test_every_architecture_that_is_named_is_compared_here() -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Counts the operations that wait for a GPU until it has done its work, on whatever device they run.
+    """Counts the operations that wait for a GPU until it has done its work, on any device.
 
     `tolist` and `numpy` are seen as `resolve_neg`; `cpu` on a CPU only by `Copies`.
     """
@@ -308,10 +308,10 @@ class Copies(TorchFunctionMode):
 def test_batches_compute_the_same_as_single_sequences(name: str) -> None:
     """Log-probabilities as sampled, the likeliest tokens, log-probabilities and gradients as learnt.
 
-    Questions and answers of several lengths in each batch; all questions begin alike. The whole batch waits
-    for the device once a token, to see which rows are left; their leaving, masks and windows need no more.
-    transformers' own masks ask once more whether there is padding, and Gemma 3n whether a distribution's
-    parameters are right, twice in each of its two sparse layers.
+    Questions and answers of several lengths in each batch; all questions have a common prefix. The whole
+    batch waits for the device once a token, to see which rows are left; their leaving, masks and windows need
+    no more. transformers' own masks ask once more whether there is padding, and Gemma 3n whether a
+    distribution's parameters are right, twice in each of its two sparse layers.
     """
     plain, passes = make(ARCHITECTURES[name]()), list[int]()
     network, prompts = copy.deepcopy(plain), [(7, 8, 9, *prompt) for prompt in sequences(20, 11, 2)]
@@ -329,7 +329,7 @@ def test_batches_compute_the_same_as_single_sequences(name: str) -> None:
             9999,
             rest=lambda: passes.append(waits.count + copies.count),
         )
-    assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the others"
+    assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the rest"
     each = list(map(operator.sub, passes[2:], passes[1:]))
     assert min(each) >= 1 and max(each) <= 1 + (4 if name == "gemma3n_text" else not packed)
     for prompt, samples in zip(prompts, answers, strict=True):
@@ -373,7 +373,7 @@ def folder_of(network: Any, folder: Path, **changes: Any) -> Path:
 
 
 def test_an_untried_architecture_is_used_if_it_agrees_with_itself(tmp_path: Path) -> None:
-    """StableLM does; Git's forward pass ignores where its left padding is."""
+    """StableLM does; Git's forward pass ignores its left padding."""
     stable = make(hf.StableLmConfig(**SIZES))
     (generation,) = open_policy(folder_of(stable, tmp_path / "stable")).generate(["1+1?"], 4)
     prompt = chat_of(tmp_path / "stable").prompt("1+1?")
@@ -449,7 +449,7 @@ def test_untrainable_models_are_refused_by_their_configuration(
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "falcon_h1", "gemma4_text"])
 def test_an_adapter_computes_the_same_here_and_exported(name: str, tmp_path: Path) -> None:
-    """peft has rules of its own for experts and for Falcon-H1's kernels; Gemma 4's layers differ in width."""
+    """peft has special rules for experts and for Falcon-H1's kernels; Gemma 4's layers differ in width."""
     base = folder_of(make(ARCHITECTURES[name]()), tmp_path / "base")
     policy = open_policy(base, lora="on", lora_rank=4, train={"learning_rate": 0.02})
     policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
@@ -467,7 +467,7 @@ def test_an_adapter_computes_the_same_here_and_exported(name: str, tmp_path: Pat
 def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: Path) -> None:
     """Gemma 3, Ministral 3 and Qwen3.5, as the hub has them.
 
-    With other names for their tensors, and tied by what the whole says.
+    With different tensor names, and tied by the whole model's setting.
     """
     wholes = {
         "gemma3": hf.Gemma3Config(
@@ -501,7 +501,7 @@ def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: P
         for name, tensor in network_of(out).state_dict().items():
             torch.testing.assert_close(tensor, policy.network.state_dict()[name], msg=name)
 
-        # Of these transformers loads Qwen3.5's language model alone, where it is asked for a causal one.
+        # Of these transformers loads Qwen3.5's language model alone, if it is asked for a causal one.
         files = files_of(open_policy(tmp_path / kind, lora="on", lora_rank=4))
         known = (
             contextlib.nullcontext()

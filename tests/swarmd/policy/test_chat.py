@@ -49,7 +49,7 @@ def test_examples_are_turns_before_the_question(template: str, head: str, ours: 
     chat = Chat(tokenizer, "be good", ours=ours, examples=SHOWN, opening="<answer>")
     turns = "<|assistant|><answer>4</answer><|user|>3+3?<|assistant|><answer>6</answer>"
     assert tokenizer.decode(chat.prompt("1+1?")) == f"{head}{turns}<|user|>1+1?<|assistant|><answer>"
-    # What people say to the model has neither
+    # Text that people send to the model has neither
     assert "2+2?" not in chat.conversation([{"role": "user", "content": "1+1?"}])
 
 
@@ -227,7 +227,7 @@ OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
             "ends an answer with text ('\\n##'), not with a token: answers end only when the model writes"
             " <|endoftext|>",
         ),
-        # gpt-oss writes a channel before the answer: what ends one does not end all.
+        # gpt-oss writes a channel before the answer: an end token of one model does not end all.
         (
             ENDED.replace("m['content']", "('<answer>' if m['role'] == 'assistant' else '') + m['content']")
             + OPENED,
@@ -276,7 +276,7 @@ def test_answer_tags_are_single_tokens_and_control_tokens_that_were_sampled_are_
     assert chat.encode(answer, 100) == [4, 5, 0] and chat.read([1, 4, 5, 0], ended=True) == answer
 
 
-# Of Qwen2.5: a system prompt of its own where there is none
+# Of Qwen2.5: a default system prompt if there is none
 OWN_PROMPT = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>You are Own.<|endoftext|>\n' }}{% endif %}"
     "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|endoftext|>\n' }}{% endfor %}"
@@ -298,7 +298,7 @@ TURNS = [("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"), ("assistant", "
 
 
 def executed(template: str, values: Mapping[str, str]) -> str:
-    """Execute what we use of Go's text/template: fields, and if with else and end."""
+    """Execute the parts of Go's text/template that we use: fields, and if with else and end."""
     out, on = [], [True]
     for text, action in re.findall(r"(.*?)(?:\{\{ (.*?) \}\}|\Z)", template, re.DOTALL):
         if all(on):

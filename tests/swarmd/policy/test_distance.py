@@ -1,4 +1,4 @@
-"""How far the policy is from where it began and from what drew its tokens.
+"""The policy's distance from its start and from the policy that drew its tokens.
 
 Log-probabilities of first use; the rate by update number.
 """
@@ -113,7 +113,7 @@ def test_kl_is_against_the_model_as_it_was_loaded(
         assert report.kl is not None and report.kl > 1e-4
         moved = {name: p.detach() - before[name] for name, p in one.trained.items()}
         assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, (
-            "trained from where it was, not from the start"
+            "trained from its last weights, not from the start"
         )
     for read in (foreign, remembered(one, foreign)):
         one.learner.updates = 6
@@ -151,7 +151,7 @@ NARROW = {"clip_low": 1e-9, "clip_high": 1e-9}  # of any noise in 16 bits half i
 def test_text_of_these_very_weights_has_ratio_1(
     sections: dict[str, Any], clips: bool, folders: dict[str, Path]
 ) -> None:
-    """The gradient is that of a batch without old log-probabilities; the drift still tells the noise."""
+    """The gradient equals a batch's without old log-probabilities; the drift still tells the noise."""
     config = config_of(
         folders["llama"], dtype="bfloat16", train={"learning_rate": RATE, "importance_cap": 0.0, **NARROW}
     )
@@ -176,7 +176,8 @@ def test_text_of_these_very_weights_has_ratio_1(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[str, Path]) -> None:
-    """What decoding recorded is what the first update computes: the ratio is 1, whatever the temperature."""
+    """The log-probabilities recorded at decoding equal the first update's: the ratio is 1, at any
+    temperature."""
     narrow = {"clip_low": 1e-4, "clip_high": 1e-4}
     policy = open_policy(
         folders["qwen2"], temperature=temperature, train={"learning_rate": RATE, "kl_every": 0, **narrow}
@@ -215,7 +216,7 @@ def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folder
     batch = [external("what?", texts, (0.0,) * 5), external("and a longer one?", two, (1.0, 1.0))]
     found = policy.logprobs(batch)
     assert found[0].ids[1] == () and found[0].logprobs[1] == ()
-    assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], "cut where sampling would have stopped"
+    assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], "cut at the end of sampling"
     assert [[len(p) for p in t.logprobs] for t in found] == [[len(ids) for ids in t.ids] for t in found]
     plain = by_transformers(network_of(folders[family]), chat_of(folders[family]), batch)
     torch.testing.assert_close(flat(found), plain, atol=1e-5, rtol=1e-4)

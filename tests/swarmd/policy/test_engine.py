@@ -1,5 +1,5 @@
-"""Engines: each gives exactly the model's distribution, always with the newest weights, and says what is
-wrong where it cannot.
+"""Engines: each gives exactly the model's distribution, always with the newest weights, and names the error
+if it cannot.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def moved(folder: Path, **changes: Any) -> Any:
     return policy
 
 
-# What the engine on the trainer's own network promises.
+# The promises of the engine on the trainer's own network.
 
 
 def exact(family: str = "") -> dict[str, float]:
@@ -76,7 +76,7 @@ def exact(family: str = "") -> dict[str, float]:
 def check_logprobs(
     network: Any, answers: list[list[Sample]], temperature: float = 1.0, **tolerance: float
 ) -> None:
-    """Check the answers' log-probabilities against those of a plain forward pass."""
+    """Check the answers' log-probabilities against a plain forward pass."""
     for prompt, samples in zip(PROMPTS, answers, strict=True):
         for s in samples:
             torch.testing.assert_close(
@@ -174,7 +174,7 @@ def test_many_prompts_are_computed_in_blocks(
 
 
 def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tmp_path: Path) -> None:
-    """All its answers would be alike, so that there was never an update to fail."""
+    """All its answers would be the same, so that there was never an update to fail."""
     folder = make_model(tmp_path)
     network = network_of(folder)
     network.model.layers[0].mlp.down_proj.weight.data.fill_(6e4)
@@ -207,7 +207,7 @@ def test_randomness_is_the_generators_alone(folders: dict[str, Path]) -> None:
 def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
     network = moved(folders["qwen3"], lora="on", lora_rank=4).network
     NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_adapter(tmp_path)
-    # Peft would forgive others; vLLM (lora/utils.py) does not
+    # Peft would accept other names; vLLM (lora/utils.py) does not
     names = load_file(tmp_path / "adapter_model.safetensors")
     assert all(
         re.fullmatch(r"base_model\.model\.model\.layers\.\d\.\w+\.\w+\.lora_[AB]\.weight", name)
@@ -249,12 +249,12 @@ def test_no_16_bit_base_swallows_an_adapter_that_is_folded_in(
     assert written["model.norm.weight"].dtype == torch.bfloat16
 
 
-# What the policy does with an engine.
+# The policy's use of an engine.
 
 
 @dataclasses.dataclass
 class Recording:
-    """A foreign engine on the trainer's own network; notes what is asked of it."""
+    """A foreign engine on the trainer's own network; records its calls."""
 
     network: Any
     answers: Callable[[list[list[Sample]]], list[list[Sample]]] = lambda answers: answers
@@ -305,7 +305,7 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
     policy.answer("b")
     assert engine.asked == ["sleep", "wake", "sync 2", "generate", "generate"]
     engine.asked.clear()
-    for _ in range(2):  # the second time the version is the same, and yet the weights may be others
+    for _ in range(2):  # the second time the version is the same, and yet the weights may differ
         policy.restore(tmp_path)
         policy.answer("b")
     assert engine.asked == ["sync 0", "generate", "sync 0", "generate"]
@@ -493,7 +493,7 @@ def test_importance_weights_are_on_if_another_policy_answered_unless_told_otherw
 def short_of_memory(
     times: int, said: str = "DefaultCPUAllocator: not enough memory: you tried to allocate"
 ) -> Callable[[], int]:
-    """Refuse as an allocator does, so many times: the refusal is made up; what follows is not."""
+    """Refuse as an allocator does, so many times: the refusal is made up; later calls are not."""
     refusals = iter(range(times))
 
     def between() -> int:
@@ -539,17 +539,19 @@ def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path])
     ):
         engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     once = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1))
-    assert once.generate(PROMPTS[:1], 2, sampling(0.0), seeded(CPU, 0)), "others may have left memory since"
+    assert once.generate(PROMPTS[:1], 2, sampling(0.0), seeded(CPU, 0)), (
+        "other programs may have left memory since"
+    )
     broken = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1, "no memory of it"))
     with pytest.raises(RuntimeError, match="no memory of it"):
         broken.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
 
 
-# What decoding promises, whatever is shared, padded and left out on the way.
+# The promises of decoding, for all that is shared, padded and left out on the way.
 
 
 class Always:
-    """Rows whose next token has the same logits, whatever came before."""
+    """Rows whose next token has the same logits, after any text."""
 
     compact_at = 0.98
 

@@ -1,4 +1,4 @@
-"""What is exported answers as the policy does, for plain transformers and for peft.
+"""An export answers as the policy does, for plain transformers and for peft.
 
 Nothing is half written.
 """
@@ -133,7 +133,8 @@ def test_merged_weights_compute_the_same_as_the_adapter(
 
 @pytest.mark.parametrize("adapter", [False, True])
 def test_the_export_is_readable_by_older_versions_of_transformers(tmp_path: Path, adapter: bool) -> None:
-    """Version 4 takes a default for what version 5 writes by other names, and cannot read its tokenizer.
+    """Version 4 takes a default for settings that version 5 writes by other names, and cannot read its
+    tokenizer.
 
     llama.cpp reads tokenizer.model.
     """
@@ -149,7 +150,7 @@ def test_the_export_is_readable_by_older_versions_of_transformers(tmp_path: Path
     assert prompt == AutoTokenizer.from_pretrained(base)("<|user|>one 1?")["input_ids"]
     assert (out / "tokenizer.model").read_bytes() == b"of sentencepiece"
     if adapter:
-        return  # where nothing but tokenizer_config.json could name the class
+        return  # only tokenizer_config.json could name the class
     assert json.loads((out / "tokenizer_config.json").read_text()) == old
     written = json.loads((out / "config.json").read_text())
     assert (written["rope_theta"], written["rope_scaling"], written["torch_dtype"]) == (

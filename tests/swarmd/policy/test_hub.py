@@ -1,5 +1,5 @@
-"""Finding a model by repository id, against a hub of our own on loopback that speaks as much of the protocol
-as a download takes.
+"""Finding a model by repository id, against a test hub on loopback that speaks as much of the protocol as a
+download takes.
 """
 
 import contextlib
@@ -204,7 +204,7 @@ def surroundings(hub: type[Hub] | None, home: Path) -> dict[str, str]:
 def find(
     hub: type[Hub] | None, home: Path, name: str, revision: str = "", **environment: str
 ) -> dict[str, object]:
-    """Find a model in a process of its own: huggingface_hub reads its settings at import."""
+    """Find a model in a separate process: huggingface_hub reads its settings at import."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, name, revision],
         capture_output=True,
@@ -233,7 +233,7 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
     assert set(hub.fetched) == set(files), "neither pickles, adapters' weights, code nor other precisions"
     assert len(hub.fetched) == len(set(hub.fetched))
-    # What is in the cache needs no hub, by either way of not having one.
+    # Cached files need no hub, by either way of not having one.
     for environment in ({"HF_HUB_OFFLINE": "1"}, {}):
         again = find(None, tmp_path, "owner/small", **environment)
         assert again.pop("notes") == [note] and again == first

@@ -1,4 +1,4 @@
-"""The head gives float32 logits where the device has such products, and a right gradient on MPS."""
+"""The head gives float32 logits if the device has such products, and a right gradient on MPS."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def test_logits_keep_their_digits_and_gradients_equal_the_layers(device: str, bi
 
 
 class ShortSums(TorchDispatchMode):
-    """Refuse products of more than 32 terms, as MPS should those of more than 32,766."""
+    """Refuse products of more than 32 terms, as MPS should refuse more than 32,766."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func is not torch.ops.aten.mm.default or args[0].shape[1] <= 32
@@ -89,7 +89,7 @@ def test_a_gradient_is_added_up_in_parts_if_a_device_cannot_add_more(
 def test_a_policy_answers_and_learns_by_float32_logits(
     device: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packed or in padded batches, and with what a model does behind its head."""
+    """Packed or in padded batches, and with a model's operations behind its head."""
     given, forward = list[torch.dtype](), OwnHead.forward
     monkeypatch.setattr(OwnHead, "forward", lambda self, x: (given.append(x.dtype), forward(self, x))[1])
     make_model(tmp_path, family)

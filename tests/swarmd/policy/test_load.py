@@ -1,6 +1,6 @@
-"""Every way a model can fail to load has a message with cause and remedy, where the user meets it.
+"""Every way a model can fail to load has a message with cause and remedy, at the point that the user meets.
 
-What a user can bring beside that cannot work is told too, and nothing is lost.
+Companion files that cannot work are told too, and nothing is lost.
 """
 
 import contextlib
@@ -215,7 +215,7 @@ OWN_TOKENIZER = {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["code.
     ("file", "changes"), [("config.json", OWN_CODE), ("tokenizer_config.json", OWN_TOKENIZER)]
 )
 def test_code_in_the_repository_is_never_run(file: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """A model of its own is refused; a tokenizer of its own may do without its code."""
+    """A model with its own code is refused; a tokenizer with its own code may do without it."""
     mark = make_model(tmp_path, "llama") / "ran"
     (tmp_path / "code.py").write_text(
         f"open({str(mark)!r}, 'w')\nclass Config: ...\nclass Model: ...\nclass Tok: ...\n"
@@ -359,7 +359,7 @@ def test_memory_of_other_programs_is_not_free_on_mps(
 def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
     integrated: int, hip: str | None, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DGX Spark and Jetson. A GPU of AMD's that is integrated has a part of its own."""
+    """DGX Spark and Jetson. An integrated GPU of AMD's has a reserved part."""
     about = SimpleNamespace(total_memory=16 * 10**9, is_integrated=integrated)
     monkeypatch.setattr(torch.version, "hip", hip)
     for name, value in {
@@ -370,7 +370,7 @@ def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=14 * 10**9))
     assert free_memory(torch.device("cuda", 0), processes=2) == free
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 14 * 10**9)
-    assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, "what torch may still take"
+    assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, "memory that torch may still take"
 
 
 def test_a_containers_limits_bound_memory_and_threads(
@@ -461,7 +461,7 @@ def test_whether_this_machine_is_quick_at_bfloat16_is_measured() -> None:
 
 
 def test_other_programs_do_not_change_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of bfloat16 whose thread had to wait for a core, beside one of float32 that computed."""
+    """A product of bfloat16 whose thread had to wait for a core, and one of float32 that computed."""
 
     class Product:
         def __init__(self, *_: int, dtype: torch.dtype) -> None:
@@ -503,8 +503,8 @@ def test_a_large_model_takes_the_cores_that_limits_leave_it(
     assert threads_for(NodeConfig.model_validate(changes), parameters) == threads
 
 
-# Errors as torch raises them or users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what
-# only looks like them.
+# Errors as torch raises them or users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and
+# texts that only look similar.
 SAID = {
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call": (
         True
@@ -547,7 +547,7 @@ def test_out_of_memory_as_this_machine_says_it() -> None:
 
 
 def rewrite_tokenizer(folder: Path, backend: Tokenizer, **settings: str) -> None:
-    """What `save_pretrained` would write of it, in place of the model's own."""
+    """The tokenizer that `save_pretrained` would write, in place of the model's own."""
     for old in ("tokenizer.json", "tokenizer_config.json"):
         (folder / old).unlink()
     PreTrainedTokenizerFast(
@@ -573,7 +573,7 @@ def in_lower_case(folder: Path) -> None:
 
 
 def answer_tags_are_control_tokens(folder: Path) -> None:
-    """Text of ours that holds them would be read without them."""
+    """Our text that holds them would be read without them."""
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.normalizer = normalizers.Replace("<answer>", "")
     rewrite_tokenizer(folder, backend)
@@ -617,8 +617,8 @@ def test_the_doctor_names_the_end_tokens_and_the_template(tmp_path: Path) -> Non
 
 
 def digits_in_pairs(folder: Path) -> None:
-    """A file that joins digits, beside a configuration for which transformers has a tokenizer of its own that
-    parts them.
+    """A file that joins digits, and a configuration for which transformers has another tokenizer that
+    separates them.
     """
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
@@ -635,7 +635,7 @@ def test_a_tokenizer_file_is_followed_even_if_transformers_would_not(
     text = "<answer>12</answer>"
     file = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"] != file, (
-        "else there is nothing to mend"
+        "else there is nothing to fix"
     )
     policy = open_policy(tmp_path)
     assert (

@@ -1,6 +1,6 @@
-"""What must hold on each device.
+"""The laws of every device.
 
-The learner sees what the sampler saw, little memory makes smaller batches, the plan is not exceeded.
+Learner and sampler agree, little memory makes smaller batches, the plan is not exceeded.
 """
 
 import os
@@ -52,7 +52,8 @@ def mps_computes() -> bool:
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])
 MPS = pytest.param("mps", marks=pytest.mark.skipif(not mps_computes(), reason="needs MPS"))
-# Refuses what a GPU refuses (pretend_gpu.py), in a process of its own: torch counts a process's devices once.
+# Refuses the operations that a GPU refuses (pretend_gpu.py), in a separate process: torch counts a process's
+# devices once.
 PRETENDED = pytest.param(
     "pretend",
     marks=pytest.mark.skipif(
@@ -96,7 +97,7 @@ def test_the_pretended_device_refuses_the_same_as_a_gpu() -> None:
         ours, theirs = torch.arange(3.0), torch.arange(3.0, device=there)
         assert (theirs + theirs[torch.tensor([2, 0, 1])] * torch.tensor(2.0)).tolist() == [4.0, 1.0, 4.0]
         for mixed in (lambda: theirs + ours, lambda: torch.cat([ours, theirs]), lambda: theirs[0].add_(ours)):
-            with pytest.raises(MixesDevices, match="beside one on the device"):
+            with pytest.raises(MixesDevices, match="next to one on the device"):
                 mixed()
 
 
@@ -168,7 +169,7 @@ def test_a_device_computes_the_same_as_the_cpu(device: str, family: str, tmp_pat
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path: Path) -> None:
-    """On CUDA up to rounding: attention sums its gradients in whatever order its blocks end."""
+    """On CUDA up to rounding: attention sums its gradients in the order in which its blocks end."""
     runs, exact = [opened(tmp_path, device) for _ in range(2)], device != "cuda"
     for _ in range(3 if exact else 1):
         (first, report), (second, again) = map(one_round, runs)
@@ -186,7 +187,7 @@ def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path:
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Path) -> None:
-    """Its gradient is float32's where 16 bits would show 0; a scale that is too large gives way."""
+    """Its gradient equals float32's if 16 bits would show 0; a scale that is too large gives way."""
     make_model(tmp_path)
     way: dict[str, Any] = {"device": device, "lora": "on", "lora_rank": 4, "train": {"max_grad_norm": 1e9}}
     exact, half = (
@@ -281,7 +282,7 @@ def test_a_generator_answers_with_the_trainers_weights_between_two_tokens(
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5"])
 def test_the_driver_waits_once_a_token(family: str, tmp_path: Path) -> None:
-    """As CUDA's own debugging counts it, which sees what test_architectures.py cannot on a CPU."""
+    """CUDA's own debugging counts waits that test_architectures.py cannot see on a CPU."""
     policy, counts = opened(tmp_path, "cuda", family), list[int]()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -322,7 +323,7 @@ def test_an_update_waits_for_its_figures_and_its_norm(family: str, tmp_path: Pat
 def test_steps_of_fixed_shapes_give_the_same_as_growing_ones(
     device: str, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Over two sizes of what is read, and over rows and whole questions that leave; recorded, on CUDA."""
+    """Over two sizes of the read cache, and over rows and whole questions that leave; recorded, on CUDA."""
     network, place = opened(tmp_path, device, family).network, choose_device(device)
     prompts = [list(range(5, 9 + 12 * i)) for i in range(4)]
     room = [80, 80, 9, 80, 80, 80, 4, 4, 4, 70, 2, 80]
@@ -415,7 +416,7 @@ def whole_device() -> Iterator[torch.device]:
 def test_a_full_device_is_answered_by_smaller_batches(
     whole_device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The allocator itself refuses, at six tenths of what the batch would take at once."""
+    """The allocator itself refuses, at six tenths of the memory that the batch would take at once."""
     rows = [
         Row(tuple(range(q, q + 64)), tuple(range(i, i + 192)), 1.0, None, 1e-3)
         for q in range(4)

@@ -1,4 +1,4 @@
-"""Adam on weights of 16 bits: no step is lost; and what a checkpoint keeps of it is all there is."""
+"""Adam on weights of 16 bits: no step is lost; and a checkpoint keeps its whole state."""
 
 import importlib.util
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from swarmd.policy.training.optimizer import Optimizer
 from tests.swarmd.policy.conftest import BITSANDBYTES, config_of, open_policy
 
 KINDS = ["adamw", pytest.param("adamw8bit", marks=BITSANDBYTES)]
-RATE = 1e-6  # what all weights of a larger model are trained at
+RATE = 1e-6  # the rate for all weights of a larger model
 
 
 def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, nn.Parameter]:
@@ -29,7 +29,7 @@ def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, 
 
 
 def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
-    """Give gradients of mostly one sign, as where training goes somewhere."""
+    """Give gradients of mostly one sign, as in training with a steady direction."""
     generator = torch.Generator().manual_seed(1000 + step)
     for weight in weights.values():
         weight.grad = (1 + 0.5 * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
@@ -61,7 +61,7 @@ def distance(weights: Mapping[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_steps_are_not_lost_in_16_bits(kind: str) -> None:
-    # The copy shows where it has come to a step of the weight itself
+    # The copy shows its progress to a step of the weight itself
     steps, start, rate = 1000, weights_of(), 1e-5
     moved = distance(trained(steps, rate=rate, kind=kind))
     exact = {name: w.detach().float() for name, w in start.items()}

@@ -1,5 +1,5 @@
-"""Packed weights give what plain products do, always of the newest weights, and plain products replace them
-wherever they cannot be had.
+"""Packed weights give the same as plain products, always of the newest weights, and plain products replace
+them if they are unavailable.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The plan against what models really hold, and against machines of known size."""
+"""The plan against the real memory of models, and against machines of known size."""
 
 import json
 import math
@@ -48,7 +48,7 @@ from testbed.model_configurations import CONFIGURATIONS
 from tests.swarmd.policy.conftest import BITSANDBYTES, FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
-LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
+LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small compared with the rest
 
 
 SMOL = shape_of(
@@ -156,7 +156,7 @@ def test_activations_are_right_within_a_factor(
     low: float,
     high: float,
 ) -> None:
-    """The measure is what autograd keeps of three layers beyond what it keeps of one.
+    """The measure is autograd's memory for three layers less its memory for one.
 
     The plan's figure is never much below it, nor far above.
     """
@@ -598,7 +598,7 @@ def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> Non
 
 
 def test_prompts_with_the_default_system_prompt_are_as_long_as_counted() -> None:
-    system, template = 42, 12  # tokens of ours, and of its template, in Qwen2.5's tokenizer
+    system, template = 42, 12  # our tokens, and the template's, in Qwen2.5's tokenizer
     work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b", examples="off", opening="")))
     assert 0 <= work.prompt_tokens - (system + template + LONGEST_IN_QWEN["arc_1d"]) < 64
 
@@ -634,7 +634,7 @@ def test_the_workload_comes_from_the_configuration() -> None:
     [
         ("qwen2", "auto", torch.float16),
         ("gemma3", "auto", torch.float32),
-        ("gemma3", "nf4", torch.bfloat16),  # emulated: float32 would not be what was planned
+        ("gemma3", "nf4", torch.bfloat16),  # emulated: float32 would not be the planned type
     ],
 )
 def test_a_gpu_without_bfloat16_gets_float16_only_if_the_activations_fit(

@@ -1,4 +1,4 @@
-"""What `swarmd join` tells of a model or a device before it makes anything."""
+"""Messages of `swarmd join` about a model or a device before it makes anything."""
 
 import json
 import subprocess

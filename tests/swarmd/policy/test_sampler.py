@@ -1,15 +1,14 @@
 """The sampler computes the function of the weights that the learner computes, and an adapter acts in full, in
 16 bits too.
 
-What each test measures, over some two thousand sampled tokens, as log-probabilities:
+Each test's figures, over some two thousand sampled tokens, as log-probabilities:
 
-    noise       sampler less learner before any update, root mean square: what bfloat16 makes of two orders of
-    the same sums
+    noise       sampler less learner before any update, root mean square: the difference between
+                two orders of the same sums in bfloat16
     apart       the same after updates
-    missing     the share of what the updates changed that is not there: the least-squares slope of (those of
-    float32 weights − these) on
-                the change that float32 weights see; the float32 model holds the same weights, so its change
-                is free of that noise
+    missing     the share of the updates' change that is missing: the least-squares slope of (float32 weights'
+                values − these) on the change that float32 weights see; the float32 model holds the same
+                weights, so its change is free of that noise
 """
 
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ BATCH = [
     for q in QUESTIONS[:2]
 ]
 COPIES, TOKENS = 32, 16  # answers to each question, and tokens of each
-# Of what the updates changed; after a single small update the noise alone makes up to 0.13 of it, and half or
-# more was missing where 16 bits lost a young adapter.
+# A share of the changes by the updates. After one small update noise alone makes up to 0.13 of it. Half or
+# more was missing when 16 bits lost a young adapter.
 MOST_MISSING = 0.25
 # Over the noise before any update. A few tokens make it: 1.1 on CPUs with AVX2, up to 1.42 with AMX.
 MOST_APART = 1.7

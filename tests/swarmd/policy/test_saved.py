@@ -210,7 +210,7 @@ def test_weights_of_another_architecture_are_refused(folders: dict[str, Path], t
 def test_another_optimizer_starts_with_empty_moments_and_says_so(
     folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the weights lost to 16 bits is kept."""
+    """The part of the weights that 16 bits lose is kept."""
     policy = open_policy(folders["qwen2"], dtype="bfloat16")
     one_round(policy, 1)
     saved = save(policy, tmp_path / "saved")

@@ -76,7 +76,7 @@ def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: 
 
 @pytest.mark.parametrize("specialty", TINY_9.specialties)
 def test_an_answer_read_as_text_is_encoded_as_it_was_sampled(tokenizer: Any, specialty: str) -> None:
-    """What a peer of the same model sends comes back as the tokens it was made of."""
+    """The text of a peer with the same model comes back as the tokens it was made of."""
     chat = Chat(tokenizer, system_prompt="")
     task = SOURCE.task(TaskRef(specialty, HELD_OUT))
     ids = tokenizer.encode(f"<answer>{honest_answer(task)}</answer><|endoftext|>", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""One step: its gradient against a naive reference, what costs nothing, and what goes wrong."""
+"""One step: its gradient against a naive reference, the free parts, and failures."""
 
 import math
 from collections.abc import Callable
@@ -377,7 +377,7 @@ def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: 
         assert learner.step(ragged) == UpdateReport(skipped=1)
     weight.data.copy_(good)
     assert all(torch.equal(p, before[n]) for n, p in learner.weights.items())
-    assert learner.step(ragged).tokens > 0  # one good step, and the count starts anew
+    assert learner.step(ragged).tokens > 0  # one good step, and the count starts again
     weight.register_hook(lambda gradient: gradient * math.inf)  # while the loss is a number
     for _ in range(4):
         learner.step(ragged)
@@ -389,7 +389,7 @@ def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: 
 def scarce(network, tokens: int, error: Exception):
     """A forward pass that runs out of memory above so many tokens.
 
-    What an allocator does, at a size a test can afford.
+    An allocator with a size that a test can afford.
     """
 
     def check(_, args, kwargs):

@@ -1,4 +1,5 @@
-"""metrics.jsonl holds each round once, whatever ended the runs that wrote it; the log is JSON and rotates."""
+"""metrics.jsonl holds each round once, after any end of the runs that wrote it; the log is JSON and
+rotates."""
 
 import contextlib
 import errno
@@ -129,7 +130,7 @@ def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_
 
     for resumed in (100, 100 - newest, 95 - newest):
         with contextlib.closing(MetricsFile(path, resumed, most)) as file:
-            assert file.notes == [], "what was dropped is no damage"
+            assert file.notes == [], "dropped lines are no damage"
             assert rounds_in(path)[-1] == resumed
     with contextlib.closing(MetricsFile(path, 99, most)) as file:
         assert "of the 99 rounds behind have no line" in file.notes[0]

@@ -79,7 +79,7 @@ def test_files_half_written_at_a_kill_are_removed_at_the_next_start(tmp_path: Pa
 def test_a_command_that_has_the_folder_briefly_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A service whose node starts beside `swarmd doctor network` would be given up for good."""
+    """A service whose node starts during `swarmd doctor network` would be given up for good."""
     command = StateFolder.open(tmp_path, briefly=True)
     assert in_use(tmp_path)
     threading.Timer(0.4, command.close).start()

@@ -1,8 +1,8 @@
-"""Contains itself, then tries to get out: prints `<attempt> <what came of it>` for each.
+"""Contains itself, then tries to get out: prints `<attempt> <result>` for each.
 
 Run as a command by test_containment.py.
 
-The C functions are called directly, past Python and its audit hook, so what refuses them is the kernel.
+The C functions are called directly, past Python and its audit hook, so only the kernel can refuse them.
 `hook` as argument: through Python.
 """
 

@@ -1,4 +1,4 @@
-"""What a worker has given up, tried from inside.
+"""The rights that a worker has given up, tried from inside.
 
 By the kernel's filter, by the audit hook, and by ReasoningGYM's own unsafe scorers.
 """
@@ -57,7 +57,7 @@ def test_the_audit_hook_refuses_if_there_is_no_filter(tmp_path: Path) -> None:
 
 
 def verdict(program: list[seccomp.Instruction], architecture: int, number: int, third: int) -> int:
-    """Return what the kernel would do: classic BPF, the four operations we use (linux/filter.h)."""
+    """Return the kernel's verdict: classic BPF, the four operations we use (linux/filter.h)."""
     data = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.THIRD_ARGUMENT: third}
     at, accumulator = 0, 0
     while True:
@@ -132,7 +132,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
 
 
 COUNT = 2000
-# Seconds of CPU time for which an answer may hold the round, in the mean; what takes 0.2 is ended
+# Seconds of CPU time for which an answer may hold the round, in the mean; a task that takes 0.2 is ended
 # (test_verifier.py)
 HOLD = 0.001
 
@@ -144,7 +144,7 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
     reasons: Counter[GradeReason] = Counter()
     with watched(tmp_path / "watched") as target, Verifier("sapo-9") as sapo, Verifier("tiny-9") as tiny:
         verifiers = {"sapo-9": sapo, "tiny-9": tiny}
-        for verifier in verifiers.values():  # both are up, and what is measured is the marking
+        for verifier in verifiers.values():  # both are up, and only the marking is measured
             verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])
         restarts, begun = (
             [v.restarts for v in verifiers.values()],

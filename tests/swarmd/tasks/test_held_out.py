@@ -69,7 +69,7 @@ def test_the_commitment_and_the_questions_as_the_protocol_says_in_words() -> Non
             for attempt in range(200)
         ]
         assert task.ref.n in tried
-        # The first that is there and, where texts are held out, has one of them
+        # The first that is there and, if texts are held out, has one of them
         for n in tried[: tried.index(task.ref.n)]:
             passed = tasks_of("tiny-9").task(TaskRef(task.ref.specialty, n))
             assert passed is None or hashlib.sha256(passed.question.encode()).digest()[0] >= 16
@@ -141,7 +141,7 @@ def test_tasks_that_make_no_question_are_given_up() -> None:
 
 
 def test_a_specialty_that_makes_some_questions_is_not_given_up() -> None:
-    """Where it makes none whose text is held out, it asks the last that it made."""
+    """If it makes none whose text is held out, it asks the last that it made."""
     lessons = Curriculum("some", {"one": {}}, held_by_text=frozenset({"one"}))
     made: list[Task | None] = []
 

@@ -149,7 +149,7 @@ def test_a_node_draws_at_its_levels_and_knows_all() -> None:
     assert [task.ref for task in tasks.draw(40, random.Random(1))] == drawn
     every = {task.ref.specialty for task in tasks.draw(200, random.Random(1), all_levels=True)}
     assert every == {*LADDERS["binary_matrix"], *LADDERS["arc_1d"]}
-    # What other nodes ask is known at each level, and the judge asks all.
+    # Other nodes' questions are known at each level, and the judge asks all.
     assert all(tasks.task(TaskRef(name, 1)) for name in LADDER_9.specialties)
     held_out = tasks.draw_held_out(600, random.Random(1))
     assert {task.ref.specialty for task in held_out} == set(LADDER_9.specialties)

@@ -1,4 +1,4 @@
-"""Own tasks: what a plug-in is, what becomes of one that misbehaves, and what its digest is of."""
+"""Own tasks: the form of a plug-in, the handling of one that misbehaves, and the content of its digest."""
 
 import functools
 import logging
@@ -206,7 +206,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
         row, fine = unruly.score(
             [(TaskRef(how, 1), said("good", "?", "bad", "good")), (TaskRef("fine", 1), said("good", "bad"))]
         )
-    # What kills two workers costs the rest of its rollout
+    # A rollout that kills two workers loses its remaining scores
     assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
     assert fine == (1.0, 0.0)
     assert f"the tasks unruly: {how} n = 1: score" in caplog.text and "\x1b" not in caplog.text

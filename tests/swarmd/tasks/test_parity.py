@@ -1,4 +1,4 @@
-"""Our marks equal ReasoningGYM's on honest answers: right ones, those of other items, and slips of the pen.
+"""Our marks equal ReasoningGYM's on honest answers: right ones, other items' answers, and slips of the pen.
 
 Thousands of items. Wrong answers that it pays for earn as much in the faithful curricula, and nothing in the
 strict ones.
@@ -36,7 +36,7 @@ KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name]
 
 
 def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
-    """Return ReasoningGYM's own data set and entry, made without any code of ours."""
+    """Return ReasoningGYM's own data set and entry, made without any code of swarmd."""
     dataset = reasoning_gym.create_dataset(
         subject_of(ref.specialty), seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
     )
@@ -51,7 +51,7 @@ def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int
 
 def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
     """Yield the answer with a small mistake in it."""
-    # Well-formed ones: what upstream makes of broken formulas is not a mark
+    # Well-formed ones: upstream's treatment of broken formulas is not a mark
     if subject_of(task.ref.specialty) == "propositional_logic":
         names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]
         joined = " ∨ ".join(premises)
@@ -148,7 +148,7 @@ def test_marking_runs_nothing_even_without_containment(name: str, specialty: str
     tasks = tasks_of(name)
     task = next(t for n in range(9) if (t := tasks.task(TaskRef(specialty, n))))
     with watched(tmp_path / "watched") as target:
-        # Others would end us
+        # Other signals would end us
         for payload in (
             code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code
         ):
@@ -245,7 +245,7 @@ def test_the_contained_process_marks_the_same(name: str) -> None:
 
 
 def test_no_score_above_the_whole_one_counts() -> None:
-    """Upstream divides by the right number: where that is below 0, each wrong one scores above 1."""
+    """Upstream divides by the right number: if that is below 0, each wrong one scores above 1."""
     tasks = tasks_of("sapo-9")
     found = drawn(tasks, "calendar_arithmetic", random.Random(0), 1)[0]
     entry = {
@@ -267,7 +267,7 @@ Answer = Callable[[Task, random.Random], str]
 
 
 def share(name: str, specialty: str, answer: Answer, first: int = HELD_OUT, count: int = 120) -> float:
-    """Return on what share of so many questions this answer pays."""
+    """Return the share of so many questions on which this answer pays."""
     rng, tasks = random.Random(specialty), tasks_of(name)
     numbers = range(first, first + count)
     asked = [task for n in numbers if (task := tasks.task(TaskRef(specialty, n))) is not None]
@@ -364,7 +364,7 @@ def test_strict_and_faithful_curricula_share_a_swarm() -> None:
 )
 def test_a_decimal_is_right_to_its_last_digit(answer: str, right: bool) -> None:
     assert is_decimal(answer, "-(0.5-1.5)/3.0", 4, "0.3332") is right
-    assert is_decimal("0.3332", "1.0/3.0", 4, "0.3332"), "what the generator says is right as well"
+    assert is_decimal("0.3332", "1.0/3.0", 4, "0.3332"), "the generator's answer is right as well"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Files of questions and answers, of this machine and of the hub: what is read, held out and the same.
+"""Files of questions and answers, of this machine and of the hub: the read and held-out questions, and
+identity.
 
-Those of the hub are read from its cache, which is laid out here as the hub's client leaves it.
+Data sets of the hub are read from its cache, which is laid out here as the hub's client leaves it.
 """
 
 import json

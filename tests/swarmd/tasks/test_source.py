@@ -63,9 +63,9 @@ def test_other_processes_make_the_same_tasks() -> None:
 
 @pytest.mark.parametrize("name", ["ladder-9", "sapo-9", "tiny-9"])
 def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -> None:
-    """Where questions differ, the curriculum's `sample` has to: such nodes must not meet.
+    """If questions differ, the curriculum's `sample` has to: such nodes must not meet.
 
-    Where answers alone do, raise SCORING_VERSION.
+    If answers alone differ, raise SCORING_VERSION.
     """
     tasks = tasks_of(name)
     refs = [TaskRef(specialty, n) for specialty in tasks.curriculum.specialties for n in SAMPLED]
@@ -234,7 +234,8 @@ def test_a_draw_passes_over_names_of_no_task() -> None:
 
 
 def test_late_imports_of_reasoning_gym_are_there_when_they_are_needed() -> None:
-    """What an installation may lack (overrides.txt) is not needed before; what is there is found."""
+    """Packages that an installation may lack (overrides.txt) are not needed before; present ones are
+    found."""
     code = (
         "import sys; from swarmd.tasks.gym import Deferred, reasoning_gym\n"
         "assert 'matplotlib' not in sys.modules and type(sys.modules['pycosat']) is Deferred\n"

@@ -51,7 +51,7 @@ class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
 
 __all__ = ["Sums"]
 """
-# What cannot be scored again by every node, and what is said of it.
+# Tasksets that some node cannot score again, and their messages.
 REFUSED = {
     "a sandbox": "NEEDS_CONTAINER = True",
     "a sandbox, and": "async def setup(self, trace, runtime): pass",
@@ -95,7 +95,7 @@ def packages(name: str) -> str:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make a taskset an installed package, beside verifiers."""
+    """Make a taskset an installed package, next to verifiers."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), packages("verifiers")])
 
     def write(name: str, code: str = SUMS) -> str:
@@ -196,7 +196,7 @@ def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
         ]
         rewards = verifier.score([(task.ref, [Completion(text, True) for text in texts])])
     assert rewards == [(1.0, 1.0, 0.0, 0.0, 1.0)]
-    # With examples before the question, and the metric that the harness takes where none is named.
+    # With examples before the question, and the metric that the harness takes if none is named.
     shots = tmp_path / "shots.yaml"
     shots.write_text(
         "".join(line for line in file.read_text().splitlines(True) if "metric_list" not in line)

@@ -188,7 +188,7 @@ def test_the_verifier_has_an_empty_environment(verifier: Verifier) -> None:
             "1",
             "2" if verifier._child.seccomp else "0",
         )
-        # One pipe in, one out, and nowhere for what is printed
+        # One pipe in, one out, and none for printed text
         held = [str(file.readlink()) for file in Path(f"/proc/{worker.pid}/fd").iterdir()]
         assert len(held) == 5 and held.count("/dev/null") == 3
 
@@ -217,7 +217,7 @@ def test_a_killed_worker_is_replaced_and_costs_no_reward(verifier: Verifier) -> 
 
 @pytest.mark.slow
 def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> None:
-    """Whichever of the two is killed, at whatever moment.
+    """Either of the two is killed, at any moment.
 
     No reward is ever given to a wrong answer, and marking goes on.
     """
@@ -366,7 +366,7 @@ def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
         broken.score(questions(1, 0))
 
 
-# What the rest of swarmd and the judge see: rewards and reasons.
+# The interface for the rest of swarmd and the judge: rewards and reasons.
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
-"""A verifier whose worker marks with ReasoningGYM's own scorers, which evaluate what they are given.
+"""A verifier whose worker marks with ReasoningGYM's own scorers, which evaluate their input.
 
-What contains it is ours.
+Our containment is around it.
 
-Run as a command by test_containment.py. The argument leaves one layer out, to show what the others hold.
+Run as a command by test_containment.py. The argument leaves one layer out, to show the effect of the other
+layers.
 """
 
 import sys

@@ -11,9 +11,9 @@ from pathlib import Path
 name = "unruly"
 limits = {"seconds": 0.5, "memory": 96 * 2**20, "longest_question": 100, "longest_answer": 50}
 PID = os.getpid()
-# What score gives in place of a number from 0 to 1
+# Values that score gives in place of a number from 0 to 1
 WRONG = ("none", "nan", "text", "two", "minus", "infinite")
-# What generate and score do
+# Actions of generate and score
 FATAL = ("raises", "hangs", "eats", "exits", "dies", "touches", "dials", "imports")
 # What generate gives
 MADE = {"empty": ("", 0), "huge": ("x" * 101, 0), "odd": "no pair", "surrogate": ("\ud800", 0)}

@@ -38,7 +38,7 @@ def join(
 
 
 def swarm_of(verifier: Verifier, *settings: NodeConfig) -> list[tuple[RoundParts, LanguagePolicy, Member]]:
-    """Return the members of a swarm of their own."""
+    """Return the members of a separate swarm."""
     swarm = MemorySwarm()
     return [join(swarm, number, verifier, one) for number, one in enumerate(settings, 1)]
 

@@ -1,6 +1,6 @@
-"""What the daemon makes of the trainer's rounds.
+"""The daemon's use of the trainer's rounds.
 
-When what it hands on was heard, and what it chooses from offers.
+The age of rollouts that it hands on, and its choice of offers.
 """
 
 import io
@@ -32,7 +32,7 @@ OTHER = Identity(b"o" * 32)
 
 
 class Played:
-    """A daemon without network or trainer, and what it hands on."""
+    """A daemon without network or trainer, and the rollouts it hands on."""
 
     def __init__(self, folder: Path, **sections: Any) -> None:
         view = JsonView(io.StringIO(), io.StringIO())
@@ -81,7 +81,7 @@ class Played:
         self.trainer_says(link.RoundDone(RoundLine(round=number), None, lead=lead or Lead()))
 
     def gather(self) -> None:
-        """Fetch what is chosen."""
+        """Fetch the chosen rollouts."""
 
         async def gather() -> None:
             async with trio.open_nursery() as nursery:
@@ -99,7 +99,7 @@ def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
         sent = [Rollout(TaskRef("bf", next(numbers)), (Completion("a", True),), OTHER.peer_id)]
         played.gossip(wire.KIND, wire.encode(sent, 1, "m"))
 
-    hear()  # before the trainer has said where it is
+    hear()  # before the trainer has named its round
     played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
     hear()  # in its round 8
     played.round_done(8)

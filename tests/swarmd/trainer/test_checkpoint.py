@@ -81,8 +81,8 @@ def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
 
 
 def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
-    """Two checkpoints fit: the newest is never given up for the next, and where it would have to be, that one
-    is refused.
+    """Two checkpoints fit: the newest is never given up for the next, and if it would have to be, the next
+    one is refused.
     """
     checkpoints = Checkpoints(tmp_path / "c", most=40_000)
     for number in range(1, 5):
@@ -206,9 +206,7 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
 
 
 def test_the_last_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
-    """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it
-    saves.
-    """
+    """A run that goes on from before a damaged checkpoint removes neither that nor a newer one."""
     checkpoints = Checkpoints(tmp_path)
     newer = ["round-00000007", "round-00000008", "round-00000009"]
     for name in ("damaged-round-00000003", "damaged-round-00000005", *newer):

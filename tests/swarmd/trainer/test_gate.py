@@ -1,4 +1,4 @@
-"""The gate in a real node: tiny's own log-probabilities, a checkpoint between, and what an operator reads."""
+"""The gate in a real node: tiny's own log-probabilities, a checkpoint between, and an operator's figures."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def test_text_after_an_answer_is_left_out_with_and_without_the_gate(verifier: Ve
     "gate, parameters, gated, reported",
     [
         ({"mode": "auto"}, MEASURED_PARAMETERS, 4, 0),
-        ({"mode": "auto"}, MEASURED_PARAMETERS + 1, 0, 4),  # where nothing was measured it only reports
+        ({"mode": "auto"}, MEASURED_PARAMETERS + 1, 0, 4),  # if nothing was measured it only reports
         ({"mode": "on"}, MEASURED_PARAMETERS + 1, 4, 0),
         ({"mode": "report"}, 1, 0, 4),
         ({"mode": "off"}, 1, 0, 0),
@@ -77,7 +77,7 @@ def test_each_gate_mode_acts_as_documented(
 def test_with_replay_each_rollout_is_computed_once(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gate computes them, and its log-probabilities serve as those of first use."""
+    """The gate computes them, and its log-probabilities serve as the ones of first use."""
     asked: list[Scored] = []
     logprobs = LanguagePolicy.logprobs
 

@@ -25,7 +25,7 @@ RIGHT, WRONG, MIXED = ["right"] * 4, ["wrong"] * 4, ["right", "wrong"] * 2
 
 
 class Scripted(PlayedPolicy):
-    """Answers every question of a round alike; its checkpoints hold nothing."""
+    """Gives every question of a round the same answer; its checkpoints hold nothing."""
 
     def __init__(self, script: Iterator[list[str]]) -> None:
         super().__init__(lambda _: self.texts)

@@ -1,6 +1,6 @@
 """Nodes of different architectures and tokenizers in one swarm.
 
-Each trains on what the other wrote, as far as its own model can.
+Each trains on the other's text, as far as its model can.
 """
 
 import itertools
@@ -122,7 +122,7 @@ WRONG = Completion("<answer>no</answer>", True)
 def test_a_right_answer_over_our_length_limit_is_dropped_counted_and_told(
     verifier: Verifier, other: Path
 ) -> None:
-    """Cut where ours would end, it would be a reward for half a text.
+    """Cut at our length limit, it would be a reward for half a text.
 
     Another model, with room for it, trains on it.
     """

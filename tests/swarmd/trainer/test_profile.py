@@ -1,5 +1,5 @@
-"""`profile = "sapo-paper"`: what it means, what overrides it, and that its rounds are those of Algorithm 1
-(SAPO, arXiv 2509.08721).
+"""`profile = "sapo-paper"`: its meaning, its overrides, and that its rounds are Algorithm 1 (SAPO, arXiv
+2509.08721).
 """
 
 import random
@@ -136,7 +136,7 @@ def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Seq
 
 
 class Seen(PlayedPolicy):
-    """Answers right by chance, or nothing right at all; remembers what it was asked and trained on."""
+    """Answers right by chance, or nothing right at all; remembers its questions and its batches."""
 
     def __init__(self, rng: random.Random) -> None:
         def texts(_: str) -> list[str]:
@@ -157,8 +157,8 @@ class Seen(PlayedPolicy):
 
 
 def test_the_papers_profile_plays_algorithm_1() -> None:
-    """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of others without
-    zero advantages, J).
+    """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of other nodes
+    without zero advantages, J).
     """
     swarm, clock, rng = MemorySwarm(), Clock(), random.Random(1)
     policies = [Seen(random.Random(number)) for number in range(4)]
@@ -195,7 +195,7 @@ def test_the_papers_profile_plays_algorithm_1() -> None:
             own = [s for s in batch if s.rollout.author == node.me]
             theirs = [s for s in batch if s.rollout.author != node.me]
             shared |= {(node.me, s.rollout.ref): tuple(c.text for c in s.rollout.completions) for s in own}
-            # What is not informative stays: it is part of the mean
+            # Uninformative rollouts stay: it is part of the mean
             assert len(own) == len({s.rollout.ref for s in own}) == I
             taken = {(s.rollout.author, s.rollout.ref) for s in theirs}
             candidates = {

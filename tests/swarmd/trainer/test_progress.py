@@ -28,7 +28,7 @@ def test_a_long_round_is_told_once_a_second_with_the_seconds_left() -> None:
 
     told.progress.enter("")
     told.after(5.0, 1, 0.5)
-    assert len(told.messages) == 11, "what is answered outside of a stage, as for the judge, is not told"
+    assert len(told.messages) == 11, "an answer outside of a stage, as for the judge, is not told"
     told.progress.enter("train")
     assert told.messages[-1] == StageProgress("train", 0, 0, None), "a stage begins after a long one"
 

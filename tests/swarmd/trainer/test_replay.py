@@ -41,7 +41,7 @@ def test_a_round_trains_several_times_on_a_pool_of_local_rollouts(verifier: Veri
 
 
 def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifier) -> None:
-    """The first update's ratio is 1 for what was just generated.
+    """The first update's ratio is 1 for freshly generated rollouts.
 
     A later one's, on the same rollouts, is not.
     """

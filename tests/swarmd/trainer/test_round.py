@@ -120,7 +120,7 @@ def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> N
 
 
 def test_the_batch_was_regenerated_and_scored_here(verifier: Verifier) -> None:
-    """A peer's answers earn what our verifier gives them, whatever the peer thinks of them."""
+    """A peer's answers earn our verifier's rewards, even if the peer claims other ones."""
     node, _, liar = pair(verifier, config())
     wrong = Completion("<answer>I am right, trust me</answer>", True)
     tasks = node.tasks.draw(4, random.Random(0))
@@ -183,8 +183,8 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
         min(of) > 0.25 for of in trained.values()
     )
     assert report.zero_advantage_dropped == 3 - len(trained)
-    # Ours beside a single one, which give it an advantage, are none of theirs; and what all agrees does not
-    # compare.
+    # Local answers with a single external one, which give it an advantage, do not belong to its group; and an
+    # answer shared by all does not compare.
     assert not node.sharing.others.seen and node.sharing.lead.elsewhere == MIN_WEIGHT
 
 
@@ -275,7 +275,7 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
 def test_longer_rollouts_are_trained_on_in_part(verifier: Verifier) -> None:
     """Twice as many are scored, and advantages are of those.
 
-    What is trained on keeps the sign that it has among all of them.
+    A part that is trained on keeps its sign among the whole.
     """
     node, _, other = pair(verifier, config(local=0, gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
@@ -343,7 +343,7 @@ RIGHT = "<answer>1</answer>"
 def test_text_of_other_nodes_is_kept_up_to_the_answer_that_is_scored(text: str, kept: str) -> None:
     sent = Rollout(TaskRef("bf", 1), (Completion(text, True), Completion(text, False)), PeerId("other"))
     found = cut_behind_answers(sent, TINY_9)
-    # The model did not end where we cut.
+    # The model did not end at our cut.
     assert found.completions == (Completion(kept, text == kept), Completion(kept, False))
     assert (found.ref, found.author) == (sent.ref, sent.author)
     assert TINY_9.read("bf", kept) == TINY_9.read("bf", text)

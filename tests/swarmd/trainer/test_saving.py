@@ -1,4 +1,4 @@
-"""When a run is saved, what waits for it, and what a kill loses.
+"""The times at which a run is saved, the work that waits for it, and the losses of a kill.
 
 Over real parts and a disk that can be held up or full.
 """
@@ -34,7 +34,7 @@ class SlowDisk(Checkpoints):
     late = 0.05
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-        time.sleep(self.late)  # long enough for whoever does not wait to be seen
+        time.sleep(self.late)  # long enough to see a process that does not wait
         return super().save(state, files)
 
     def durable(self) -> int:
@@ -62,7 +62,7 @@ def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Cal
     return lambda *given: seen.append(disk.durable()) or function(*given)  # type: ignore[func-returns-value]
 
 
-# A trainer, and what leaves it.
+# A trainer, and the rollouts that leave it.
 
 
 def heard(daemon: socket.socket) -> list[link.ToDaemon]:
@@ -99,7 +99,7 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
         def round_() -> None:
             one()
             saved.append(disk.durable())
-            if trainer.round == 2:  # the interval is over, and what was written is paid for
+            if trainer.round == 2:  # the interval is over, and the writing is paid for
                 trainer.timetable.last = trainer.timetable.paid = -math.inf
 
         trainer._one_round = round_  # type: ignore[method-assign]
@@ -124,7 +124,7 @@ def test_small_checkpoints_are_no_more_frequent_for_a_judge_that_asks_each_round
 def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: TrainerIn, tmp_path: Path) -> None:
     """Same questions, same answers, same updates.
 
-    Their lines stand in the metrics once; others are sent the same again.
+    Their lines stand in the metrics once; other nodes are sent the same again.
     """
     with trainer_in(tmp_path / "whole", 4) as (trainer, daemon):
         trainer.run()

@@ -234,4 +234,4 @@ def test_a_trainer_tries_a_new_model_once(tmp_path: Path, trainer_in: TrainerIn)
     (tmp_path / "state" / FILE).write_text(json.dumps(kept))
     with trainer_in(tmp_path / "state", rounds=1, model=asked) as (trainer, _):
         assert trainer.policy.description.examples == len(other)
-        assert trainer.config.model.examples == other, "as generators beside the trainer get it"
+        assert trainer.config.model.examples == other, "as generators of the trainer get it"

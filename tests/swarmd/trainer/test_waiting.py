@@ -1,4 +1,4 @@
-"""A node that asks nothing itself (`round.local = 0`): it waits for others' rollouts, and does not spin."""
+"""A node that asks nothing itself (`round.local = 0`): it waits for external rollouts, and does not spin."""
 
 import socket
 import threading
@@ -26,7 +26,7 @@ OTHER = Identity(b"\1" * 32).peer_id
 def until(
     daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", kind: type[link.ToDaemon]
 ) -> list[link.ToDaemon]:
-    """Return what the trainer says, up to the first `kind` that tells of waiting or is no state."""
+    """Return the trainer's messages, up to the first `kind` that tells of waiting or is no state."""
     messages: list[link.ToDaemon] = []
     while not any(isinstance(m, kind) and getattr(m, "state", "waiting") == "waiting" for m in messages):
         messages += unpacker.feed(daemon.recv(1 << 16))

@@ -1,4 +1,5 @@
-"""Frames of the advisories of 2026 for other implementations of libp2p, and their relatives, sent to ours.
+"""Frames of the advisories of 2026 for other implementations of libp2p, and their relatives, sent to our
+engine.
 
 GossipSub: a PRUNE whose back-off overflows a clock, or names peers to dial. Yamux: window updates that
 overflow, for no stream, or of nothing. multistream-select: a line of any length.
@@ -75,7 +76,7 @@ async def test_an_absurd_back_off_is_bounded(back_off: bytes, nursery: trio.Nurs
 async def test_nobody_is_dialled_because_a_prune_names_it(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it signed where it is or not."""
+    """Whether it signed its address or not."""
     _, engine, address = await started(nursery, 1)
     network = stack_of(engine).host.get_network()
     async with hostile_peer(address) as (stack, target):
@@ -120,7 +121,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("case", UPDATES)
 async def test_window_updates_break_no_connection(case: str, nursery: trio.Nursery) -> None:
-    """What is sent afterwards arrives whole."""
+    """Bytes sent afterwards arrive whole."""
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     await theirs.send_all(frame(TYPE_DATA, FLAG_SYN, 1, 5, b"hello"))
     with trio.fail_after(SECONDS):

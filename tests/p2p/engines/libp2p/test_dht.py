@@ -1,4 +1,4 @@
-"""The DHT of the libp2p engine: what one peer may have of it. Real hosts over loopback."""
+"""The DHT of the libp2p engine: the share of it that one peer may have. Real hosts over loopback."""
 
 import time
 import tracemalloc
@@ -51,13 +51,13 @@ def addresses(count: int) -> list[Multiaddr]:
 
 
 def signed(peer: ID, where: list[Multiaddr], number: int) -> bytes:
-    """Return the hostile peer's own word of where it is."""
+    """Return the hostile peer's signed record of its address."""
     key = create_new_key_pair(bytes([66]) * 32).private_key
     return bytes(seal_record(PeerRecord(peer, where, seq=number), key).marshal_envelope())
 
 
 async def found(engine: Any, topic: Topic) -> list[Any]:
-    """Return what the DHT tells of a topic."""
+    """Return the peers that the DHT names for a topic."""
     return list(await engine._discovery.connections.providers(topic))
 
 
@@ -98,7 +98,7 @@ async def test_no_values_are_stored_for_other_nodes(nursery: trio.Nursery) -> No
 
 
 async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
-    """The limit holds for addresses that it signs and for those that others tell."""
+    """The limit holds for addresses that it signs and for those that other peers tell."""
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
@@ -160,7 +160,7 @@ async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
 
 
 async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:
-    """Made text where members are looked at, they ended the engine."""
+    """Turned into text at the next look at the members, they ended the engine."""
     (good,) = addresses(1)
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
@@ -195,7 +195,7 @@ async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresse
 
 
 async def test_a_full_peer_store_keeps_connected_peers_and_loses_those_that_it_was_told_of_first() -> None:
-    """Names of others pushed out what connected relays had said of themselves, and no relay was known."""
+    """Records from other peers pushed out the connected relays' own records, and no relay was known."""
     host = make_host(Identity(bytes(32)))
     store, network = host.get_peerstore(), host.get_network()
     store.max_peers = 4

@@ -1,4 +1,4 @@
-"""What waits for a neighbour: in turn by where it came in, dropped from who has most; ours apart."""
+"""Frames that wait for a neighbour: connections take turns, and the fullest one loses frames; ours apart."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What only the libp2p engine has to withstand.
+"""Attacks and failures that only the libp2p engine has to withstand.
 
 Bad input from the operator, from peers, and from its own library.
 """
@@ -293,7 +293,7 @@ async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery
             await until(lambda: me in {peer.id for peer in a.peers()})
             await until(lambda: stack.pubsub.peers)
             with trio.fail_after(TIMEOUT_S):
-                while sum(a.rejected.values()) == refused:  # what it sends arrives
+                while sum(a.rejected.values()) == refused:  # its bytes arrive
                     await stack.pubsub.publish(str(TOPIC), b"no frame" + os.urandom(4))
                     await trio.sleep(0.1)
             if n == 0:
@@ -336,7 +336,7 @@ async def test_peers_that_left_fill_no_memory(nursery: trio.Nursery) -> None:
         async with hostile_peer(address, n):
             pass
         await until(lambda: not network.get_connections())
-    # Of the first at least the library has noted whatever it notes.
+    # The library has noted at least the first one.
     assert not network.auto_connector._recent_disconnects
 
 
@@ -370,7 +370,7 @@ async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
 async def test_all_meet_through_a_node_with_fewer_places(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Whoever comes first to a bootstrap node would keep its place for good, and newcomers find nobody."""
+    """The first peers of a bootstrap node would keep their places for good, and newcomers find nobody."""
     machines = itertools.count()
     monkeypatch.setattr(inbound_slots, "MOST", 2)
     monkeypatch.setattr(inbound_slots, "SERVED_S", 0.0)
@@ -414,7 +414,7 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
 async def test_a_stream_that_is_cut_off_as_it_opens_reaches_its_opener(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nobody could end it: also after a dial, as those of lookups are opened."""
+    """Else nobody could end it: also after a dial, as streams for lookups are opened."""
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         network, opener, cut = stack.host.get_network(), trio.lowlevel.current_task(), trio.CancelScope()
@@ -544,9 +544,7 @@ async def test_connections_without_proof_of_identity_are_refused(nursery: trio.N
 
 
 async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
-    """Where IPv6 leads nowhere, as in many homes, two addresses of it would take all the time that a name
-    has.
-    """
+    """If IPv6 fails, as in many homes, two addresses of it would take all the time that a name has."""
 
     class Resolver(trio.abc.HostnameResolver):
         async def getaddrinfo(self, host: Any, port: Any, *_: Any) -> Any:
@@ -752,7 +750,7 @@ async def test_a_peer_that_forges_its_proof_fills_no_log(
 async def test_addresses_that_peers_name_in_the_dht_fill_no_log(
     where: str, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library dials those that an answer names, where we have no transport or there is no such name."""
+    """The library dials those that an answer names, even if we have no transport or there is no such name."""
 
     async def nowhere(*_: Any) -> list[multiaddr.Multiaddr]:
         return []

@@ -1,4 +1,4 @@
-"""What the libp2p engine leaves out of its library's work to save time, and that nothing is lost by it."""
+"""The libp2p engine skips some of its library's work to save time, and loses nothing by it."""
 
 import time
 from contextlib import AsyncExitStack, nullcontext
@@ -99,7 +99,7 @@ async def test_a_peer_found_by_the_dht_is_dialled_for_a_question(
 
 @pytest.mark.parametrize("hangs_up", [True, False])
 async def test_a_peer_that_returns_from_another_address_is_identified_again(hangs_up: bool) -> None:
-    """Also where the connection before is still open, as that of a laptop in another network."""
+    """Also if the connection before is still open, like a laptop's in another network."""
     host, identity = make_host(Identity(bytes([1]) * 32)), Identity(bytes([2]) * 32)
     there, store = ID.from_string(identity.peer_id), host.get_peerstore()
     wanted = [multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]

@@ -37,7 +37,7 @@ WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they we
 
 
 class Secured:
-    """One end of a connection that holds nothing: what is written waits until the other reads it."""
+    """One end of a connection that holds nothing: writes wait until the other side reads."""
 
     def __init__(self, stream: Any, is_initiator: bool) -> None:
         self._stream, self.is_initiator = stream, is_initiator
@@ -141,7 +141,7 @@ async def test_replies_go_out_before_later_writes(
         await trio.testing.wait_all_tasks_blocked()
 
     async def frames(count: int) -> list[tuple[int, int]]:
-        """Kinds, and what pings count."""
+        """Kinds of frames, and the counters of pings."""
         data = b""
         while len(data) < count * HEADER_SIZE:
             data += await theirs.receive_some(count * HEADER_SIZE - len(data))
@@ -184,7 +184,7 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
 async def test_writes_of_two_tasks_on_one_stream_do_not_mix(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """As recent messages for a new neighbour, beside what is sent to it anyway."""
+    """As recent messages for a new neighbour, together with the regular ones."""
     _, (sender, receiver) = await both(nursery)
     out, came = await sender.open_stream(), b""
     for letter in (b"a", b"b"):
@@ -216,14 +216,14 @@ async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
             await theirs.receive_some(2000)
 
 
-# With a rate limit that is used up: what carries data waits, and the connection stays as it was.
+# With a rate limit that is used up: frames with data wait, and the connection stays as it was.
 
 
 @pytest.fixture
 async def limited(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> tuple[Secured, Any, Any, Muxer]:
-    """Our end of the connection, our stream, theirs, and their muxer."""
+    """Our end of the connection, our stream, and the peer's stream and muxer."""
     traffic = Traffic(up=1000.0)
     ends, (ours, theirs) = await both(nursery, traffic)
     await traffic.sending.wait(1500)
@@ -234,7 +234,7 @@ async def limited(
 async def test_replies_wait_for_no_rate_and_none_is_empty(
     limited: tuple[Secured, Any, Any, Muxer], nursery: trio.Nursery
 ) -> None:
-    """Noise would send no bytes as a message of its own, which the other side takes for the end of the
+    """Noise would send no bytes as a separate message, which the other side takes for the end of the
     connection.
     """
     ours, out, into, theirs = limited
@@ -305,7 +305,7 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
 
 
 async def test_bytes_on_streams_that_we_reset_are_dropped(nursery: trio.Nursery) -> None:
-    """Else a peer would seem to send beyond its windows where we leave many of its answers unread."""
+    """Else a peer would seem to send beyond its windows if we leave many of its answers unread."""
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     for stream in range(1, 4 * MAX_BUFFERED_BYTES // WINDOW, 2):
         await theirs.send_all(

@@ -1,4 +1,4 @@
-"""The relay of the libp2p engine: what others may have of it. Real hosts over loopback.
+"""The relay of the libp2p engine: the share of it that each peer may have. Real hosts over loopback.
 
 Across NATs: tests/p2p/nat. Its rate: tests/p2p/engines/test_slow_lines.py.
 """
@@ -100,7 +100,7 @@ class Net:
         return host
 
     async def peer(self, source: str | None = None, echoes: bool = True) -> Any:
-        """Echoes what comes through a circuit. source: the address that it dials from."""
+        """Echoes bytes that come through a circuit. source: the address that it dials from."""
         host = await self._run(source)
 
         async def echo(stream: Any) -> None:
@@ -331,7 +331,7 @@ async def test_frequent_and_banned_askers_are_refused() -> None:
 async def behind_nat(
     monkeypatch: pytest.MonkeyPatch, home: Any, *relays: Any, says: Callable[[], Outcome]
 ) -> AsyncIterator[Circuits]:
-    """Run the circuits of a host that knows these relays, and whom members answer in this way."""
+    """Run the circuits of a host that knows these relays, and whose members answer in this way."""
     for name, seconds in {
         "ASK_FIRST_S": 0.0,
         "ASK_AGAIN_S": 0.05,
@@ -391,7 +391,7 @@ async def test_a_relay_is_kept_while_members_cannot_say_whether_we_can_be_dialle
 async def test_a_node_that_changes_its_network_does_not_name_its_address_of_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its offers and invitations would lead to whoever has that address now."""
+    """Its offers and invitations would lead to the present owner of that address."""
     said = [Outcome.NOT_REACHED]
     async with net() as those:
         home = await those.peer()
@@ -521,11 +521,11 @@ def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not
     assert dialable([b"junk", b"", *raw]) == fine[:MAX_DIALLED]
 
 
-MENDED = "py-libp2p has mended this: see whether its own can be used now (docs/p2p.md)"
+MENDED = "py-libp2p has fixed this: see whether its own can be used now (docs/p2p.md)"
 
 
 async def test_the_librarys_relay_is_still_not_to_be_used() -> None:
-    """One peer takes all places, in others' names."""
+    """One peer takes all places, in other peers' names."""
     async with net() as those:
         limits = TheirLimits(duration=60, data=1 << 20, max_circuit_conns=8, max_reservations=2)
         theirs = CircuitV2Protocol(those.host, limits, allow_hop=True)

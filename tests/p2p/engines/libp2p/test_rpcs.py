@@ -1,4 +1,4 @@
-"""RPCs of GossipSub are given out whole; what is begun and not finished is bounded in time."""
+"""RPCs of GossipSub are given out whole; work that is begun and not finished is bounded in time."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ from tests.doubles import TIMEOUT_S
 
 
 class Incoming:
-    """What a peer sends, in pieces."""
+    """A peer's bytes, in pieces."""
 
     def __init__(self, peer: str) -> None:
         self.send, self._receive = trio.open_memory_channel[bytes](100_000)
@@ -158,7 +158,7 @@ async def test_a_crowd_that_fills_the_check_queue_loses_its_own_messages(
 
 
 async def test_a_second_queue_for_a_neighbour_ends_the_task_of_the_first() -> None:
-    """The library makes two where two connections to a peer begin at once."""
+    """The library makes two if two connections to a peer begin at once."""
     queues, first, second = Queues(b"me"), RpcQueue(), RpcQueue()
     queues["peer"] = first
     queues["peer"] = second

@@ -1,4 +1,4 @@
-"""Blobs of authors that nobody connected to us knows: their offers say where they can be reached.
+"""Blobs of authors that nobody connected to us knows: their offers carry their addresses.
 
 Real members over loopback, without the DHT: in a swarm of thousands it names few of the authors.
 """
@@ -67,7 +67,8 @@ async def test_an_unknown_author_is_reached_by_the_address_in_its_offer(
 
 
 async def test_unknown_authors_are_noted_at_a_limited_rate(nursery: trio.Nursery) -> None:
-    """Else whoever makes keys would fill the address book, and have us dial whom they name."""
+    """Else an attacker who makes keys would fill the address book, and have us dial the addresses it
+    names."""
     _, engine, _ = await started(nursery, 1)
     for n in range(2, 250):
         engine.told_of(Identity(bytes([n]) * 32).peer_id, f"/ip4/11.{n}.0.1/tcp/4001")

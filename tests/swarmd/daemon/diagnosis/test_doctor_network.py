@@ -1,5 +1,4 @@
-"""`swarmd doctor network`: what it concludes from what it found, and what it finds with real members on
-loopback.
+"""`swarmd doctor network`: its conclusions from its findings, and its findings with real members on loopback.
 
 Behind NAT, on a public address and with a forwarded port it is tried in tests/p2p/nat.
 """
@@ -143,7 +142,7 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (NAT | {"ports": [43151]}, "listening", "True on TCP port 43151"),  # it was told that port
         (LOOPBACK, "summary", "not reachable from other machines"),
         (LOOPBACK, "listening", "only this machine can dial"),
-        (OFFLINE, "listening", "True on TCP port 4001"),  # it would listen to others, had it a network
+        (OFFLINE, "listening", "True on TCP port 4001"),  # it would listen to other nodes, had it a network
         (OFFLINE, "addresses", "this machine has none but loopback -> "),
         (
             {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]},
@@ -188,7 +187,7 @@ def test_each_survey_gives_its_findings(found: dict[str, Any], subject: str, sai
 
 
 NEAR = {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]}
-# What brings each cause, and what is otherwise once its remedy was followed.
+# The facts that bring each cause, and the facts once its remedy was followed.
 CURES: list[tuple[Cause, dict[str, Any], dict[str, Any]]] = [
     (isolation.DEAD, {"bootstrap": [SILENT]}, {"bootstrap": [ANSWERS]}),  # its address as it is now
     (isolation.LOOPBACK, LOOPBACK, {"listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]}),

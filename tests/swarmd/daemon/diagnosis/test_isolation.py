@@ -105,12 +105,12 @@ def test_each_set_of_facts_gives_its_cause_and_remedy(facts: dict[str, Any], cau
     "facts",
     [
         {"connected": 1, "companions": 1},  # its rounds may be long
-        # It did not say what it trains
+        # It did not name its tasks
         {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},
         # Frames from before the start
         {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},
         {"connected": 2, "companions": 1, "refused": {Reason.OLD: 9}},
-        {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # they differ: it is not ours
+        {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # they differ: it is another node's
         {"connected": 2, "companions": 1, "introduced": [LATE, peer()]},
         {"connected": 2, "companions": 1, "introduced": [REFUSES, peer()]},
         {"connected": 2, "companions": 1, "introduced": [peer(doing="paused"), peer()]},

@@ -1,4 +1,4 @@
-"""A node that is alone says why within half a minute, and nothing where all is well.
+"""A node that is alone says why within half a minute, and nothing if all is well.
 
 The memory engine; its clock is trio's.
 """
@@ -173,7 +173,7 @@ def test_a_wrong_clock_is_reported_while_other_nodes_are_heard_too() -> None:
         ]
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is not None and "clock is 10 minutes behind all 2 peers" in watch.trouble.cause
-        introduced(swarm, 5)  # one whose clock is as ours
+        introduced(swarm, 5)  # one whose clock agrees with ours
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is None
 
@@ -206,7 +206,7 @@ def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> 
         swarm.partition([left])
         await trio.sleep(LEFT_S + 5)
         assert roster.present(clock()) == [relayed]
-        # Where this node leaves, it hears nobody.
+        # When this node leaves, it hears nobody.
         watch.member.leave()
         await trio.sleep(5)
         assert roster.present(clock()) == [] and watch.trouble is None

@@ -1,5 +1,5 @@
-"""The guest decides: pauses and their ends, what `resume` overrides, restarts, the CPU share, and the month's
-bytes.
+"""The guest decides: pauses and their ends, the causes that `resume` overrides, restarts, the CPU share, and
+the month's bytes.
 """
 
 import os
@@ -114,7 +114,7 @@ def test_our_own_process_that_the_meter_finds_late_is_no_other_program(tmp_path:
 async def test_the_load_is_taken_at_the_moment_of_our_own_last_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """With a share of the CPU ours is counted four times a second, and the machine looked at once."""
+    """With a share of the CPU our load is counted four times a second, and the machine's once."""
     node, looks = Played(tmp_path, limits={"cpu": "50 %"}), list[tuple[int, bool]]()
     counts = 0
 

@@ -1,4 +1,4 @@
-"""What NVML tells of the node's GPUs: by its documented functions, and on a real GPU where there is one."""
+"""NVML's figures of the node's GPUs: by its documented functions, and on a real GPU if there is one."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A real trainer is paused again and again, wherever it is in its rounds, and loses none of them."""
+"""A real trainer is paused again and again, at any point of its rounds, and loses none of them."""
 
 import json
 import math
@@ -23,7 +23,7 @@ PAUSES = 60
 
 
 class PausedTrainer:
-    """A trainer process beside a guest whose facts the test plays."""
+    """A trainer process with a guest whose facts the test plays."""
 
     def __init__(self, folder: Path, config: NodeConfig) -> None:
         folder.mkdir()
@@ -53,7 +53,7 @@ class PausedTrainer:
             pass
 
     def lines(self) -> list[Mapping[str, Any]]:
-        """Return the lines of metrics.jsonl, without what depends on the clock."""
+        """Return the lines of metrics.jsonl, without the fields that depend on the clock."""
         kept = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return [
             {key: value for key, value in line.items() if key not in ("time", "seconds")} for line in kept
@@ -86,5 +86,5 @@ async def test_pauses_lose_no_round(tmp_path: Path) -> None:
         whole = config.model_copy(update={"round": config.round.model_copy(update={"rounds": rounds})})
         unpaused = PausedTrainer(tmp_path / "unpaused", whole)
         await unpaused.child.run()
-    assert unpaused.lines() == paused.lines()  # every round went on where it stood
+    assert unpaused.lines() == paused.lines()  # every round went on from the point of its pause
     assert rounds >= 3

@@ -1,4 +1,4 @@
-"""What the platform tells: battery, load, metered network.
+"""The platform's facts: battery, load, metered network.
 
 The platform's answers are played.
 """
@@ -36,7 +36,7 @@ def test_the_battery_is_read() -> None:
         on_battery(lambda: Battery(50, 100, False)) is True
         and on_battery(lambda: Battery(50, -2, True)) is False
     )
-    # As psutil looks, where Linux has no /sys/class/power_supply
+    # As psutil looks, if Linux has no /sys/class/power_supply
     assert on_battery(partial(os.listdir, "/nowhere")) is None
 
 
@@ -49,7 +49,7 @@ def test_a_metered_network_is_recognised(answer: str, found: bool | None) -> Non
 
 
 def test_the_load_leaves_out_our_own() -> None:
-    """Four cores for ten seconds: 22 busy, 12 of them ours."""
+    """Four cores for ten seconds: 22 busy, 12 of them by this node."""
     answers = iter(
         [Times(100, 0, 10, 500, 5, 0, 0), Times(118, 0, 14, 515, 8, 0, 0), Times(118, 0, 14, 515, 8, 0, 0)]
     )

@@ -1,4 +1,5 @@
-"""Whoever computes is asked to rest before every token and every micro-batch, with the built-in engine."""
+"""Every computing part is asked to rest before every token and every micro-batch, with the built-in
+engine."""
 
 from itertools import pairwise
 from typing import Any

@@ -42,7 +42,7 @@ async def test_a_cancelled_waiter_holds_nobody_up(autojump_clock: Any) -> None:
 
 
 async def test_a_gate_is_shared_in_turn_and_survives_those_that_leave(autojump_clock: Any) -> None:
-    """Claims of one machine come and go, the one that serves the others among them."""
+    """Claims of one machine come and go, the serving one among them."""
     gate = RateGate(1000.0)
 
     async def come_and_go(n: int) -> None:
@@ -119,7 +119,7 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
         return member.away and not member.peers()
 
     await until(gone, SECONDS, every=0.02)
-    # P2pd is looked at twice a second; else one read, of whatever there is
+    # P2pd is looked at twice a second; else one read, of any size
     more = 2_000_000 if name == "hivemind" else 2**16
     assert 500_000 <= traffic.up + traffic.down - at <= 500_000 + more
     member.publish("rollouts", b"nobody hears it")

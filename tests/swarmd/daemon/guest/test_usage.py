@@ -1,4 +1,4 @@
-"""What a node costs is counted by day, by month and in all, and survives restarts and damage."""
+"""The costs of a node are counted by day, by month and in all, and survive restarts and damage."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 """The control API over a real socket.
 
-What is asked, what is answered, and what a caller sees when nobody is there.
+Requests, answers, and the caller's errors when nobody is there.
 """
 
 import contextlib

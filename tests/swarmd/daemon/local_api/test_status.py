@@ -1,4 +1,4 @@
-"""The status board: what `swarmd status` and `swarmd peers` are made of."""
+"""The status board: the data of `swarmd status` and `swarmd peers`."""
 
 import os
 from pathlib import Path

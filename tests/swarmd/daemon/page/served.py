@@ -43,7 +43,7 @@ class Events:
 
 @dataclass
 class Node:
-    """A stand-in for the daemon: a status that a test may change, and what it was asked to do."""
+    """A stand-in for the daemon: a status that a test may change, and the requests to it."""
 
     status: Status = field(default_factory=status_of)
     peers: list[KnownPeer] = field(default_factory=lambda: [*PEERS])
@@ -110,12 +110,12 @@ class Node:
         return int(head.split()[1]), head, text
 
     async def send(self, data: bytes) -> bytes:
-        """Return what the server sends until it hangs up."""
+        """Return the server's bytes until it hangs up."""
         answer = bytearray()
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             with contextlib.suppress(trio.BrokenResourceError):
                 await stream.send_all(data)
-            # It may hang up before it has read all, and what it said is there to read
+            # It may hang up before it has read all, and its answer is there to read
             with contextlib.suppress(trio.BrokenResourceError):
                 async for some in stream:
                     answer += some

@@ -1,6 +1,6 @@
 """Who may ask the node's page.
 
-Over a real socket, with what hostile pages, other users and broken programs send.
+Over a real socket, with the requests of hostile pages, other users and broken programs.
 """
 
 import json
@@ -42,7 +42,7 @@ REBOUND = (
 
 
 def requests(node: Node) -> list[tuple[str, str, str]]:
-    """Return every request that must be kept from others, with the token's header and a body."""
+    """Return every request that strangers must not make, with the token's header and a body."""
     proof = f"Authorization: Bearer {node.token}"
     return [
         (f"GET /?token={node.token}", proof, ""),
@@ -101,8 +101,8 @@ async def test_without_the_token_it_says_how_to_get_it_and_shows_nothing() -> No
             status, _, text = await node.ask("POST /control", f"Authorization: Bearer {given}", body=PAUSE)
             assert status == 403 and "`swarmd ui`" in text
         assert (await node.ask("GET /"))[0] == 403
-        # What changes something takes no token of an address: that could be sent by a link or a form of
-        # another page.
+        # A request that changes something takes no token of an address: that could be sent by a link or a
+        # form of another page.
         assert (await node.ask(f"POST /control?token={node.token}", body=PAUSE))[0] == 403
         assert (await node.ask(f"GET /control?token={node.token}"))[0] == 404
         assert node.told == [] and node.looks == 0

@@ -50,7 +50,7 @@ def open_page(tab: Tab, node: Node, **look: Any) -> None:
 
 
 async def in_browser(node: Node, tab: Tab, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
-    """Run `look` on a tab while the page is served; return what the browser complained of."""
+    """Run `look` on a tab while the page is served; return the browser's complaints."""
 
     def browse() -> list[dict[str, Any]]:
         try:
@@ -186,7 +186,7 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> 
         wait_until(nobody_looks)
         node.status = changed(node.status, state="stopping")
         tab.run(hide.format("false"))
-        # A page that is shown again has what changed while it was hidden.
+        # A page that is shown again has the changes of its hidden time.
         tab.until("!document.getElementById('do-stop')")
 
     assert await in_browser(node, tab, look) == []
@@ -289,7 +289,7 @@ def sources(events: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_the_page_says_when_it_was_last_up_to_date(tmp_path: Path) -> None:
-    """In a browser of its own, which complains of the node that is gone."""
+    """In a separate browser, which complains of the node that is gone."""
     node = Node()
     shown = "document.getElementById('fresh').textContent"
     with chromium(tmp_path) as tab:

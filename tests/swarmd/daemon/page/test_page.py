@@ -1,4 +1,4 @@
-"""What the page shows, and when it asks the node for it."""
+"""The contents of the page, and the times at which it asks the node."""
 
 import re
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ _OURS = {
     *TokenCounts.__struct_fields__,
     *Ages.__struct_fields__,
 }
-# Not any text, and one of ours; or a table whose keys are columns.
+# Not any text, and a known one; or a table whose keys are columns.
 _FIXED = {"state", "usage", "given"}
 
 

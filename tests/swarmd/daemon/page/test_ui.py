@@ -17,7 +17,8 @@ ADDRESS = "http://127.0.0.1:4242/?token=secret"
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what a browser is asked to open, on a machine with a screen whose node has a page."""
+    """Return the address that a browser is asked to open, on a machine with a screen whose node has a
+    page."""
     addresses: list[str] = []
 
     def call(_folder: Path, operation: str, _kind: type, **_arguments: object) -> Mapping[str, Any]:

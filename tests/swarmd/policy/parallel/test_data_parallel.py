@@ -51,7 +51,7 @@ def test_there_may_be_fewer_prompts_than_ranks() -> None:
 def test_the_timeout_of_an_update_is_set_by_its_public_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """torch 2.14 has one, and warns at each trainer's start where the old one is used."""
+    """torch 2.14 has one, and warns at each trainer's start if the old one is used."""
     told = list[object]()
     monkeypatch.setattr(data_parallel.c10d, "set_timeout", told.append, raising=False)
     monkeypatch.setattr(data_parallel.c10d._world, "group_count", 0)
@@ -94,7 +94,8 @@ def test_weights_are_compared_on_gpus_of_one_kind(
 
 
 def test_ranks_that_have_met_find_each_other_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NCCL they do, at their first sum; in a new file torch would look for the others' words for ever."""
+    """By NCCL they do, at their first sum; in a new file torch would look for the other ranks' words for
+    ever."""
     stores: list[Any] = []
 
     def join(meeting: str, *_: object) -> None:
@@ -111,7 +112,7 @@ def test_ranks_that_have_met_find_each_other_again(tmp_path: Path, monkeypatch: 
 
 
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
-    """Return batches of our own answers and others', of uneven lengths; one rollout has no gradient."""
+    """Return batches of local and external answers, of uneven lengths; one rollout has no gradient."""
     found = []
     for number in range(count):
         questions = [f"What is {n} + {number}?" for n in range(4)]

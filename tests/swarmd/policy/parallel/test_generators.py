@@ -1,4 +1,5 @@
-"""Generator processes beside rounds, on the tiny model; and the queue between them, which keeps the books."""
+"""Generator processes next to rounds, on the tiny model; and the queue between them, which keeps the
+books."""
 
 import itertools
 import os
@@ -33,7 +34,7 @@ def config(**sections: Any) -> NodeConfig:
 
 
 def scored(task: Task, answers: Generation, round_number: int) -> Scored:
-    """Return the rollout with rewards that always teach something: what is learnt does not matter here."""
+    """Return the rollout with rewards that always teach something: the learning does not matter here."""
     rewards = tuple(float(i % 2) for i in range(len(answers.completions)))
     return Scored(
         Rollout(task.ref, answers.completions, ME), task.question, rewards, round_number, answers.tokens

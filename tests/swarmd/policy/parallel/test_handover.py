@@ -1,4 +1,4 @@
-"""Weights from one process to another, without a tear whoever dies and when; also while it decodes."""
+"""Weights from one process to another, without a tear at any death and any time; also while it decodes."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter, priva
 from tests.processes import killed_after
 from tests.swarmd.policy.conftest import open_policy, plainly
 
-# For each version that it reads, a process of its own hands over the versions after it, of four tensors, each
+# For each version that it reads, a separate process hands over the versions after it, of four tensors, each
 # full of its version, until it is killed.
 WRITER = """
 import os, sys, torch
@@ -53,7 +53,7 @@ def test_each_version_of_the_weights_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_the_system_cleaned_up_is_made_again(tmp_path: Path) -> None:
-    """systemd removes what a user has in memory at the last logout, and temporary files that are old."""
+    """systemd removes a user's memory files at the last logout, and old temporary files."""
     ours, folder = {"a": torch.zeros(3)}, private_folder(tmp_path, 100, memory=tmp_path)
     handover, pickup = WeightWriter(folder), WeightReader(folder, ours)
     handover.publish(1, {"a": torch.ones(3)})
@@ -81,7 +81,7 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
         for _ in range(3):
             writers.stdin.write(f"{version}\n")
             pid = int(writers.stdout.readline())
-            while pid == killed:  # what it said last
+            while pid == killed:  # its last message
                 pid = int(writers.stdout.readline())
             seen, enough = set(), rng.randint(2, 9)  # versions: it is written to while we look
             while len(seen) < enough:
@@ -122,7 +122,7 @@ def test_the_folder_is_private_and_in_memory_only_if_there_is_room(tmp_path: Pat
     ):
         assert elsewhere.parent != memory and elsewhere.stat().st_mode & 0o777 == 0o700
         elsewhere.rmdir()
-    # What was left takes no room, and does not stay, where there was none for the next.
+    # The rest takes no room, and does not stay, if there was none for the next.
     assert not inside.exists()
 
 
@@ -143,7 +143,7 @@ QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?"]
 
 
 def switching(folder: Path, at: int) -> LanguagePolicy:
-    """Before step `at` (0 up), and from there on, the weights are others: version 1."""
+    """Before step `at` (0 up), and from there on, the weights are different: version 1."""
     calls = 0
 
     def between() -> int:
@@ -180,7 +180,7 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
 ) -> None:
     """Prompts shared and rows padded have nothing in common but the network.
 
-    What one kept of the old weights, the other would not.
+    One layout must not keep old weights that the other one replaces.
     """
     ways = []
     for padded in (False, True):

@@ -1,6 +1,6 @@
 """A node with generators and trainers apart, as a person runs it, and its trainer killed.
 
-The end of any other worker is that of the trainer, too: `test_generators` and `test_data_parallel`.
+The end of any other worker ends the trainer, too: `test_generators` and `test_data_parallel`.
 """
 
 import json
@@ -53,7 +53,7 @@ def test_a_killed_trainer_and_its_workers_are_replaced_and_the_run_goes_on(tmp_p
         str(state),
         "--json",
     ]
-    command += ["--pace", "0.5"]  # rounds that nobody waits for would take the processor from what starts
+    command += ["--pace", "0.5"]  # rounds that nobody waits for would take the processor from starting tests
 
     def workers(status: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = status["last"]["workers"]
