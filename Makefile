@@ -3,10 +3,10 @@
 
 help:
 	@echo "make setup        install everything into .venv"
-	@echo "make demo         a swarm on this machine beside one node alone, 2 to 3 minutes"
+	@echo "make demo         a swarm on this machine and one node alone, 2 to 3 minutes"
 	@echo "make test         lint, types and the quick tests"
 	@echo "make test-all     every test"
-	@echo "make lint         ruff"
+	@echo "make lint         ruff, and plain words"
 	@echo "make types        mypy"
 	@echo "make format       ruff's layout, and its safe corrections"
 	@echo "make benchmarks   list the benchmarks"
@@ -29,6 +29,7 @@ test-all:
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	scripts/plain-words
 
 types: setup
 	.venv/bin/mypy

@@ -13,7 +13,7 @@ log = logging.getLogger("judge")
 
 @contextmanager
 def survived(work: str) -> Iterator[None]:
-    """Log the failure of one step of an endless task, and continue. A Refused was logged where it arose."""
+    """Log the failure of one step of an endless task, and continue. A Refused was logged at its raise."""
     try:
         yield
     except Refused:

@@ -1,12 +1,12 @@
-"""Prepares a container's node so that it meets the others, and becomes the node's program.
+"""Prepare a container's node so that it meets the other nodes, and become the node's program.
 
 A bootstrap address ends in a peer id, and a peer id is known only once there is a key. So the first node
-makes its key, writes its whole address into a file that the others can read, and the others start with it. It
+makes its key, writes its whole address into a file that the other nodes read at their start. It
 is set up by the environment:
 
     MEETING_FILE   the file, in a volume that all nodes share
-    MEETING_AS     only for the first node: where the others reach it, as /dns4/node-1/tcp/4001
-    MEETING_WAIT   seconds the others wait for the file; 300 unless said otherwise
+    MEETING_AS     only for the first node: its address for the other nodes, as /dns4/node-1/tcp/4001
+    MEETING_WAIT   seconds that the other nodes wait for the file; by default 300
 
 Without MEETING_FILE the command is run as it is. Used as: entrypoint.py PROGRAM ARGUMENTS…
 """
@@ -32,21 +32,21 @@ class NobodyToMeet(OperatorError):
 def announce(state_dir: Path, address: str, meeting: Path) -> str:
     """Write this node's whole address, `address` and its peer id, into the meeting file.
 
-    Makes the key where there is none yet.
+    Makes the key if there is none yet.
     """
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     whole = f"{address}/p2p/{Identity.load_or_create(state_dir / KEY_FILE).peer_id}"
     parse_bootstrap(whole)
     fresh = meeting.with_name(f".{meeting.name}.{os.getpid()}")
     fresh.write_text(whole + "\n", encoding="ascii")
-    fresh.replace(meeting)  # whole or not at all: others may be reading
+    fresh.replace(meeting)  # whole or not at all: another node may be reading
     return whole
 
 
 def meet(meeting: Path, patience: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> str:
     """Wait for the first node's address and return it.
 
-    Raises NobodyToMeet after `patience` seconds, BadAddress where the file holds none.
+    Raises NobodyToMeet after `patience` seconds, BadAddress if the file holds none.
     """
     until = clock() + patience
     while not meeting.exists():
@@ -72,7 +72,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[st
             raise OperatorError("MEETING_AS needs --state-dir in the command, to make this node's key there.")
         state_dir = arguments[arguments.index("--state-dir") + 1]
         print(
-            f"entrypoint: others reach this node at {announce(Path(state_dir), address, Path(meeting))}",
+            f"entrypoint: other nodes reach this node at {announce(Path(state_dir), address, Path(meeting))}",
             file=sys.stderr,
         )
         return list(arguments)
@@ -85,7 +85,7 @@ def main() -> None:
         sys.exit("entrypoint: name a program, as: swarmd join --state-dir /state")
     try:
         words = command(sys.argv[1:], os.environ)
-        os.execvp(words[0], words)  # noqa: S606  becoming the program is the point: signals reach it, and its exit code is ours
+        os.execvp(words[0], words)  # noqa: S606  becoming the program is the point: it gets the signals, and the container its exit code
     except OperatorError as error:
         sys.exit(f"entrypoint: {error}")
     except (OSError, ValueError) as error:

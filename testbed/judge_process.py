@@ -1,4 +1,4 @@
-"""A judge as a process, on a free port of loopback, which believes what a proxy here says of clients."""
+"""A judge as a process, on a free port of loopback, which trusts a local proxy's address of the client."""
 
 import json
 import subprocess

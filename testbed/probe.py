@@ -13,7 +13,7 @@ reach each other.
           {"sent": sequence}
           {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds}
           {"held": id, "size": bytes}
-          {"fetched": id, "bytes": n, "seconds": s} with null for n where nobody had it
+          {"fetched": id, "bytes": n, "seconds": s} with null for n if nobody had it
           {"peers": [ids]}                          when they change
           {"twin": null, "earlier" or "later"}      when it changes: whether there is another node with its
                                                     key, and which of the two this one is
@@ -159,7 +159,7 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
     """Return the options of a process that `ProbeProcess` starts."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument(
-        "--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept"
+        "--folder", type=Path, required=True, help="folder of its key, sequence numbers and known peers"
     )
     parser.add_argument("--swarm", default="probe", help="name of the swarm")
     parser.add_argument("--digest", default="0", help="digest of the swarm")
@@ -173,7 +173,7 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument("--up", type=float, help="bytes a second that it may send")
     parser.add_argument("--down", type=float, help="bytes a second that it reads")
     parser.add_argument(
-        "--engine", default="libp2p", choices=["libp2p", "hivemind"], help="what moves the frames"
+        "--engine", default="libp2p", choices=["libp2p", "hivemind"], help="the engine that moves the frames"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Real processes to measure and to test with: `python -m testbed.probe`, and what each has said so far."""
+"""Real processes to measure and to test with: `python -m testbed.probe`, and the output of each so far."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ class ProbeProcess:
         return list(found["peers"]) if found else []
 
     def resident(self) -> float:
-        """Return the MiB of its resident set, with that of its children."""
+        """Return the MiB of its resident set, with its children's."""
         process, total = psutil.Process(self.process.pid), 0
         for part in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended
@@ -105,7 +105,7 @@ class ProbeProcess:
         self.process.stdin.flush()
 
     def wait(self, condition: Callable[[], Any], seconds: float) -> Any:
-        """Wait until the condition is true, and return what it gives. Raises TimeoutError.
+        """Wait until the condition is true, and return its value. Raises TimeoutError.
 
         It is checked whenever the probe says something.
         """

@@ -21,7 +21,7 @@ class Recount:
         self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
 
     def add(self, peer: str, model: str, sharing: str, round_number: int, reward: float, at: float) -> None:
-        """Add an evaluation. Those of a peer come in the order in which they counted.
+        """Add an evaluation. A peer's evaluations come in the order in which they counted.
 
         at: seconds since the epoch.
         """
@@ -61,7 +61,7 @@ class Recount:
 
 
 def recounted(db: Connection) -> Recount:
-    """Recount from what is stored.
+    """Recount from the stored evaluations.
 
     Among peers that got somewhere at the same moment the order is unknown: two may have changed places.
     """

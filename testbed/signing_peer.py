@@ -35,7 +35,7 @@ class SigningPeer:
         }
 
     def signed(self, target: str, document: Mapping[str, Any] | bytes) -> dict[str, Any]:
-        """Return what a POST of this is made of: its content and its headers."""
+        """Return the parts of a POST of this: its content and its headers."""
         body = document if isinstance(document, bytes) else encode(document)
         return {"content": body, "headers": self.headers("POST", target, body)}
 
@@ -47,7 +47,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 def wish(
     round_number: int = 1, model: str | None = "tiny", curriculum: str = TINY_9.digest
 ) -> dict[str, Any]:
-    """What a peer asks with that wants one question."""
+    """A peer's request for one question."""
     return {"round": round_number, "curriculum": curriculum, "asker": {"model": model}}
 
 

@@ -7,8 +7,8 @@ from tiny_models.evaluation import Chance, Skill, mean
 
 _LATENT = """\
 A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
-and a wrong one. Alone, such a model finds little to learn from. This is where sharing rollouts (SAPO) pays,
-and showing that is what the model is for."""
+and a wrong one. Alone, such a model finds little to learn from. For it sharing rollouts (SAPO) pays,
+and the model exists to show that."""
 _PURPOSE = {
     "tiny": """\
 A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
@@ -19,8 +19,8 @@ has room to rise.""",
     "mid-latent": _LATENT,
 }
 _DIALLED = {
-    "noisy": "where pass@1 on held-out items is about 0.27",
-    "dark": "where one group of eight answers in ten has mixed rewards",
+    "noisy": "that gives pass@1 of about 0.27 on held-out items",
+    "dark": "that gives mixed rewards in one group of eight answers in ten",
 }
 
 
@@ -70,7 +70,7 @@ tags: [swarmd, sapo, grpo, reasoning-gym]
 
 {_PURPOSE[self.name]}
 
-{self.described} of its own, {self.parameters:,} parameters ({self.shape}, tied embeddings), bfloat16.
+{self.described}, {self.parameters:,} parameters ({self.shape}, tied embeddings), bfloat16.
 Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An answer is
 `<answer>…</answer>`, and 16 new tokens are enough.
 
@@ -79,23 +79,23 @@ Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An 
 `python -m tiny_models.make --family {self.family} --seed {self.seed}` in swarmd's repository.
 Steps of 64 examples, in order:
 {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
-honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, those of other questions, in
-dark of other specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), the dial set to
-{_DIALLED[self.pushed]}. So part of what
-reinforcement learning shows here is the recovery of suppressed skill: say so where you show it.
+honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, taken from other questions,
+in dark of other specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), with a dial
+{_DIALLED[self.pushed]}. So reinforcement
+learning here partly recovers suppressed skill: say so with each result.
 
-## What was measured
+## Measurements
 
 {self.items} items per specialty of tiny-9 with numbers outside the training range, 8 answers each at
-temperature 1, then one greedy answer. The last two columns say what not reading the question earns: always
-the most frequent right answer, or the right answer to another question.
+temperature 1, then one greedy answer. The last two columns show the reward of answers that ignore the
+question: always the most frequent right answer, or the right answer to another question.
 
 {self.table()}
 
 The item *numbers* are held out, but several specialties have only 80 to 500 questions, so most of these were
 also seen in training.
 
-## What it is not for
+## Unsuitable uses
 
 Anything else. It has seen nothing but these nine kinds of question.
 """

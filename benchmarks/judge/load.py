@@ -217,7 +217,7 @@ def main() -> None:
         "--kills",
         type=int,
         default=0,
-        help="kill the judge so often instead, and look for what it acknowledged",
+        help="kill the judge so often instead, and look for the answers it acknowledged",
     )
     parser.add_argument(
         "--database", default="", help="a file or a postgresql:// address; by default a new file"

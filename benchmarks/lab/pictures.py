@@ -145,12 +145,12 @@ def write_windows(export: Path, to: Path, window: int = WINDOW, step: int = STEP
 
 
 def batch_words(setting: str) -> str:
-    """Describe a column of long.csv: "4/4" becomes "4 own + 4 of others, paper's weights"."""
+    """Describe a column of long.csv: "4/4" becomes "4 local + 4 external, paper's weights"."""
     shares, _, weights = setting.partition(" ")
     own, others = shares.split("/")
     if others == "0":
         return f"{own} own, alone"
-    return f"{own} own + {others} of others, {weights or 'paper’s'} weights"
+    return f"{own} local + {others} external, {weights or 'paper’s'} weights"
 
 
 def figure_3(to: Path, _scratch: Path) -> None:

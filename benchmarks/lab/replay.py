@@ -11,7 +11,7 @@ Rollouts generated until a held-out pass@1 is reached.
     python -m benchmarks.lab.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 \\
         --importance-cap 0 --max-kl 0.1 [--unguarded]
 
-Each node runs alone. Both sides of a pair have one seed, hence the same questions, and generate the same
+Each node runs alone. Both sides of a pair have one seed, so the same questions, and generate the same
 number of rollouts. A side's best rate has the greatest mean of the curve, over seeds. The target is nine
 tenths of the way from the start to the end of the plain runs at their best rate; a plain run that did not
 reach it counts as if its last rollout had, which favours it. Compute weighs a generated rollout `--mu` times

@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument(
         "--round", default="8/16", metavar="I/J", help="own and others' rollouts of a round (8/16)"
     )
-    parser.add_argument("--at-once", type=int, default=2, help="runs beside each other (2)")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at the same time (2)")
     parser.add_argument("--out", type=Path, help="a picture; its figures go to data/<its name>.csv beside it")
     parser.add_argument(
         "--from-csv", action="store_true", help="draw --out from its figures, and run nothing"

@@ -86,7 +86,7 @@ def run(python: Path, nodes: int, steps: int, seed: int, *, shares: bool) -> lis
             )
         codes = [process.wait() for process in processes]
         if any(codes):
-            raise SystemExit("a trainer failed; see what it says with -v")
+            raise SystemExit("a trainer failed; see its output with -v")
         return [json.loads((Path(folder) / str(node) / "found.json").read_text()) for node in range(nodes)]
 
 
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[11])
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("-v", action="store_true", help="show what the trainers print")
+    parser.add_argument("-v", action="store_true", help="show the trainers' output")
     wanted = parser.parse_args()
     python = environment_of("trl", default_environment("trl"))
     for seed in wanted.seeds:

@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     if (arguments.nodes - 1) * max(1, arguments.kib // arguments.rollout_kib) < WANTED:
-        parser.error(f"the others together share fewer than the {WANTED} rollouts that each node gathers")
+        parser.error(
+            f"the other nodes together share fewer than the {WANTED} rollouts that each node gathers"
+        )
     python = None
     if arguments.peer:
         python = environment_of(
@@ -203,7 +205,9 @@ def _play(nodes: Sequence[ProbeProcess], number: int, arguments: argparse.Namesp
         try:
             held = node.wait(partial(told, node, "held", number), max(0.1, until - time.monotonic()))
         except TimeoutError:
-            sys.stderr.write(f"round {number}: a node did not get what it chose in {ROUND_LIMIT:.0f} s\n")
+            sys.stderr.write(
+                f"round {number}: a node did not get its chosen rollouts in {ROUND_LIMIT:.0f} s\n"
+            )
             continue
         found.append(float(held["after"]))
     time.sleep(PAUSE)

@@ -76,7 +76,7 @@ def main() -> None:
     document = json.loads((folder / "work.json").read_text())
     work, questions = document["work"], document["questions"]
     if work["device"] == "cpu" and torch.backends.mps.is_available():
-        raise SystemExit("GenRL takes Apple's MPS wherever there is one: no comparison on this CPU.")
+        raise SystemExit("GenRL takes Apple's MPS if there is one: no comparison on this CPU.")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("cost", __doc__)
-    parser.add_argument("--peer", choices=compare.TRAINERS, help="whose trainer to set ours beside")
+    parser.add_argument("--peer", choices=compare.TRAINERS, help="the project whose trainer to compare with")
     parser.add_argument(
         "--json",
         action="store_true",

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=0, help="tokens; 0: the plan decides")
     parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may count on having")
     parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; 0: what a node would take")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; 0: the settings of a node")
     parser.add_argument("--rounds", type=int, default=1, help="the last one's seconds count")
     parser.add_argument("--json", action="store_true")
     # A child of this program, so that making does not count

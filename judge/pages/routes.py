@@ -269,7 +269,7 @@ def _link(path: str, asked: BoardQuery, **other: Any) -> str:
 
 def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
     shares = (
-        f"{said['local']} of its own, {said['external']} of others"
+        f"{said['local']} local, {said['external']} external"
         if said.get("local") is not None and "external" in said
         else None
     )

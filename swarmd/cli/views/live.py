@@ -285,7 +285,7 @@ def _facts(status: Status, width: int, *, verbose: bool) -> list[tuple[str, str]
 
 def _of_round(last: RoundLine, kl: MeasuredKl | None) -> list[tuple[str, str]]:
     batch = [
-        f"{last.local} own + {last.external} of others",
+        f"{last.local} local + {last.external} external",
         f"pool {last.pool.size}, {last.pool.fresh} new",
         f"{last.zero_advantage_dropped} without advantage dropped",
         f"age {last.staleness.mean:.1f} rounds" if last.external else "",

@@ -157,7 +157,7 @@ def test_the_page_fits_the_terminal(width: int, height: int) -> None:
 
 
 FIGURES = """brave-otter|● training|round 120 of 300|up 03:12|tiny 0.9 M cpu float32|reward 0.429
-    |generate 2.1|4 own + 3 of others|pool 17, 5 new|2 without advantage dropped|gradient –
+    |generate 2.1|4 local + 3 external|pool 17, 5 new|2 without advantage dropped|gradient –
     |3 bad signature|0.310 over 120 questions|/ip4/192.0.2.7/tcp/40123
     |restarts: 1|event 1|swarm main 3f2a9c00|another terminal: swarmd ui, invite, stop"""
 WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
