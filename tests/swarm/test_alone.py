@@ -66,7 +66,7 @@ def test_each_cause_is_named_and_none_if_all_is_well(tmp_path: Path) -> None:
             ): "clock is 10 minutes behind all",
             peer(
                 stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9"
-            ): "of tiny-9, and this node is of sapo-9",
+            ): "of tiny-9, and this node trains on sapo-9",
             peer(
                 stack,
                 tmp_path / "dead",

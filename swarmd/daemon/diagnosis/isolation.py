@@ -80,21 +80,19 @@ class Cause:
 FIRST_HERE = "you are the first here"
 TWIN = Cause(
     "another node runs with this node's key: {what}",
-    "members show each the other's signed card",
-    "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its"
-    " identity.key",
+    "members show each node the other one's signed card",
+    "stop one of the two: a second node needs another --state-dir; of a copy delete identity.key",
 )
 NO_ADDRESS = Cause(
     "no peer is heard: {why}",
     "no interface has an address of swarm.listen",
-    "connect the network with that address: the node tries again every 5 s; or set swarm.listen ="
-    ' ["/ip4/0.0.0.0/tcp/0"]',
+    'connect that network (the node tries again every 5 s), or set swarm.listen = ["/ip4/0.0.0.0/tcp/0"]',
 )
 DEAD = Cause(
     "bootstrap address {address} does not answer: {says}",
     "another key answers, the connection is refused, or nothing answers within 5 s",
-    "ask its people for its address as it is now: that node is down, full, elsewhere or has a new key, or a"
-    " firewall stops outgoing TCP connections to that port",
+    "ask its operator for the present address: the node is down, full, moved or has a new key, or a firewall"
+    " stops outgoing TCP connections to that port",
 )
 
 
@@ -164,7 +162,7 @@ def _nobody_answers(facts: Facts) -> Blanks:
     if facts.connected or not facts.bootstrap or any(entry["answers"] for entry in facts.bootstrap):
         return None
     first, more = dead_bootstrap(facts.bootstrap[0]), len(facts.bootstrap) - 1
-    dead = f"{first.cause}, and {many(more, 'other')} neither" if more else first.cause
+    dead = f"{first.cause} (and {more} more)" if more else first.cause
     return {"dead": dead, "advice": first.remedy}
 
 
@@ -194,7 +192,8 @@ def _main_reason(facts: Facts, of: Collection[Reason]) -> Blanks:
         "members": many(facts.connected, "member"),
         "count": refused[reason],
         "reason": reason.value,
-        "advice": reason.remedy or "swarmd status counts what is refused; docs/admission.md says why",
+        "advice": reason.remedy
+        or "see `swarmd status` for the refused frames, and docs/admission.md for the reasons",
     }
 
 
@@ -203,24 +202,24 @@ CAUSES = (
     NO_ADDRESS,
     DEAD,
     Cause(
-        "this machine's clock is {off} {who}: frames are refused for it",
-        "all peers asked tell their time",
-        "let NTP set this clock; the node needs no restart. If it was right, theirs is wrong",
+        "this machine's clock is {off} {who}, so frames are refused",
+        "all asked peers tell their time",
+        "let NTP set this clock; the node needs no restart. If this clock is right, the peers' are wrong",
         Stage.HEARD,
         lambda f: _by(len(f.introduced)) | {"off": off} if (off := _off(f)) else None,
     ),
     Cause(
-        "what this node sends is refused by {who}: for them it is one that misbehaves",
+        "frames of this node are refused by {who}, because it counts as misbehaving",
         "all peers asked say so",
-        "wait: half of what they hold against it is forgotten in half an hour. If it comes again, update"
-        " swarmd; docs/admission.md says what counts",
+        "wait: its score halves every 30 minutes. If peers refuse it again, update swarmd; docs/admission.md"
+        " lists the offences",
         Stage.HEARD,
         lambda f: _by(asked) if (asked := _refusing(f)) else None,
     ),
     Cause(
         "no peer is heard: this machine is offline",
         "no route to a bootstrap address or to the internet",
-        "connect it to a network; until then the node trains alone, and it finds other nodes by itself",
+        "connect it to a network: until then the node trains alone; it finds other nodes by itself",
         Stage.AT_ONCE,
         lambda f: {} if f.offline and not f.connected else None,
     ),
@@ -232,9 +231,9 @@ CAUSES = (
         _nobody_answers,
     ),
     Cause(
-        "no peer is heard: swarm {name} has only {there}, and this node is of {curriculum}",
-        "bootstrap nodes and members say which swarms of this name they are in",
-        'wait for nodes of {curriculum}, or train with those that are there: swarm.curriculum = "{known}"',
+        "no peer is heard: swarm {name} has only {there}, and this node trains on {curriculum}",
+        "bootstrap nodes and members name their curricula",
+        'wait for nodes of {curriculum}, or join the present ones: swarm.curriculum = "{known}"',
         Stage.SETTLED,
         lambda f: (
             _others(f) | {"known": known[0]}
@@ -243,17 +242,17 @@ CAUSES = (
         ),
     ),
     Cause(
-        "no peer is heard: swarm {name} has only {there}, and this node is of {ours}",
-        "the same, and this version knows none of these curricula",
-        "wait for nodes of {curriculum}, or see that all have the same version of swarmd and the same file of"
-        " tasks: the digests in brackets have to be equal",
+        "no peer is heard: swarm {name} has only {there}, and this node trains on {ours}",
+        "the same, but this version knows none of these curricula",
+        "wait for nodes of {curriculum}, or give all nodes the same version of swarmd and the same task file,"
+        " until the digests in brackets are equal",
         Stage.SETTLED,
         lambda f: _others(f) if _only_others(f) else None,
     ),
     Cause(
         FIRST_HERE + ": no bootstrap address is set, and no member is on the local network",
         "no connection",
-        "invite other people: `swarmd invite` prints a line for them; or join with such a line",
+        "invite other people with the line that `swarmd invite` prints, or join with such a line",
         Stage.SETTLED,
         lambda f: {} if not f.connected and not f.bootstrap else None,
     ),
@@ -262,12 +261,12 @@ CAUSES = (
         " connected",
         "no connection",
         "wait for other nodes, or check that they have the same swarm.name, curriculum and version of swarmd:"
-        " swarmd doctor network",
+        " `swarmd doctor network`",
         Stage.SETTLED,
         lambda f: {"name": f.name, "curriculum": f.curriculum} if not f.connected else None,
     ),
     Cause(
-        "no peer is heard: {members} connected, and what came was refused: {count} {reason}",
+        "no peer is heard: {members} connected, but their frames were refused ({count} {reason})",
         "a frame of another version, or of an unknown kind",
         "{advice}",
         Stage.SETTLED,
@@ -280,15 +279,15 @@ CAUSES = (
     ),
     Cause(
         "no peer is heard: {nodes} connected, and paused",
-        "all that train say so",
-        "wait: they share again when they are resumed",
+        "all training members say so",
+        "wait until they are resumed, or ask their operators",
         Stage.SETTLED,
         _all_paused,
     ),
     Cause(
-        "no peer is heard: {helpers} connected, which train nothing, and no other node of {curriculum}",
+        "no peer is heard: only {helpers} connected, and no node that trains on {curriculum}",
         "all members say that they train nothing",
-        "wait: other nodes are found as they come",
+        "wait: this node finds other nodes as they join",
         Stage.SETTLED,
         lambda f: (
             {"helpers": many(f.connected, "bootstrap node"), "curriculum": f.curriculum}
@@ -297,17 +296,16 @@ CAUSES = (
         ),
     ),
     Cause(
-        "no peer is heard: {members} connected, and what came was refused: {count} {reason}",
+        "no peer is heard: {members} connected, but their frames were refused ({count} {reason})",
         "the most frequent reason",
         "{advice}",
         Stage.PATIENT,
         lambda f: _main_reason(f, frozenset(Reason) - _NOT_A_CAUSE),
     ),
     Cause(
-        "no peer is heard: {members} connected, and none has shared anything for a quarter of an hour",
+        "no peer is heard: {members} connected, and none has shared a rollout for 15 minutes",
         "none of the above",
-        "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who"
-        " they are",
+        "wait: their rounds may be long, or their rollouts without advantage; `swarmd peers` lists them",
         Stage.PATIENT,
         lambda f: {"members": many(f.connected, "member")},
     ),
@@ -322,16 +320,16 @@ LOOPBACK = Cause(
     f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}", "/ip6/::/tcp/{PORT}"]',
 )
 PORT_TAKEN = Cause(
-    "on TCP port {port}, as another program uses {own}, this node's own",
+    "on TCP port {port}, because another program uses this node's port {own}",
     "swarm.listen ends in /tcp/0",
-    "stop that program and start this node again, as its earlier invitations name {own}; or set swarm.listen"
-    " to another port, and invite again",
+    "stop that program and restart this node, because its earlier invitations name port {own}; or set"
+    " swarm.listen to another port, and invite again",
 )
 BEHIND_ROUTER = Cause(
     _NO_WAY_IN,
     "members dial back; no IPv4 address of this machine is public",
-    "nothing has to be done; to be reachable, forward TCP port {port} of your router to {local}; in vain"
-    " where its own address is in 100.64.0.0/10, the provider's NAT",
+    "nothing has to be done; to be reachable, forward TCP port {port} of your router to {local}, which has no"
+    " effect if the router's own address is in 100.64.0.0/10 (the provider's NAT)",
 )
 BEHIND_FIREWALL = Cause(
     _NO_WAY_IN,
@@ -339,15 +337,17 @@ BEHIND_FIREWALL = Cause(
     "nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port {port}",
 )
 NOT_FROM_NEAR = Cause(
-    "by members on the same network only: no; nobody could say whether the internet can reach it",
+    "by members on the same network only: no; no member outside could test it",
     "members on the same network dial back",
-    "does a firewall on this machine stop incoming TCP connections to port {port}? Allow them",
+    "let this machine's firewall pass incoming TCP connections to port {port}",
 )
-NOBODY_DIALS = Cause("no member could say", "no member is connected", "ask again when it has met members")
+NOBODY_DIALS = Cause(
+    "no member could test it", "no member is connected", "run it again when members are connected"
+)
 NO_RELAY = Cause(
-    "none has taken this node in yet; that may take a minute after the start",
+    "no relay has accepted this node yet, which may take a minute after the start",
     "no address through a relay, and no bootstrap address",
-    "a bootstrap node relays: set swarm.bootstrap to one",
+    "wait a minute, or set swarm.bootstrap to a bootstrap node, which relays",
 )
 UNREACHABLE = (
     LOOPBACK, PORT_TAKEN, BEHIND_ROUTER, BEHIND_FIREWALL, NOT_FROM_NEAR, NOBODY_DIALS, NO_RELAY

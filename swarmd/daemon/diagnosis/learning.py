@@ -16,7 +16,7 @@ ROUNDS, SECONDS = 2, 2.0
 KEPT_LINES = 100
 # From this share of cut answers on, they are reported even if something is learnt.
 MANY_CUT = 0.5
-# If a smaller share of answers is in the requested form, the form is the cause.
+# If a smaller share of answers is in the asked form, the form is the cause.
 FEW_IN_FORM = 0.05
 # Length of the sample answer, in characters.
 SAMPLE_CHARACTERS = 40
@@ -62,24 +62,24 @@ def lately(lines: Sequence[RoundLine]) -> Lately | None:
 # Rows (cause, remedy, condition) for rounds in which no token had a gradient. The {names} are filled in.
 CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
-        "{skipped} updates were left out, for their loss or gradient was not finite",
+        "{skipped} updates were skipped, because their loss or gradient was not finite",
         "set a lower train.learning_rate, or model.dtype = 'float32'",
         lambda seen: seen.skipped > 0,
     ),
     (
-        "no rollout of other nodes had an advantage, and round.local = 0 asks no questions here",
+        "no external rollout had an advantage, and round.local = 0 makes no local ones",
         "wait for other nodes, or set round.local above 0",
         lambda seen: not seen.made,
     ),
     (
-        "the questions fill the model's context of {context} tokens, so that nothing is answered",
+        "the questions fill the model's context of {context} tokens, so there is no room for answers",
         "choose a model with a longer context, or a shorter model.system_prompt or model.examples",
         lambda seen: not seen.tokens,
     ),
     (
-        "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}, and {in_form} are in the asked"
-        " form, <answer>…</answer>",
-        "raise it, or {shows}; see `swarmd doctor model`",
+        "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}, and {in_form} are in the"
+        " form <answer>…</answer>",
+        "raise that limit, or {shows}; see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
     (
@@ -99,7 +99,7 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda seen: seen.rewards >= seen.made,
     ),
     (
-        "the answers to each question earned the same, so that none had an advantage",
+        "the answers to each question earned the same reward, so none had an advantage",
         "raise round.completions or generate.temperature",
         lambda _: True,
     ),
@@ -108,16 +108,16 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
 STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
         "none of {made} answers ends within generate.max_new_tokens = {limit}",
-        "raise it; if none ends then, choose an instruct model (`swarmd doctor model` says where they end)",
+        "raise that limit; if answers still never end, choose an instruct model (see `swarmd doctor model`)",
         lambda seen: 0 < seen.made == seen.cut,
     ),
     (
         "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}",
-        "raise it if answers need more room; if they never end, see `swarmd doctor model`",
+        "raise that limit if answers need more room; if they never end, see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen),
     ),
     (
-        "all {made} answers are right, so that only other nodes' rollouts teach this one",
+        "all {made} answers are right, so this node learns from external rollouts only",
         "choose harder questions: swarm.curriculum, tasks.specialties",
         lambda seen: 0 < seen.made <= seen.rewards,
     ),
@@ -150,7 +150,7 @@ def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str 
 
 
 def _shows_form(model: ModelDescription) -> str:
-    """Return a remedy: the next setting that would show the model the requested form."""
+    """Return a remedy: the next setting that would show the model the asked form."""
     if not model.examples:
         return 'set model.examples = "on"'
     if not model.opening:

@@ -141,7 +141,9 @@ async def test_a_node_whose_port_is_taken_says_so_with_the_invitation_too(tmp_pa
     with socket.create_server(("127.0.0.1", own)):
         async with trio.open_nursery() as nursery:
             await node.startup(nursery, nursery)
-            await until(lambda: f"as another program uses {own}, this node's own; stop" in said.getvalue())
+            await until(
+                lambda: f"because another program uses this node's port {own}; stop" in said.getvalue()
+            )
             (_, note) = (await node._on_invitation({}))["notes"]
             assert "it is good until the next start" in note and str(own) in note
             nursery.cancel_scope.cancel()

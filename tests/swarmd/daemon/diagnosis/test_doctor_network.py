@@ -136,9 +136,9 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (
             MOVED,
             "listening",
-            f"None on TCP port 43151, as another program uses {OWN_PORT}, this node's own ->",
+            f"None on TCP port 43151, because another program uses this node's port {OWN_PORT} ->",
         ),
-        (MOVED, "listening", "-> stop that program and start this node again, as its earlier invitations"),
+        (MOVED, "listening", "-> stop that program and restart this node, because its earlier invitations"),
         (NAT | {"ports": [43151]}, "listening", "True on TCP port 43151"),  # it was told that port
         (LOOPBACK, "summary", "not reachable from other machines"),
         (LOOPBACK, "listening", "only this machine can dial"),
@@ -147,7 +147,7 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (
             {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]},
             "dialled back",
-            "does a firewall on this machine",
+            "let this machine's firewall pass",
         ),
         (ALONE | {"bootstrap": [SILENT]}, "summary", "cannot take part"),
         (ALONE | {"bootstrap": [SILENT]}, "bootstrap", "a firewall stops"),

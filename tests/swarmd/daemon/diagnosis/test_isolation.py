@@ -36,14 +36,14 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
     "facts, cause, remedy",
     [
         ({}, "you are the first here", "swarmd invite"),
-        ({"bootstrap": [DEAD]}, "192.0.2.1/tcp/4001 does not answer: nothing listens", "ask its people"),
+        ({"bootstrap": [DEAD]}, "192.0.2.1/tcp/4001 does not answer: nothing listens", "ask its operator"),
         ({"offline": True}, "this machine is offline", "connect it to a network"),
         (
             {"offline": True, "settled": False, "bootstrap": [DEAD]},
             "this machine is offline",
             "connect it to a network",
         ),
-        ({"bootstrap": [DEAD, DEAD, DEAD]}, "and 2 others neither", "ask its people"),
+        ({"bootstrap": [DEAD, DEAD, DEAD]}, "(and 2 more)", "ask its operator"),
         (
             {"bootstrap": [DEAD, LIVE]},
             "the bootstrap address answers",
@@ -51,7 +51,7 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ),
         (
             {"bootstrap": [LIVE], "others": {"tiny-9": 3}},
-            "only 3 nodes of tiny-9, and this node is of sapo-9",
+            "only 3 nodes of tiny-9, and this node trains on sapo-9",
             '"tiny-9"',
         ),
         (
@@ -59,7 +59,7 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
             "1 node of an unknown",
             "same version",
         ),
-        ({"connected": 1, "helpers": 1}, "1 bootstrap node connected, which train nothing", "wait"),
+        ({"connected": 1, "helpers": 1}, "only 1 bootstrap node connected, and no node", "wait"),
         (
             {"connected": 2, "helpers": 1, "companions": 1, "others": {"tiny-9": 3}},
             "2 members connected, and none has",
@@ -67,12 +67,12 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ),
         (
             {"connected": 2, "refused": {Reason.STALE: 3, Reason.DUPLICATE: 9}},
-            "refused: 3 outside the time window",
+            "refused (3 outside the time window)",
             "NTP",
         ),
         (
             {"connected": 2, "refused": {Reason.BAD_SIGNATURE: 1}},
-            "refused: 1 bad signature",
+            "refused (1 bad signature)",
             "docs/admission.md",
         ),
         (

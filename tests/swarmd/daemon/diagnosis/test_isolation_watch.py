@@ -110,7 +110,7 @@ def test_a_node_among_other_curricula_is_told_so() -> None:
         )
         await trio.sleep(SETTLED_S + 5)
         assert watch.trouble is not None
-        assert "swarm main has only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
+        assert "swarm main has only 4 nodes of tiny-9, and this node trains on sapo-9" in watch.trouble.cause
 
     watched(play)
 
@@ -140,7 +140,7 @@ def introduced(
             Topic("main", "0123456789abcdef"),
             False,
             SETTLED_S,
-            "only 2 nodes of the other (0123456789abcdef) with swarmd 9, and this node is of sapo-9"
+            "only 2 nodes of the other (0123456789abcdef) with swarmd 9, and this node trains on sapo-9"
             f" ({SAPO.digest}) with swarmd 1",
         ),
     ],
@@ -238,7 +238,7 @@ def test_a_bootstrap_address_that_does_not_answer_is_named_until_it_does() -> No
             for _ in range(2):
                 await trio.sleep(60)
                 assert watch.trouble is not None and dead in watch.trouble.cause
-                assert "ask its people" in watch.trouble.remedy
+                assert "ask its operator" in watch.trouble.remedy
             member(swarm, ord("b"), SAPO)
             await trio.sleep(40)
             assert watch.trouble is None

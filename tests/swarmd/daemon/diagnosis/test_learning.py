@@ -23,13 +23,13 @@ def line(seconds: float = 1.0, trained: int = 0, generated: int = 64, **changes:
 
 NONE = {"made": 0, "cut": None, "in_form": None, "length": None}
 STATES = [
-    (line(skipped=1), "2 updates were left out", "lower train.learning_rate"),
-    (line(answers=NONE, generated=0), "round.local = 0 asks no questions", "wait for other nodes"),
+    (line(skipped=1), "2 updates were skipped", "lower train.learning_rate"),
+    (line(answers=NONE, generated=0), "round.local = 0 makes no local ones", "wait for other nodes"),
     (line(generated=0, answers={"cut": 1.0, "in_form": 0.0}), "context of 2048 tokens", "a longer context"),
     (
         line(answers={"cut": 0.97, "in_form": 0.0}),
-        "31 of 32 answers are cut at generate.max_new_tokens = 4, and 0 are in the asked form",
-        "raise it",
+        "31 of 32 answers are cut at generate.max_new_tokens = 4, and 0 are in the form <answer>…</answer>",
+        "raise that limit",
     ),
     (
         line(answers={"in_form": 0.0}),
@@ -79,7 +79,7 @@ def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
     [
         ({"answers": {"cut": 1.0}}, "none of 32 answers ends within generate.max_new_tokens = 4"),
         ({"answers": {"cut": 0.5}}, "16 of 32 answers are cut at generate.max_new_tokens = 4"),
-        ({"reward_sum": 16.0}, "all 32 answers are right, so that only other nodes' rollouts teach this one"),
+        ({"reward_sum": 16.0}, "all 32 answers are right, so this node learns from external rollouts only"),
         ({"answers": {"cut": 0.4}, "reward_sum": 15.0}, ""),
         ({"answers": NONE, "reward_sum": 0.0}, ""),
     ],
