@@ -1,20 +1,14 @@
 """`swarmd.trl` in separate programs, with the lowest and the newest TRL that it names."""
 
-import ast
-import inspect
 import json
 import os
 import subprocess
 import sys
 import sysconfig
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-import swarmd
-from swarmd.cli.app import app
 from testbed.environments import PACKAGES, default_environment, holds
 from tests.doubles import TIMEOUT_S
 from tests.packaging.checkout import ROOT
@@ -87,27 +81,3 @@ def test_the_named_versions_match_the_extra() -> None:
     assert f'LOWEST_TRL, NEWEST_TRL = "{lowest}", "{newest}"' in source
     assert 'trl = ["trl>=1.0,<1.17",' in (ROOT / "pyproject.toml").read_text()
     assert [PACKAGES[name][-1][-1] for name in VERSIONS] == [f"trl=={v}.0" for v in VERSIONS.values()]
-
-
-def test_the_notebook_names_only_existing_files_and_commands() -> None:
-    """Running it takes minutes."""
-    cells = json.loads((ROOT / "docs" / "examples" / "trl_swarm.ipynb").read_text())["cells"]
-    source = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    trl = ast.parse((ROOT / "swarmd" / "trl.py").read_text()).body
-    join = get_command(app).commands["join"]  # type: ignore[attr-defined]
-    options = {option for parameter in join.params for option in parameter.opts}
-    swarm, used = 0, set()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.ImportFrom(module=str(module), names=names) if module.startswith("swarmd"):
-                there = {getattr(item, "name", "") for item in trl}
-                there = there if module == "swarmd.trl" else set(dir(import_module(module)))
-                assert {alias.name for alias in names} <= there
-            case ast.Attribute(value=ast.Name(id="swarm"), attr=name):
-                assert hasattr(swarmd.JoinedSwarm, name), name
-                swarm += 1
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="swarmd"), attr="join"), keywords=keywords):
-                inspect.signature(swarmd.join).bind(**{str(word.arg): None for word in keywords})
-            case ast.Constant(value=str(word)) if word.startswith("--"):
-                used.add(word)
-    assert swarm >= 3 and "--pace" in used and used <= options
