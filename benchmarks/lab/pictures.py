@@ -1,13 +1,13 @@
 """Draws the pictures of the documents.
 
-    python -m benchmarks.lab.pictures judge docs/judge.png        the judge's front page, made-up nodes; 10 s
-    python -m benchmarks.lab.pictures page docs/page.png          the page of a real node; 3 minutes
+    python -m benchmarks.lab.pictures pages docs                  docs/judge.webp and page.webp; 4 minutes
     python -m benchmarks.lab.pictures long docs/long.png          lines of docs/data/long.csv
     python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
     scripts/demo --out demo && cp demo/rewards.png docs/demo.png
 
-The first two are screenshots: they need Chromium. `long --export FOLDER` first rewrites docs/data/long.csv,
-from the output of `swarmd lab run long --seeds 3; swarmd lab export long FOLDER`.
+`pages` takes screenshots of the judge's front page, with made-up nodes, and of a real node's page: wide and
+narrow (-narrow), light and dark (-dark). It needs Chromium. `long --export FOLDER` first rewrites
+docs/data/long.csv, from the output of `swarmd lab run long --seeds 3; swarmd lab export long FOLDER`.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import base64
 import csv
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -43,45 +45,65 @@ NODES = 16  # of each kind in it
 LINE_OF_TEXT = 0.022
 # Rounds that a point of the picture `long` is the mean of, and from one point to the next.
 WINDOW, STEP = 250, 50
+# What a picture's name ends with, by the page's width in pixels.
+WIDTHS = {"": 1280, "-narrow": 390}
+QUALITY = 85  # of WebP, in percent
 # Between the page's last element that is shown and the picture's edge.
 GAP_PX = 12
 ROUNDS = 150  # of the node whose page is shown
+
+
+def pages(to: Path, scratch: Path) -> None:
+    """Draw the judge's front page and a node's page into the folder `to`."""
+    judge(to / "judge.webp", scratch)
+    node(to / "page.webp", scratch)
 
 
 def judge(to: Path, scratch: Path) -> None:
     """Draw the judge's front page, with eight made-up nodes that were all seen within minutes."""
     database = scratch / "judge.sqlite3"
     fill(str(database), 4_000, 8, seed=3, alive=True)
-    with serving(str(database)) as (_, url), chromium(scratch / "profile") as tab:
-        tab.call("Emulation.setScrollbarsHidden", hidden=True)
-        tab.open(url, width=1080, height=860)
-        shoot(tab, to, 1080, last="#board section")
+    with serving(str(database)) as (_, url), chromium(scratch / "of-judge") as tab:
+        shoot(tab, url, to, last="#board section")
 
 
-def page(to: Path, scratch: Path) -> None:
+def node(to: Path, scratch: Path) -> None:
     """Draw the page of one of three real nodes."""
     options = ["--model", "tiny-latent", "--pace", "0.8"]
     with local_judge(scratch) as url, local_swarm(scratch, 3, [*options, "--judge", url]) as nodes:
-        for node in nodes:
-            node.start()
+        for each in nodes:
+            each.start()
         while len(nodes[0].lines()) < ROUNDS:
             nodes[0].check()
             time.sleep(1)
-        with chromium(scratch / "profile") as tab:
-            tab.call("Emulation.setScrollbarsHidden", hidden=True)
-            tab.open(control.call(nodes[0].folder, "ui", dict)["address"], width=1000, height=1060)
-            tab.until("document.querySelector('#chart canvas')")
-            tab.run("document.getElementById('do-ask-20-questions').click()")
-            tab.until("document.getElementById('tally').textContent.startsWith('Of 20')")
-            shoot(tab, to, 1000, last="#peers")
+        with chromium(scratch / "of-node") as tab:
+            address = control.call(nodes[0].folder, "ui", dict)["address"]
+            shoot(tab, address, to, last="#peers", prepare=ask_20_questions)
 
 
-def shoot(tab: Tab, to: Path, width: int, last: str) -> None:
-    """Draw the page down to the end of the element `last` (a CSS selector), so that nothing is cut in two."""
-    height = tab.run(f"Math.ceil(document.querySelector('{last}').getBoundingClientRect().bottom)")
-    clip = {"x": 0, "y": 0, "width": width, "height": height + GAP_PX, "scale": 1}
-    drawn = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-    to.write_bytes(base64.b64decode(drawn["data"]))
+def ask_20_questions(tab: Tab) -> None:
+    tab.until("document.querySelector('#chart canvas')")
+    tab.run("document.getElementById('do-ask-20-questions').click()")
+    tab.until("document.getElementById('tally').textContent.startsWith('Of 20')")
+
+
+def shoot(tab: Tab, address: str, to: Path, last: str, prepare: Callable[[Tab], None] | None = None) -> None:
+    """Draw a page in each width and scheme, from its begin to the end of the element `last`.
+
+    last: a CSS selector; nothing is cut in two. prepare: called on the open page.
+    """
+    tab.call("Emulation.setScrollbarsHidden", hidden=True)
+    for (narrow, width), dark in product(WIDTHS.items(), (False, True)):
+        tab.open(address, width=width, height=860, dark=dark)
+        if prepare is not None:
+            prepare(tab)
+        height = tab.run(f"Math.ceil(document.querySelector('{last}').getBoundingClientRect().bottom)")
+        clip = {"x": 0, "y": 0, "width": width, "height": height + GAP_PX, "scale": 1}
+        drawn = tab.call(
+            "Page.captureScreenshot", format="webp", quality=QUALITY, clip=clip, captureBeyondViewport=True
+        )
+        name = f"{to.stem}{narrow}{'-dark' if dark else ''}{to.suffix}"
+        to.with_name(name).write_bytes(base64.b64decode(drawn["data"]))
 
 
 def long(to: Path, _scratch: Path) -> None:
@@ -172,7 +194,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
     figures.comparison_figure(shown).savefig(to, dpi=120)
 
 
-DRAW = {"judge": judge, "page": page, "long": long, "figure-3": figure_3}
+DRAW = {"pages": pages, "long": long, "figure-3": figure_3}
 
 
 def main() -> None:
