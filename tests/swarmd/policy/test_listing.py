@@ -114,7 +114,7 @@ NAMED_CONFIGS = {
     | DEEP
     | {"hidden_size": 2560, "intermediate_size": 9216, "linear_num_value_heads": 32},
 }
-# The largest that a card of so many GiB holds, if other programs take a tenth of it (docs/engines.md).
+# The largest that a card of so many GiB holds, if other programs take a tenth of it.
 CARDS = {8: "qwen3.5-2b", 12: "qwen3-4b", 16: "qwen3.5-4b", 24: "qwen3-8b"}
 
 
