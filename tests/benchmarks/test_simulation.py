@@ -1,12 +1,168 @@
-from benchmarks.network.simulation.__main__ import measure
-from swarmd.exchange.pacing import TARGET_PER_S
+"""Swarms in virtual time: runs repeat, fetches end, no peer is blamed for another one, places are filled."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.network.simulation.comparison import NotComparable, compare, table
+from benchmarks.network.simulation.network import (
+    DIAL_TIMEOUT_S,
+    Asked,
+    Event,
+    Link,
+    Network,
+    Node,
+    Tally,
+)
+from benchmarks.network.simulation.play import CPU, Swarm, play
+from benchmarks.network.simulation.scenarios import SCENARIOS, Scenario
+from p2p.identity import Identity
+from swarmd.exchange.events import Answered, Ask
+
+ROUND_S = 20.0
 
 
-def test_a_swarm_of_a_hundred_hears_the_target_fills_its_rounds_and_is_fair() -> None:
-    found = measure(100, (60.0, 60.0), seed=0)
-    assert found == measure(100, (60.0, 60.0), seed=0)
-    assert (
-        0.5 * TARGET_PER_S < found["offers"] < 1.3 * TARGET_PER_S
-        and found["full"] >= 0.99
-        and found["jain"] > 0.8
+def small(name: str) -> Scenario:
+    """Return a scenario with few nodes and short rounds."""
+    scenario = SCENARIOS[name]
+    return replace(
+        scenario,
+        nodes=8 if name == "8 nodes" else 12,
+        attackers=min(2, scenario.attackers),
+        rounds_s=(ROUND_S, ROUND_S) if scenario.rounds_s == (60.0, 60.0) else scenario.rounds_s,
+        settle=90.0,
+        measured=90.0,
     )
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    scenario = replace(small("churn"), nat=0.3, loss=0.1)
+    first, again, other = (dict(play(scenario, seed)) for seed in (0, 0, 1))
+    for figures in (first, again, other):
+        del figures[CPU]
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_scenario_keeps_the_laws(name: str) -> None:
+    swarm = Swarm(small(name), seed=0)
+    swarm.play(80.0)
+    swarm.tally = tally = Tally()
+    swarm.play(60.0)
+    assert tally.wrong == 0, "no peer is blamed for another peer's fault"
+    assert tally.hostile == 0, "nothing of a hostile author is delivered"
+    assert tally.rounds > 0
+    assert tally.full >= 0.9 * tally.rounds, "honest nodes fill their places"
+    for node in list(swarm.nodes.values()):
+        node.here = node.id not in swarm.hostile
+    for honest in swarm.honest:
+        honest.runs = False
+    swarm.play(90.0)
+    for honest in swarm.honest:
+        if honest.here:
+            assert not honest.open, "each question ends"
+            assert not honest.exchange.market.under_way, "each fetch ends"
+
+
+@pytest.mark.parametrize(("name", "reason"), [("liars", "MISLABELLED"), ("copiers", "NOT_ITS_OWN")])
+def test_hostile_nodes_are_reported_for_their_own_fault(name: str, reason: str) -> None:
+    swarm = Swarm(small(name), seed=0)
+    swarm.play(180.0)
+    assert set(swarm.tally.blamed) == {reason}
+
+
+class Recorder(Node):
+    """Records its events, and answers each question with a blob of so many bytes."""
+
+    blob = 1000
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Asked):
+            self.network.reply(self, event, bytes(self.blob))
+        elif isinstance(event, Answered):
+            self.answers.append((self.network.now, event))
+
+    answers: list[tuple[float, Answered]]
+
+
+def node(network: Network, number: int, address: str = "there", places: int = 1) -> Recorder:
+    link = Link(latency=0.1, upload=1900.0, host="11.0.0.1", address=address, places=places)
+    recorder = Recorder(network, Identity(number.to_bytes(32)), link)
+    recorder.answers = []
+    network.join(recorder)
+    return recorder
+
+
+def ask(number: int, holder: Node, at: str = "there", limit: int = 1000) -> Ask:
+    return Ask(number, holder.id, b"\1", limit, at)
+
+
+def test_an_answer_takes_the_dial_two_ways_and_its_bytes() -> None:
+    network = Network(Scenario(""), seed=0)
+    holder, asker = node(network, 1), node(network, 2)
+    holder.connected.clear()
+    asker.connected.clear()
+    network.ask(asker, ask(1, holder))
+    network.ask(asker, ask(2, holder))
+    network.play(60.0)
+    # The dial takes two round trips of 0.4 s, and each blob fills the upload link for a second.
+    assert [at for at, _ in asker.answers] == pytest.approx([2.2, 3.2])
+    assert [len(event.reply or b"") for _, event in asker.answers] == [1000, 1000]
+
+
+@pytest.mark.parametrize("case", ["no address", "has left", "too large"])
+def test_a_question_fails(case: str) -> None:
+    network = Network(Scenario(""), seed=0)
+    holder, asker = node(network, 1), node(network, 2)
+    holder.connected.clear()
+    asker.connected.clear()
+    if case == "has left":
+        network.leave(holder)
+    network.ask(
+        asker, ask(1, holder, "" if case == "no address" else "there", 999 if case == "too large" else 1000)
+    )
+    network.play(60.0)
+    ((at, event),) = asker.answers
+    assert event == Answered(1, None)
+    assert case != "has left" or at == DIAL_TIMEOUT_S
+
+
+def test_a_full_node_refuses_further_dials_until_a_place_is_free() -> None:
+    network = Network(Scenario(""), seed=0)
+    holder, *askers = (node(network, number) for number in range(1, 4))
+    for each in (holder, *askers):
+        each.connected.clear()
+    for asker in askers:
+        network.ask(asker, ask(1, holder))
+    network.play(60.0)
+    assert [event.reply is None for asker in askers for _, event in asker.answers] == [False, True]
+    assert network.tally.refused == 1
+    network.ask(askers[1], ask(2, holder))
+    network.play(60.0)
+    assert askers[1].answers[-1][1].reply is not None
+
+
+def figures(x: float, y: float, cpu: float) -> Mapping[str, float]:
+    return {"x": x, "y": y, CPU: cpu}
+
+
+def test_the_table_shows_differences_and_marks_the_clear_ones() -> None:
+    before = {"a": [figures(1.0, 100.0, 3.0), figures(2.0, 100.0, 3.0)], "b": [figures(1.0, 2.0, 3.0)]}
+    after = {"a": [figures(2.0, 80.0, 9.0), figures(2.0, 80.0, 9.0)], "b": [figures(1.0, 2.0, 4.0)]}
+    lines = table(before, after).splitlines()
+    assert lines[0] == "| scenario | x | y | CPU, s |"
+    # The seeds of x differ by more than the two sides do. CPU is never marked.
+    assert lines[2] == "| a | 1.5 → 2 (+0.5) | **100 → 80 (−20)** | 3 → 9 (+6) |"
+    assert lines[3] == "| b | 1 | 2 | 3 → 4 (+1) |"
+    assert lines[-1].startswith("1 figures differ") and "without any difference: b." in lines[-1]
+
+
+def test_an_unknown_commit_is_refused() -> None:
+    with pytest.raises(NotComparable, match="not a commit"):
+        compare("no-such-commit", [])
+
+
+@pytest.mark.slow
+def test_a_tree_does_not_differ_from_its_own_commit() -> None:
+    assert "any difference: 8 nodes." in compare("HEAD", ["--scenario", "8 nodes", "--seeds", "1"])

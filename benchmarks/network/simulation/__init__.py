@@ -1,1 +1,1 @@
-"""Large swarms in virtual time, over the daemon's own code for pacing and offers (docs/p2p.md)."""
+"""Swarms of real `Exchange`s in virtual time (docs/p2p.md)."""
