@@ -29,8 +29,14 @@ class Reward(Protocol):
 
 
 class Policy(Protocol):
-    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
-        """Sample `completions` answers to each question, in order."""
+    def generate(
+        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+    ) -> Sequence[Generation]:
+        """Sample `completions` answers to each question, in order.
+
+        limits: the most tokens of an answer to each question, if it is lower than the configured limit; 0, or
+            no limits, leaves the configured one.
+        """
 
     def answer(self, question: str) -> Completion:
         """Return one greedy answer, which the judge scores."""

@@ -243,6 +243,10 @@ class AnswerFigures(msgspec.Struct, frozen=True):
         float | None, Figure("share with an answer between `<answer>` and `</answer>`", "0 to 1")
     ] = None
     length: Annotated[float | None, Figure("length, mean", "tokens")] = None
+    limit: Annotated[
+        float | None,
+        Figure("most tokens of an answer, mean over the questions whose limit this node chose", "tokens"),
+    ] = None
 
 
 class TokenCounts(msgspec.Struct, frozen=True):

@@ -15,7 +15,9 @@ class PlayedPolicy:
     def __init__(self, texts: Callable[[str], Sequence[str]]) -> None:
         self._texts = texts
 
-    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
+    def generate(
+        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+    ) -> Sequence[Generation]:
         tokens = Tokens(((1,),) * completions, ((-1.0,),) * completions)
         answers = [self._texts(question)[:completions] for question in questions]
         return [

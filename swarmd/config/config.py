@@ -109,7 +109,8 @@ class RoundConfig(_Section):
 
 
 class GenerateConfig(_Section):
-    max_new_tokens: Annotated[int, Field(ge=0, le=32_768)] = 0  # 0: 16 for the tiny models, 256 for the rest
+    # 0: 16 for the tiny models; for others at most 256, chosen by `swarmd.trainer.answer_limits`.
+    max_new_tokens: Annotated[int, Field(ge=0, le=32_768)] = 0
     # Below this limit, a division of logits in float32 gives infinity or NaN.
     temperature: Annotated[float, Field(ge=1e-6, le=10)] = 1.0
     engine: Annotated[

@@ -201,19 +201,19 @@ class LanguagePolicy:
         self,
         questions: Sequence[str],
         completions: int,
+        limits: Sequence[int] = (),
         *,
         seed: int | None = None,
         temperature: float | None = None,
-        most_tokens: int = 0,
     ) -> Sequence[Generation]:
         """Sample answers to each question, with their tokens and log-probabilities.
 
         Args:
             questions: the questions' texts.
             completions: number of answers to each question.
+            limits: lower the configured limit on an answer's tokens, for each question; 0 leaves it.
             seed: a separate seed for these answers, which leaves the policy's random state unchanged.
             temperature: replaces the configured temperature.
-            most_tokens: lowers the configured limit on an answer's tokens; 0 leaves it.
         """
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
@@ -226,10 +226,12 @@ class LanguagePolicy:
                 self._sampling.context,
             )
         own = self._sampling
+        lower = tuple(min(own.limit, limit or own.limit) for limit in limits)
         sampling = replace(
             own,
             temperature=own.temperature if temperature is None else temperature,
-            limit=min(own.limit, most_tokens or own.limit),
+            limit=max(lower, default=own.limit),
+            limits=lower,
         )
         return [
             Generation(

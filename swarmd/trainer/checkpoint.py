@@ -61,6 +61,8 @@ class RunState:
     # The state of a round's parts:
     gate: GateState = field(default_factory=GateState)
     levels: Mapping[str, int] = field(default_factory=dict)  # of the staircase, by subject
+    # Tokens of this node's latest answers in the asked form, by specialty.
+    lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     success: Success = field(default_factory=Success)
     own: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)

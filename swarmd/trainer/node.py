@@ -32,6 +32,7 @@ from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
 from swarmd.tasks.source import open_tasks
+from swarmd.trainer.answer_limits import AnswerLimits
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.parts import RoundParts
 from swarmd.types import Scored
@@ -105,6 +106,7 @@ def build(
         batch_rng=random.Random(f"{seed} batch"),
         clock=clock,
         questions=config.round.local,
+        limits=AnswerLimits(adaptive=not config.generate.max_new_tokens),
         external=config.round.external,
         completions=config.round.completions,
         resample=config.round.resample,
@@ -163,6 +165,7 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         guard=parts.schedule.state,
         gate=parts.gate.state if parts.gate else GateState(),
         levels=parts.tasks.staircase.levels,
+        lengths=parts.limits.lengths,
         success=parts.sharing.success,
         own=parts.sharing.own,
         others=parts.sharing.others,
@@ -202,4 +205,5 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
     if parts.gate is not None:
         parts.gate.state = state.gate
     parts.tasks.staircase.restore(state.levels)
+    parts.limits.restore(state.lengths)
     parts.sharing.success, parts.sharing.own, parts.sharing.others = state.success, state.own, state.others

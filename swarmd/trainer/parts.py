@@ -13,6 +13,7 @@ from swarmd.experience.strategies import Sharing
 from swarmd.experience.usefulness import UselessRollouts
 from swarmd.protocols import Answers, Policy, Reward, Swarm
 from swarmd.tasks.curriculum import DrawnTasks
+from swarmd.trainer.answer_limits import AnswerLimits
 from swarmd.types import Scored, Tokens
 
 
@@ -47,6 +48,7 @@ class RoundParts(ReceivingParts):
     task_rng: random.Random  # a separate stream, so that received rollouts never change the questions
     clock: Callable[[], float]  # seconds, any epoch
     questions: int = 4  # I
+    limits: AnswerLimits = field(default_factory=AnswerLimits)  # on the tokens of this node's own answers
     resample: int = 0  # most attempts to replace questions without advantage
     trains: bool = True  # False: a frozen policy that answers and shares
     # Updates a round; one, unless replay is on.

@@ -114,7 +114,7 @@ def report_of(
         generated=len(local),
         informative=sum(s.informative for s in local),
         levels=parts.tasks.staircase.levels,
-        answers=_answer_figures(local, lengths, parts.tasks.curriculum.read),
+        answers=_answer_figures(local, lengths, parts.tasks.curriculum.read, parts.limits.given),
         shown=_shown(local[0]) if local else None,
         off_policy=_ages(off_policy),
         unfit=parts.fitting.take_refused() if parts.fitting else {},
@@ -124,11 +124,14 @@ def report_of(
 
 
 def _answer_figures(
-    local: Sequence[Scored], lengths: Sequence[int], read: Callable[[str, str], str | GradeReason]
+    local: Sequence[Scored],
+    lengths: Sequence[int],
+    read: Callable[[str, str], str | GradeReason],
+    limits: Sequence[int],
 ) -> AnswerFigures:
     """Return how this node's completions ended, and whether they give an answer.
 
-    lengths: of the completions, in tokens. read: `Curriculum.read`.
+    lengths: of the completions, in tokens. read: `Curriculum.read`. limits: `AnswerLimits.given`.
     """
     made = [(s.ref.specialty, completion) for s in local for completion in s.rollout.completions]
     return AnswerFigures(
@@ -136,6 +139,7 @@ def _answer_figures(
         cut=_mean([not completion.ended for _, completion in made]),
         in_form=_mean([read(specialty, c.text) is not GradeReason.NO_ANSWER for specialty, c in made]),
         length=_mean(lengths),
+        limit=_mean([limit for limit in limits if limit]),
     )
 
 

@@ -83,6 +83,7 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
                 for task, a, r in zip(tasks, answers, rewards, strict=True)
             ]
         parts.tasks.staircase.saw(new)
+        parts.limits.saw(new, parts.tasks.curriculum)
         local += new
     return local
 
@@ -94,7 +95,9 @@ def _answered(
     if parts.generators is None:
         tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
-            return tasks, parts.policy.generate([task.question for task in tasks], parts.completions)
+            return tasks, parts.policy.generate(
+                [task.question for task in tasks], parts.completions, parts.limits.of(tasks)
+            )
     finished = parts.generators.collect()
     return [task for task, _ in finished], [answers for _, answers in finished]
 

@@ -131,7 +131,7 @@ def tried(
     found = dict[PromptStyle, StyleFigures]()
     questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
     # Warm up: the first answer of a process takes far longer than later ones, which the plan is based on.
-    next(iter(asked.values())).generate([questions[0].question], 1, seed=seed, most_tokens=1)
+    next(iter(asked.values())).generate([questions[0].question], 1, [1], seed=seed)
     completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
     for number, task in enumerate(questions, 1):
         began = clock()
@@ -139,7 +139,7 @@ def tried(
             begun = clock()
             if took and begun + took > end:
                 return found
-            (answers,) = shown.generate([task.question], completions, seed=seed, most_tokens=most)
+            (answers,) = shown.generate([task.question], completions, [most], seed=seed)
             (rewards,) = reward([(task.ref, answers.completions)])
             found.setdefault(style, StyleFigures()).add(
                 answers, rewards, partial(tasks.curriculum.read, task.ref.specialty)

@@ -104,8 +104,8 @@ class VllmEngine:
         base_seed = draw_seed(generator) if sampling.temperature else None
 
         def answer(i: int) -> list[Sample]:
-            room = min(sampling.limit, sampling.context - len(prompts[i]))
-            if room <= 0:
+            room = sampling.room(i, prompts[i])
+            if not room:
                 return [Sample((), (), ended=False)] * copies
             # Greedy answers are all the same, and vLLM refuses to draw more than one.
             drawn = copies if sampling.temperature else 1

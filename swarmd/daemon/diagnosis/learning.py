@@ -32,6 +32,7 @@ class Lately:
     made: int  # the node's own answers
     cut: int
     in_form: int
+    limit: int  # on their tokens, mean, if the node chose it; 0: the configured limit
     tokens: int  # in the node's own answers
     rewards: float
 
@@ -54,6 +55,7 @@ def lately(lines: Sequence[RoundLine]) -> Lately | None:
         made=sum(each.made for each in answers),
         cut=round(sum((each.cut or 0.0) * each.made for each in answers)),
         in_form=round(sum((each.in_form or 0.0) * each.made for each in answers)),
+        limit=round(max((each.limit or 0.0 for each in answers), default=0.0)),
         tokens=sum(line.tokens.generated for line in chosen),
         rewards=sum(line.reward_sum for line in chosen),
     )
@@ -77,9 +79,8 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda seen: not seen.tokens,
     ),
     (
-        "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}, and {in_form} are in the"
-        " form <answer>…</answer>",
-        "raise that limit, or {shows}; see `swarmd doctor model`",
+        "{cut} of {made} answers are cut at {limit} tokens, and {in_form} are in the form <answer>…</answer>",
+        "raise generate.max_new_tokens, or {shows}; see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
     (
@@ -107,14 +108,17 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
 # The same for rounds in which something was learnt.
 STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
-        "none of {made} answers ends within generate.max_new_tokens = {limit}",
-        "raise that limit; if answers still never end, choose an instruct model (see `swarmd doctor model`)",
+        "none of {made} answers ends within {limit} tokens",
+        "raise generate.max_new_tokens; if answers still never end, choose an instruct model (see `swarmd"
+        " doctor model`)",
         lambda seen: 0 < seen.made == seen.cut,
     ),
     (
-        "{cut} of {made} answers are cut at generate.max_new_tokens = {limit}",
-        "raise that limit if answers need more room; if they never end, see `swarmd doctor model`",
-        lambda seen: _mostly_cut(seen),
+        "{cut} of {made} answers are cut at {limit} tokens",
+        "raise generate.max_new_tokens if answers need more room; if they never end, see `swarmd doctor"
+        " model`",
+        # If the node chose the limit, the cut answers are those that rarely get into the required form.
+        lambda seen: _mostly_cut(seen) and not seen.limit,
     ),
     (
         "all {made} answers are right, so this node learns from external rollouts only",
@@ -143,7 +147,7 @@ def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str 
     if (found := next((row for row in rows if row[2](seen)), None)) is None:
         return None
     says, remedy, _ = found
-    blanks = {**asdict(seen), "limit": model.new_tokens, "context": model.context}
+    blanks = {**asdict(seen), "limit": seen.limit or model.new_tokens, "context": model.context}
     lead = "" if seen.trained else f"nothing was learnt in the last {many(seen.rounds, 'round')}: "
     shown = f", such as “{' '.join(sample.split())[:SAMPLE_CHARACTERS]}”" if sample.strip() else ""
     return Trouble(lead + says.format(**blanks) + shown, remedy.format(shows=_shows_form(model)))

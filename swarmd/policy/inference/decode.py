@@ -31,10 +31,16 @@ class Sampling:
     The policy is softmax(logits / temperature) over the whole vocabulary, without truncation.
     """
 
-    limit: int  # the most new tokens
+    limit: int  # the most new tokens of any sample
     context: int  # the most tokens of prompt and completion together
     ends: frozenset[int]
     temperature: float  # 0: always the likeliest token, with log-probabilities at temperature 1
+    limits: tuple[int, ...] = ()  # the most new tokens for each prompt, at most `limit`; (): `limit` for all
+
+    def room(self, i: int, prompt: Sequence[int]) -> int:
+        """Return the most new tokens of a sample for prompt number i; 0 if the prompt fills the context."""
+        limit = self.limits[i] if self.limits else self.limit
+        return max(0, min(limit, self.context - len(prompt)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def decode(
         blocks = blocks_of(network, between is None, packed_rows) if shared else None
         for group in groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
-            room = [min(sampling.limit, sampling.context - len(p)) for p in asked for _ in range(copies)]
+            room = [sampling.room(i, prompts[i]) for i in group for _ in range(copies)]
             rows: SharedPrefix | PaddedRows = (
                 SharedPrefix(network, asked, copies, max(room), device, blocks=blocks)
                 if shared

@@ -182,8 +182,8 @@ def checked(
         if [len(a) for a in answers] == [copies] * len(prompts)
         else f"not {copies} answers to each of {len(prompts)} prompts"
     )
-    for prompt, samples in zip(prompts, answers, strict=False):
-        room = max(0, min(sampling.limit, sampling.context - len(prompt)))
+    for i, (prompt, samples) in enumerate(zip(prompts, answers, strict=False)):
+        room = sampling.room(i, prompt)
         wrong = wrong or next(
             (why for sample in samples if (why := _fault(sample, room, sampling.ends, vocabulary))), ""
         )

@@ -31,7 +31,9 @@ class Scripted(PlayedPolicy):
         super().__init__(lambda _: self.texts)
         self.script, self.texts = script, RIGHT
 
-    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
+    def generate(
+        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+    ) -> Sequence[Generation]:
         self.texts = next(self.script)
         return super().generate(questions, completions)
 

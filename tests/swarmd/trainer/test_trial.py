@@ -69,11 +69,12 @@ class _AskedSo:
     style: PromptStyle
 
     def generate(
-        self, questions: Sequence[str], completions: int, *, seed: int, most_tokens: int
+        self, questions: Sequence[str], completions: int, limits: Sequence[int], *, seed: int
     ) -> Sequence[Generation]:
         assert seed == 7 and len(questions) == 1
         self.model.now += self.model.first
         self.model.first = 0.0
+        (most_tokens,) = limits
         if most_tokens == 1:
             return ()
         self.model.calls.append((self.style, most_tokens))

@@ -28,8 +28,8 @@ STATES = [
     (line(generated=0, answers={"cut": 1.0, "in_form": 0.0}), "context of 2048 tokens", "a longer context"),
     (
         line(answers={"cut": 0.97, "in_form": 0.0}),
-        "31 of 32 answers are cut at generate.max_new_tokens = 4, and 0 are in the form <answer>…</answer>",
-        "raise that limit",
+        "31 of 32 answers are cut at 4 tokens, and 0 are in the form <answer>…</answer>",
+        "raise generate.max_new_tokens",
     ),
     (
         line(answers={"in_form": 0.0}),
@@ -77,8 +77,8 @@ def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"answers": {"cut": 1.0}}, "none of 32 answers ends within generate.max_new_tokens = 4"),
-        ({"answers": {"cut": 0.5}}, "16 of 32 answers are cut at generate.max_new_tokens = 4"),
+        ({"answers": {"cut": 1.0}}, "none of 32 answers ends within 4 tokens"),
+        ({"answers": {"cut": 0.5}}, "16 of 32 answers are cut at 4 tokens"),
         ({"reward_sum": 16.0}, "all 32 answers are right, so this node learns from external rollouts only"),
         ({"answers": {"cut": 0.4}, "reward_sum": 15.0}, ""),
         ({"answers": NONE, "reward_sum": 0.0}, ""),
@@ -87,6 +87,14 @@ def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
 def test_some_troubles_are_told_of_though_something_is_learnt(changes: dict[str, Any], cause: str) -> None:
     found = trouble_of([line(trained=9, **changes)] * 2, MODEL)
     assert (found.cause if found else "") == cause
+
+
+def test_answers_that_are_cut_at_the_nodes_own_limit_are_no_trouble_unless_none_has_the_form() -> None:
+    own = {"cut": 0.9, "limit": 32.0}
+    assert trouble_of([line(trained=9, answers=own)] * 2, MODEL) is None
+    found = trouble_of([line(answers={**own, "in_form": 0.0})] * 2, MODEL)
+    assert found is not None and "29 of 32 answers are cut at 32 tokens" in found.cause
+    assert "raise generate.max_new_tokens" in found.remedy
 
 
 def test_short_rounds_are_taken_together_before_a_word_is_said() -> None:
