@@ -5,8 +5,8 @@ nothing, and they take most of a round: 64 answers of SmolLM2-135M took 45 CPU s
 with 32, and as many of them were in the asked form (docs/performance.md).
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Final
 
@@ -17,46 +17,47 @@ from swarmd.types import Scored, Task
 # The limit is this multiple of the median length. Lengths of answers are skewed: if their logarithms are
 # normal with a standard deviation of 0.5, one answer in 360 is longer than four medians.
 MEDIANS: Final = 4
-LEAST_TOKENS: Final = 32
+# Tokens for the form around an answer, whose characters are one token each at most.
+FORM_TOKENS: Final = 32
 # Answers in the asked form that are remembered for each specialty.
 KEPT: Final = 64
 
 
+@dataclass
 class AnswerLimits:
-    """Chooses the most tokens of an answer, for each specialty. Pure.
+    """Chooses the most tokens of an answer, for each question. Pure.
 
-    The limit is MEDIANS times the median length of the latest answers in the asked form, right or wrong, and
-    at least LEAST_TOKENS. So answers may grow longer by training, and the limit grows with them. A specialty
-    without such an answer keeps the configured limit, as do all if the limit is not adaptive.
+    The limit is MEDIANS times the median length of the latest answers in the asked form, right or wrong, of
+    the question's specialty. So answers may grow longer by training, and the limit grows with them. In a
+    specialty without such answers those of all specialties count, if the right answer is known: the limit
+    always leaves room for it. Without any such answer, or if the limit is not adaptive, it is the configured
+    one.
     """
 
-    def __init__(self, *, adaptive: bool = False) -> None:
-        self.given: Sequence[int] = ()  # the limits of the latest questions; 0: the configured one
-        self._adaptive, self._lengths = adaptive, dict[str, deque[int]]()
-
-    @property
-    def lengths(self) -> Mapping[str, tuple[int, ...]]:
-        """The lengths in tokens of the latest answers in the asked form, by specialty."""
-        return {specialty: tuple(lengths) for specialty, lengths in self._lengths.items()}
+    adaptive: bool = False
+    # Tokens of the latest answers in the asked form, by specialty.
+    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    given: Sequence[int] = ()  # the limits of the latest questions; 0: the configured one
 
     def of(self, tasks: Iterable[Task]) -> Sequence[int]:
         """Return the most tokens of an answer to each task; 0 for the configured limit."""
-        known = [self._lengths.get(task.ref.specialty) for task in tasks]
-        self.given = [
-            max(LEAST_TOKENS, MEDIANS * median_high(lengths)) if lengths else 0 for lengths in known
-        ]
+        all_lengths = [length for each in self.lengths.values() for length in each]
+        self.given = [self._limit(task, all_lengths) if self.adaptive else 0 for task in tasks]
         return self.given
+
+    def _limit(self, task: Task, all_lengths: Sequence[int]) -> int:
+        # Logic tasks have several right answers, and one of them as an example.
+        right = task.entry.get("answer") or task.entry.get("metadata", {}).get("example_answer") or ""
+        lengths = self.lengths.get(task.ref.specialty) or (all_lengths if right else ())
+        return max(MEDIANS * median_high(lengths), FORM_TOKENS + len(str(right))) if lengths else 0
 
     def saw(self, local: Iterable[Scored], curriculum: Curriculum) -> None:
         """Note the lengths of this node's own answers."""
-        for scored in local if self._adaptive else ():
-            specialty = scored.ref.specialty
-            tokens = scored.tokens.ids if scored.tokens else ()
-            for completion, ids in zip(scored.rollout.completions, tokens, strict=False):
-                if curriculum.read(specialty, completion.text) is not GradeReason.NO_ANSWER:
-                    self._lengths.setdefault(specialty, deque(maxlen=KEPT)).append(len(ids))
-
-    def restore(self, lengths: Mapping[str, Sequence[int]]) -> None:
-        """Continue from a checkpoint's lengths."""
-        if self._adaptive:
-            self._lengths = {specialty: deque(known, KEPT) for specialty, known in lengths.items()}
+        for scored in local:
+            specialty, tokens = scored.ref.specialty, scored.tokens.ids if scored.tokens else ()
+            new = tuple(
+                len(ids)
+                for completion, ids in zip(scored.rollout.completions, tokens, strict=False)
+                if curriculum.read(specialty, completion.text) is not GradeReason.NO_ANSWER
+            )
+            self.lengths[specialty] = (*self.lengths.get(specialty, ()), *new)[-KEPT:]

@@ -165,7 +165,7 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         guard=parts.schedule.state,
         gate=parts.gate.state if parts.gate else GateState(),
         levels=parts.tasks.staircase.levels,
-        lengths=parts.limits.lengths,
+        lengths=dict(parts.limits.lengths),
         success=parts.sharing.success,
         own=parts.sharing.own,
         others=parts.sharing.others,
@@ -205,5 +205,5 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
     if parts.gate is not None:
         parts.gate.state = state.gate
     parts.tasks.staircase.restore(state.levels)
-    parts.limits.restore(state.lengths)
+    parts.limits.lengths = dict(state.lengths)
     parts.sharing.success, parts.sharing.own, parts.sharing.others = state.success, state.own, state.others

@@ -9,8 +9,10 @@ from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.tasks.curriculum import TINY_9
-from swarmd.trainer.answer_limits import KEPT, LEAST_TOKENS, MEDIANS, AnswerLimits
+from swarmd.tasks.curriculum import LADDER_9, TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.answer_limits import FORM_TOKENS, KEPT, MEDIANS, AnswerLimits
 from swarmd.trainer.node import build, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
@@ -40,7 +42,26 @@ def test_a_specialty_is_limited_by_the_median_of_its_answers_in_the_asked_form()
     limits.saw([scored(BF, (FORM, 10), (FORM, 12), (FORM, 200), (PROSE, 256), (PROSE, 256))], TINY_9)
     assert of(limits, BF, MATRIX) == [MEDIANS * 12, 0] == list(limits.given)
     limits.saw([scored(MATRIX, (FORM, 2)), scored(BF, (PROSE, 256))], TINY_9)
-    assert of(limits, MATRIX, BF) == [LEAST_TOKENS, MEDIANS * 12]
+    assert of(limits, MATRIX, BF) == [FORM_TOKENS, MEDIANS * 12]
+
+
+def test_a_specialty_without_answers_takes_the_limit_of_all_and_has_room_for_the_right_answer() -> None:
+    limits = AnswerLimits(adaptive=True)
+    matrix, short = Task(MATRIX, "?", {"answer": "0 1 " * 50}), Task(MATRIX, "?", {"answer": "1"})
+    logic = Task(MATRIX, "?", {"answer": None, "metadata": {"example_answer": "P" * 60}})
+    assert limits.of([matrix, short, logic]) == [0, 0, 0]
+    limits.saw([scored(BF, (FORM, 10)), scored(MATRIX, (PROSE, 256))], TINY_9)
+    assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 10, FORM_TOKENS + 60]
+    limits.saw([scored(MATRIX, (FORM, 9))], TINY_9)
+    assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 9, FORM_TOKENS + 60]
+
+
+def test_every_question_of_ladder_9_leaves_room_for_a_right_answer() -> None:
+    tasks, limits = CurriculumTasks(LADDER_9), AnswerLimits(adaptive=True)
+    limits.saw([scored(BF, (FORM, 1))], TINY_9)
+    drawn = tasks.draw(200, random.Random(7), all_levels=True)
+    for task, limit in zip(drawn, limits.of(drawn), strict=True):
+        assert len(tasks.curriculum.tagged(task.ref.specialty, solution(tasks, task))) <= limit, task
 
 
 def test_the_limit_grows_with_the_answers() -> None:
@@ -57,12 +78,11 @@ def test_the_limit_grows_with_the_answers() -> None:
 def test_a_configured_limit_is_left_alone() -> None:
     limits = AnswerLimits()
     limits.saw([scored(BF, (FORM, 10))], TINY_9)
-    limits.restore({"bf": (10,)})
-    assert of(limits, BF) == [0] and not limits.lengths
+    assert of(limits, BF) == [0]
 
 
 class Rambling(PlayedPolicy):
-    """Answers in the form half of the time, with 9 tokens; notes its limits."""
+    """Answers in the form half of the time, with 10 tokens; notes its limits."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: [FORM, PROSE] * 4)
@@ -72,8 +92,8 @@ class Rambling(PlayedPolicy):
         self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
     ) -> Sequence[Generation]:
         self.limits.append(list(limits))
-        nine = Tokens(((1,) * 9,) * completions, ((-1.0,) * 9,) * completions)
-        return [Generation(g.completions, nine) for g in super().generate(questions, completions)]
+        ten = Tokens(((1,) * 10,) * completions, ((-1.0,) * 10,) * completions)
+        return [Generation(g.completions, ten) for g in super().generate(questions, completions)]
 
 
 def node(max_new_tokens: int) -> tuple[RoundParts, Rambling]:
@@ -93,13 +113,13 @@ def node(max_new_tokens: int) -> tuple[RoundParts, Rambling]:
 def test_rounds_give_the_policy_its_limits_and_report_them() -> None:
     parts, policy = node(0)
     reports = [run_round(t, parts) for t in (1, 2)]
-    assert policy.limits == [[0, 0], [36, 36]]
-    assert [r.answers and r.answers.limit for r in reports] == [None, 36.0]
+    assert policy.limits == [[0, 0], [40, 40]]
+    assert [r.answers and r.answers.limit for r in reports] == [None, 40.0]
     # A node that goes on from a checkpoint has the same limits.
     again, resumed = node(0)
-    again.limits.restore(run_state(2, 1, parts).lengths)
+    again.limits.lengths = dict(run_state(2, 1, parts).lengths)
     run_round(3, again)
-    assert resumed.limits == [[36, 36]]
+    assert resumed.limits == [[40, 40]]
 
 
 def test_a_configured_limit_holds_for_all_rounds() -> None:
