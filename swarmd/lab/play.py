@@ -110,9 +110,16 @@ class PlayedSwarm:
             self._joined.append(joined)
             self.policies.append(policy)
         poisoners = setting.hostile.poisoners
-        hostile = range(poisoners + setting.hostile.liars)
         self.hostile = [
-            self._hostile(len(configs) + i, i < poisoners, configs[0], whole=setting.whole) for i in hostile
+            HostilePeer(
+                self._identity(number).peer_id,
+                CurriculumTasks(self.curriculum),
+                self._join(number, configs[0], whole=setting.whole),
+                self.nodes[0].completions,
+                number - len(configs) < poisoners,
+                random.Random(f"{self._seed} {number} hostile"),
+            )
+            for number in range(len(configs), len(configs) + poisoners + setting.hostile.liars)
         ]
 
     def _identity(self, number: int) -> Identity:
@@ -124,16 +131,6 @@ class PlayedSwarm:
         exchange = Exchange(self.curriculum, config.round, config.sharing, config.model.name, rng, size)
         engine = partial(self._memory.join, identity.peer_id)
         return self._node(exchange, identity, self._topic, engine, lambda: self._now)
-
-    def _hostile(self, number: int, poisons: bool, config: NodeConfig, *, whole: bool) -> HostilePeer:
-        return HostilePeer(
-            self._identity(number).peer_id,
-            CurriculumTasks(self.curriculum),
-            self._join(number, config, whole=whole),
-            self.nodes[0].completions,
-            poisons,
-            random.Random(f"{self._seed} {number} hostile"),
-        )
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node. Returns its line of the results, with lists by node."""

@@ -122,8 +122,7 @@ class Results:
                     " experiment again."
                 )
             versions = msgspec.convert(document["versions"], dict[str, str])
-            experiment = Experiment.model_validate_json(json.dumps(document["experiment"]))
-            return cls(folder, experiment, versions)
+            return cls(folder, Experiment.model_validate_json(json.dumps(document["experiment"])), versions)
         except FileNotFoundError:
             raise BadResults(
                 f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them."

@@ -88,8 +88,7 @@ class RunsProgress:
         """Return the seconds left; None until enough rounds were played for an estimate."""
         if self._begun is None or self._played < self.rounds // 20 + 2:
             return None
-        left = self.total * self.rounds * (1 - self.share)
-        return left * (self.clock() - self._begun) / self._played
+        return self.total * self.rounds * (1 - self.share) * (self.clock() - self._begun) / self._played
 
     def sentence(self) -> str:
         left = self.seconds_left

@@ -134,6 +134,7 @@ def card(origin: Origin, figures: Figures) -> str:
     rounding = [f"- {lost}"] if (lost := loss_of(origin)) else []
     linked = f"[{origin.base}](https://huggingface.co/{origin.base})" if origin.repository else f"`{name}`"
     share = "none" if figures.external_share is None else f"{100 * figures.external_share:.0f} %"
+    took = f"{figures.hours:.1f} hours" if figures.hours >= 1 else f"{60 * figures.hours:.1f} minutes"
     text = [
         f"# {name}, trained with swarmd",
         "",
@@ -156,7 +157,7 @@ def card(origin: Origin, figures: Figures) -> str:
         f"- Trained: {method}{merged}; {origin.dtype}",
         *rounding,
         (
-            f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens"
+            f"- Rounds: {figures.rounds:,}, {took}; {figures.tokens_generated:,} tokens"
             f" generated, {figures.tokens_trained:,} trained on"
         ),
         f"- Share of other nodes' rollouts in the training: {share}",
@@ -227,10 +228,6 @@ def loss_of(origin: Origin) -> str | None:
 
 def _three(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f}"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
 
 
 # The files of a checkpoint that an export needs.

@@ -88,11 +88,6 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
     )
 
 
-def for_generator(config: NodeConfig) -> NodeConfig:
-    """Return the configuration of a process that never trains; it keeps no copy of the initial weights."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"kl_every": 0})})
-
-
 @dataclass
 class LagMeter:
     """Measures the age, in updates, of the weights that generated a batch's local tokens."""
@@ -171,11 +166,12 @@ def open_workers(
             begin = Begin(config.model_dump_json(), seed, str(folder), sharing(config, place))
             return WorkerProcess(module, begin, environment(config.model, place))
 
+        # Generators never train, so they keep no copy of the initial weights.
+        answering = settled.model_copy(update={"train": settled.train.model_copy(update={"kl_every": 0})})
+
         def start_generator(number: int) -> WorkerProcess:
             drawn = random.Random(f"{seed} generator {number} {policy.version}").getrandbits(62)
-            return start(
-                "swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number
-            )
+            return start("swarmd.policy.parallel.generator", answering, drawn, workers.trainers + number)
 
         trainers = None
         if workers.trainers > 1:

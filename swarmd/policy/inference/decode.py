@@ -39,8 +39,7 @@ class Sampling:
 
     def room(self, i: int, prompt: Sequence[int]) -> int:
         """Return the most new tokens of a sample for prompt number i; 0 if the prompt fills the context."""
-        limit = self.limits[i] if self.limits else self.limit
-        return max(0, min(limit, self.context - len(prompt)))
+        return max(0, min(self.limits[i] if self.limits else self.limit, self.context - len(prompt)))
 
 
 @dataclass(frozen=True, slots=True)

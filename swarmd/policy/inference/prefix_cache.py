@@ -266,8 +266,7 @@ class SharedPrefix:
 
     def _memory(self, *shape: int) -> Tensor:
         # With fixed shapes, steps also read unwritten tokens, so these must be 0; see `store`.
-        make = torch.zeros if self._fixed else torch.empty
-        return make(shape, dtype=self._stored, device=self._device)
+        return (torch.zeros if self._fixed else torch.empty)(shape, dtype=self._stored, device=self._device)
 
     def _kept(self, buffer: Tensor, slots: Tensor) -> Tensor:
         kept = self._memory(len(slots), *buffer.shape[1:])
