@@ -19,8 +19,8 @@ from swarmd.types import Scored, Task
 MEDIANS: Final = 4
 # Tokens for the form around an answer, whose characters are one token each at most.
 FORM_TOKENS: Final = 32
-# Answers in the asked form that are remembered for each specialty.
-KEPT: Final = 64
+# Answers in the asked form that are remembered for each specialty, and how many make its median known.
+KEPT, ENOUGH = 64, 8
 
 
 @dataclass
@@ -29,9 +29,9 @@ class AnswerLimits:
 
     The limit is MEDIANS times the median length of the latest answers in the asked form, right or wrong, of
     the question's specialty. So answers may grow longer by training, and the limit grows with them. In a
-    specialty without such answers those of all specialties count, if the right answer is known: the limit
-    always leaves room for it. Without any such answer, or if the limit is not adaptive, it is the configured
-    one.
+    specialty with fewer than ENOUGH such answers those of all specialties count, if the right answer is
+    known: the limit always leaves room for it. Without any such answer, or if the limit is not adaptive, it
+    is the configured one.
     """
 
     adaptive: bool = False
@@ -48,7 +48,9 @@ class AnswerLimits:
     def _limit(self, task: Task, all_lengths: Sequence[int]) -> int:
         # Logic tasks have several right answers, and one of them as an example.
         right = task.entry.get("answer") or task.entry.get("metadata", {}).get("example_answer") or ""
-        lengths = self.lengths.get(task.ref.specialty) or (all_lengths if right else ())
+        lengths: Sequence[int] = self.lengths.get(task.ref.specialty, ())
+        if right and len(lengths) < ENOUGH:
+            lengths = all_lengths
         return max(MEDIANS * median_high(lengths), FORM_TOKENS + len(str(right))) if lengths else 0
 
     def saw(self, local: Iterable[Scored], curriculum: Curriculum) -> None:

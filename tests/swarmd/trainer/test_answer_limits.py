@@ -12,7 +12,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import LADDER_9, TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.trainer.answer_limits import FORM_TOKENS, KEPT, MEDIANS, AnswerLimits
+from swarmd.trainer.answer_limits import ENOUGH, FORM_TOKENS, KEPT, MEDIANS, AnswerLimits
 from swarmd.trainer.node import build, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
@@ -52,7 +52,10 @@ def test_a_specialty_without_answers_takes_the_limit_of_all_and_has_room_for_the
     assert limits.of([matrix, short, logic]) == [0, 0, 0]
     limits.saw([scored(BF, (FORM, 10)), scored(MATRIX, (PROSE, 256))], TINY_9)
     assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 10, FORM_TOKENS + 60]
-    limits.saw([scored(MATRIX, (FORM, 9))], TINY_9)
+    # One answer does not tell how long answers are; eight do.
+    limits.saw([scored(MATRIX, (FORM, 200)), scored(BF, (FORM, 10), (FORM, 10))], TINY_9)
+    assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 10, FORM_TOKENS + 60]
+    limits.saw([scored(MATRIX, *[(FORM, 9)] * (ENOUGH - 1))], TINY_9)
     assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 9, FORM_TOKENS + 60]
 
 
