@@ -87,7 +87,9 @@ def test_every_cause_of_hearing_nobody_ends_when_its_remedy_is_followed() -> Non
     assert sorted(found) == rows, "each row has one state here"  # type: ignore[type-var]
 
 
-SEEN = learning.Lately(rounds=2, trained=0, skipped=0, made=16, cut=0, in_form=16, tokens=64, rewards=3.0)
+SEEN = learning.Lately(
+    rounds=2, trained=0, skipped=0, made=16, cut=0, in_form=16, limit=0, tokens=64, rewards=3.0
+)
 TAUGHT_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"skipped": 2}, {"skipped": 0}),  # a lower rate
     (
