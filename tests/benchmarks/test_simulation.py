@@ -164,5 +164,11 @@ def test_an_unknown_commit_is_refused() -> None:
 
 
 @pytest.mark.slow
+def test_a_side_that_fails_says_why() -> None:
+    with pytest.raises(NotComparable, match=r"fail on this tree: .*invalid choice"):
+        compare("HEAD", ["--scenario", "none"])
+
+
+@pytest.mark.slow
 def test_a_tree_does_not_differ_from_its_own_commit() -> None:
     assert "any difference: 8 nodes." in compare("HEAD", ["--scenario", "8 nodes", "--seeds", "1"])

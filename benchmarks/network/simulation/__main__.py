@@ -4,7 +4,7 @@
     python -m benchmarks.network.simulation --compare main
 
 --compare plays them on this tree and on another commit, and prints the differences as markdown. docs/p2p.md
-names what is modelled.
+has figures.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Plays the scenarios on two commits and prints their figures side by side.
 
 The other commit is checked out in a temporary git worktree, and *this* simulation is copied into it, so both
-sides play the same scenarios. Each side is a process of its own that imports swarmd and p2p from its tree.
+sides play the same scenarios. Each side is a separate process, which imports swarmd and p2p from its tree.
 """
 
 import json
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = Path("benchmarks", "network", "simulation")
 # A difference is marked if it exceeds the range over the seeds, and this share of the larger figure.
 MARKED = 0.05
+ERRORS = ".errors"  # the suffix of a side's file of errors
 
 Runs = Mapping[str, Sequence[Figures]]  # by scenario, one of each seed
 
@@ -42,10 +43,10 @@ def compare(base: str, options: Sequence[str]) -> str:
         started = [_start(root, options, file) for root, file in zip((tree, ROOT), files, strict=True)]
         codes = [process.wait() for process in started]
         if codes[1]:
-            raise NotComparable("the scenarios fail on this tree; the message is above")
+            raise NotComparable(f"the scenarios fail on this tree: {_last_line(files[1])}")
         if codes[0]:
             raise NotComparable(
-                f"{base} cannot be played; the message is above. This simulation drives"
+                f"{base} cannot be played: {_last_line(files[0])}. This simulation drives"
                 " swarmd.exchange.exchange.Exchange by swarmd.exchange.events, so only commits that have both"
                 " as they are now can be compared"
             )
@@ -94,7 +95,7 @@ def _cell(name: str, before: Sequence[Figures], after: Sequence[Figures]) -> str
 
 @contextmanager
 def _worktree(base: str) -> Iterator[Path]:
-    """Check out a commit, with this simulation in place of its own."""
+    """Check out a commit and replace its simulation by this one."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "base")
         if _git("worktree", "add", "--quiet", "--detach", str(tree), base).returncode:
@@ -113,8 +114,13 @@ def _start(tree: Path, options: Sequence[str], file: Path) -> subprocess.Popen[b
     command = [sys.executable, "-m", ".".join(HERE.parts), "--json", *options]
     # Sets of texts have the same order on both sides.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
-    with file.open("wb") as out:
-        return subprocess.Popen(command, cwd=tree, env=environment, stdout=out)
+    with file.open("wb") as out, file.with_suffix(ERRORS).open("wb") as errors:
+        return subprocess.Popen(command, cwd=tree, env=environment, stdout=out, stderr=errors)
+
+
+def _last_line(file: Path) -> str:
+    """Return the last line of a side's errors."""
+    return file.with_suffix(ERRORS).read_text().strip().rpartition("\n")[2]
 
 
 def _read(file: Path) -> Runs:

@@ -70,7 +70,7 @@ _TEXT = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz0123456789 "
 class Ears(Heard):
     """One memory of heard offers for all nodes of a large swarm, as all hear the same.
 
-    heard: the shared memory. tries: whether this node's fetches count; those of one node do.
+    heard: the shared memory. tries: whether this node's fetches count. Only one node's do.
     """
 
     def __init__(self, heard: Heard, *, tries: bool) -> None:

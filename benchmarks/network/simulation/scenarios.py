@@ -1,4 +1,4 @@
-"""The fixed scenarios of the simulation. A change here changes the figures of every commit alike."""
+"""The fixed scenarios of the simulation. A change here changes the figures of every commit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
