@@ -35,6 +35,8 @@ from tests.swarm.waiting import until
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 EXPERIMENT, TRL = TUTORIALS / "experiment.md", TUTORIALS / "trl.md"
+# Seconds from the begin of a round to the next: nodes that wait for a command take little CPU.
+PACE = "3"
 # A span of code that begins so is a command.
 PROGRAMS = r"(?:swarmd|swarmd-judge|uv|git) |packaging/|scripts/|\.venv/"
 INVITED = "swarmd join 'swarm:main,…'"
@@ -174,7 +176,7 @@ class Person:
             "SWARMD_STATE_DIR": str(self.state),
             "SWARMD_SWARM_LISTEN": "/ip4/127.0.0.1/tcp/0",
             "SWARMD_SWARM_MDNS": "off",
-            "SWARMD_ROUND_PACE": "1",
+            "SWARMD_ROUND_PACE": PACE,
             **checkpoints(every=0),
             **variables,
         }
@@ -214,7 +216,7 @@ def test_two_friends_and_a_judge(tmp_path: Path) -> None:
     run = iter(RUN["swarm"])
     with ExitStack() as stack:
         you = Person(stack, tmp_path / "you", SWARMD_JUDGE_PORT=str(port))
-        friend = Person(stack, tmp_path / "friend", SWARMD_ROUND_PACE="3")
+        friend = Person(stack, tmp_path / "friend")
         node = you.starts(next(run))
         until(you.state, lambda status: bool(status["addresses"]), node)
         invitation = you.types(invite := next(run)).split()[0]
@@ -255,7 +257,7 @@ def test_an_experiment_in_ten_lines(tmp_path: Path) -> None:
         person = Person(stack, tmp_path / "person")
         (person.folder / "share.toml").write_text(experiment, encoding="utf-8")
         (command,) = RUN["experiment"]
-        table = person.types(command)
+        table = person.types(command, more=" --rounds 2")
         assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| 8/0", "| 4/4"]
         assert (person.folder / "trial" / "report.html").exists()
 

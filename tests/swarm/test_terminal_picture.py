@@ -1,5 +1,6 @@
 """`scripts/terminal-picture`: a short real run becomes an SVG."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ def words(picture: Path) -> str:
 def test_a_short_run_becomes_a_picture_with_its_words(tmp_path: Path) -> None:
     picture = tmp_path / "join.svg"
     command = [sys.executable, ROOT / "scripts" / "terminal-picture", picture, "--rounds", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * TIMEOUT_S)
+    slowly = os.environ | {"SWARMD_ROUND_PACE": "3", "SWARMD_SWARM_MDNS": "off"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * TIMEOUT_S, env=slowly)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{picture}: {picture.stat().st_size / 1000:.0f} kB\n"
     shown = words(picture)
