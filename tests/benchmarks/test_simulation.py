@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.network.simulation import network
 from benchmarks.network.simulation.comparison import NotComparable, compare, table
 from benchmarks.network.simulation.network import (
     DIAL_TIMEOUT_S,
@@ -45,15 +46,18 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_each_scenario_keeps_the_laws(name: str) -> None:
+def test_each_scenario_keeps_the_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With fewer connections most offers arrive through a node that is not their author.
+    monkeypatch.setattr(network, "DIALLED", 2)
     swarm = Swarm(small(name), seed=0)
+    started = swarm.tally
     swarm.play(80.0)
     swarm.tally = tally = Tally()
     swarm.play(60.0)
-    assert tally.wrong == 0, "no peer is blamed for another peer's fault"
-    assert tally.hostile == 0, "nothing of a hostile author is delivered"
+    assert started.wrong == tally.wrong == 0, "no peer is blamed for another peer's fault"
+    assert started.hostile == tally.hostile == 0, "nothing of a hostile author is delivered"
     assert tally.rounds > 0
-    assert tally.full >= 0.9 * tally.rounds, "honest nodes fill their places"
+    assert tally.places >= 0.9 * 4 * tally.rounds, "honest nodes fill their J = 4 places"
     for node in list(swarm.nodes.values()):
         node.here = node.id not in swarm.hostile
     for honest in swarm.honest:
@@ -86,11 +90,11 @@ class Recorder(Node):
     answers: list[tuple[float, Answered]]
 
 
-def node(network: Network, number: int, address: str = "there", places: int = 1) -> Recorder:
+def node(net: Network, number: int, address: str = "there", places: int = 1) -> Recorder:
     link = Link(latency=0.1, upload=1900.0, host="11.0.0.1", address=address, places=places)
-    recorder = Recorder(network, Identity(number.to_bytes(32)), link)
+    recorder = Recorder(net, Identity(number.to_bytes(32)), link)
     recorder.answers = []
-    network.join(recorder)
+    net.join(recorder)
     return recorder
 
 
@@ -99,13 +103,13 @@ def ask(number: int, holder: Node, at: str = "there", limit: int = 1000) -> Ask:
 
 
 def test_an_answer_takes_the_dial_two_ways_and_its_bytes() -> None:
-    network = Network(Scenario(""), seed=0)
-    holder, asker = node(network, 1), node(network, 2)
+    net = Network(Scenario(""), seed=0)
+    holder, asker = node(net, 1), node(net, 2)
     holder.connected.clear()
     asker.connected.clear()
-    network.ask(asker, ask(1, holder))
-    network.ask(asker, ask(2, holder))
-    network.play(60.0)
+    net.ask(asker, ask(1, holder))
+    net.ask(asker, ask(2, holder))
+    net.play(60.0)
     # The dial takes two round trips of 0.4 s, and each blob fills the upload link for a second.
     assert [at for at, _ in asker.answers] == pytest.approx([2.2, 3.2])
     assert [len(event.reply or b"") for _, event in asker.answers] == [1000, 1000]
@@ -113,33 +117,33 @@ def test_an_answer_takes_the_dial_two_ways_and_its_bytes() -> None:
 
 @pytest.mark.parametrize("case", ["no address", "has left", "too large"])
 def test_a_question_fails(case: str) -> None:
-    network = Network(Scenario(""), seed=0)
-    holder, asker = node(network, 1), node(network, 2)
+    net = Network(Scenario(""), seed=0)
+    holder, asker = node(net, 1), node(net, 2)
     holder.connected.clear()
     asker.connected.clear()
     if case == "has left":
-        network.leave(holder)
-    network.ask(
+        net.leave(holder)
+    net.ask(
         asker, ask(1, holder, "" if case == "no address" else "there", 999 if case == "too large" else 1000)
     )
-    network.play(60.0)
+    net.play(60.0)
     ((at, event),) = asker.answers
     assert event == Answered(1, None)
     assert case != "has left" or at == DIAL_TIMEOUT_S
 
 
 def test_a_full_node_refuses_further_dials_until_a_place_is_free() -> None:
-    network = Network(Scenario(""), seed=0)
-    holder, *askers = (node(network, number) for number in range(1, 4))
+    net = Network(Scenario(""), seed=0)
+    holder, *askers = (node(net, number) for number in range(1, 4))
     for each in (holder, *askers):
         each.connected.clear()
     for asker in askers:
-        network.ask(asker, ask(1, holder))
-    network.play(60.0)
+        net.ask(asker, ask(1, holder))
+    net.play(60.0)
     assert [event.reply is None for asker in askers for _, event in asker.answers] == [False, True]
-    assert network.tally.refused == 1
-    network.ask(askers[1], ask(2, holder))
-    network.play(60.0)
+    assert net.tally.refused == 1
+    net.ask(askers[1], ask(2, holder))
+    net.play(60.0)
     assert askers[1].answers[-1][1].reply is not None
 
 
