@@ -54,7 +54,7 @@ def root(
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise JudgeError("the folder you are in was removed; change to another one") from None
+        raise JudgeError("the folder you are in was removed. Change to another one.") from None
 
 
 DEFAULTS = JudgeSettings()
@@ -184,8 +184,8 @@ def serve(
         invited = CURRICULA.get(read_invitation(settings.invitation).curriculum)
         if invited and invited.questions != find_curriculum(settings.curriculum).questions:
             raise JudgeError(
-                f"the invitation is to a swarm of {invited.name}, and this judge asks other questions; set"
-                f" curriculum = {invited.name!r}, or show another invitation"
+                f"the invitation is to a swarm of {invited.name}, and this judge asks other questions. Set"
+                f" curriculum = {invited.name!r}, or show another invitation."
             )
     from judge.logs import set_up_logging
 

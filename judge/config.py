@@ -203,7 +203,7 @@ def write_example(folder: Path, invitation: str = "") -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         durable.create(file, text.encode(), 0o666)
     except FileExistsError:
-        raise JudgeError(f"{file} exists already and was left as it is; name another folder") from None
+        raise JudgeError(f"{file} exists already and was left as it is. Name another folder.") from None
     except OSError as error:
-        raise JudgeError(f"cannot write {file}: {error.strerror}; name another folder") from None
+        raise JudgeError(f"cannot write {file}: {error.strerror}. Name another folder.") from None
     return file

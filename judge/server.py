@@ -89,8 +89,8 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
             # Raised only while the judge starts; later a failure becomes a refusal to the peer.
             why = getattr(error, "orig", None) or error
             raise DatabaseUnusable(
-                f"the judge cannot start, as its database fails: {why}; free some space,"
-                " restore a backup, or see its server"
+                f"the judge cannot start, as its database fails: {why}. Free some space,"
+                " restore a backup, or see its server."
             ) from None
 
 
@@ -141,7 +141,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         # Includes socket.gaierror.
         raise JudgeError(
-            f"{host} is not an address of this machine: {error.strerror}; give another one with --host"
+            f"{host} is not an address of this machine: {error.strerror}. Give another one with --host."
         ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -149,8 +149,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise JudgeError(
-            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free"
-            " one) or --host"
+            f"cannot listen on {host} port {port}: {error.strerror}. Give another --port (0 takes any free"
+            " one) or --host."
         ) from None
     return listener
 

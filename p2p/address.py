@@ -54,7 +54,7 @@ def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:
     try:
         return _bootstrap(text)
     except ValueError as error:
-        raise BadAddress(f"{text!r} is not a bootstrap address: {error}; one looks like {EXAMPLE}") from None
+        raise BadAddress(f"{text!r} is not a bootstrap address: {error}. Write it like {EXAMPLE}") from None
 
 
 def parse_listen(text: str) -> Endpoint:
@@ -67,7 +67,7 @@ def parse_listen(text: str) -> Endpoint:
         return _listen(text)
     except ValueError as error:
         raise BadAddress(
-            f"{text!r} is not a listen address: {error}; one looks like /ip4/0.0.0.0/tcp/4001"
+            f"{text!r} is not a listen address: {error}. Write it like /ip4/0.0.0.0/tcp/4001"
         ) from None
 
 

@@ -75,29 +75,29 @@ class Identity:
                 content = file.read(2 * (len(_PRIVATE_HEADER) + KEY_BYTES))
         except FileNotFoundError:
             raise NoKeyFile(
-                f"no key file at {path}: run `swarmd join` to make one, or copy your backup there"
+                f"no key file at {path}. Run `swarmd join` to make one, or copy your backup there."
             ) from None
         except OSError as error:
             raise KeyFileUnusable(
-                f"cannot read the key file {path}: {error.strerror}; check who owns it and its folder"
+                f"cannot read the key file {path}: {error.strerror}. Check who owns it and its folder."
             ) from None
         if status.st_mode & 0o077:
             remedy = (
-                f"run `chmod 600 {quote(str(path))}`"
+                f"Run `chmod 600 {quote(str(path))}`"
                 if durable.keeps_modes(path.parent)
-                else "its file system has no permissions, so move its folder to another file system"
+                else "Its file system has no permissions, so move its folder to another file system"
             )
             raise KeyFileUnusable(
-                f"other users of this machine can read the key file {path} (mode {status.st_mode & 0o777:o});"
-                f" {remedy}, and if someone may have read it, move it away and start"
-                " with a new key"
+                f"other users of this machine can read the key file {path} (mode {status.st_mode & 0o777:o})."
+                f" {remedy}. If someone may have read the key, move the file away and start"
+                " with a new key."
             )
         seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + KEY_BYTES]
         if len(seed) == KEY_BYTES and content == (identity := cls(seed)).private_file:
             return identity
         raise KeyFileUnusable(
-            f"the key file {path} is damaged and was left as it is; restore it from a backup, "
-            "or move it away to start with a new key and a new peer id"
+            f"the key file {path} is damaged and was left as it is. Restore it from a backup, "
+            "or move it away to start with a new key and a new peer id."
         )
 
     @classmethod
@@ -125,7 +125,7 @@ class Identity:
             return
         except OSError as error:
             raise KeyFileUnusable(
-                f"cannot write the key file {path}: {error.strerror}; check its folder and the free space"
+                f"cannot write the key file {path}: {error.strerror}. Check its folder and the free space."
             ) from None
 
 

@@ -20,8 +20,8 @@ class NumberFile:
             durable.replace(self._path, b"%d\n" % value, synced=synced)
         except OSError as error:
             raise StateUnwritable(
-                f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the free"
-                " space"
+                f"cannot write {self._path}: {error.strerror}. Check the folder's permissions and the free"
+                " space."
             ) from None
         self.value = value
 

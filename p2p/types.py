@@ -75,9 +75,9 @@ _BLAMELESS = frozenset(
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
     Reason.STALE: "a peer's clock or yours is wrong, or this machine slept: set your clock by NTP",
-    Reason.OVER_QUOTA: "a peer sends more than a node needs; the rest is dropped",
-    Reason.FLOODING: "such peers are banned for a while, each time for longer",
-    Reason.SHUNNED: "its frames are accepted again after a while without offences",
+    Reason.OVER_QUOTA: "nothing to do: a peer sends more than a node needs, and the rest is dropped",
+    Reason.FLOODING: "nothing to do: such peers are banned for a while, each time for longer",
+    Reason.SHUNNED: "wait: a peer's frames are accepted again after a while without offences",
     Reason.UNKNOWN_KIND: "update swarmd if most peers run a later version",
     Reason.OWN_ECHO: "if there are many, another node may use a copy of your key: give each node its own key",
 }

@@ -67,12 +67,12 @@ def database_url(database: Path | str) -> URL:
         url = make_url(text)
     except ArgumentError:
         raise DatabaseUnusable(
-            "--database is malformed; give a file, or postgresql://user@host/name"
+            "--database is malformed. Give a file, or postgresql://user@host/name."
         ) from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     raise DatabaseUnusable(
-        f"{shown(url)} is not a supported database; give a file, or postgresql://user@host/name"
+        f"{shown(url)} is not a supported database. Give a file, or postgresql://user@host/name."
     )
 
 
@@ -97,7 +97,7 @@ class Database:
         self.name = shown(url)
         self._folder = Path(str(url.database)).parent if url.get_backend_name() == "sqlite" else None
         if not alone and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
-            raise DatabaseUnusable(f"there is no database {self.name}; give it with --database")
+            raise DatabaseUnusable(f"there is no database {self.name}. Give it with --database.")
         self._lock = (
             _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
         )
@@ -157,7 +157,7 @@ def _lock_file(path: Path) -> TextIO:
         lock = path.with_name(path.name + ".lock").open("w")
     except OSError as error:
         raise DatabaseUnusable(
-            f"cannot write the database {path}: {error.strerror}; give another file with --database"
+            f"cannot write the database {path}: {error.strerror}. Give another file with --database."
         ) from None
     try:
         # The kernel releases the lock, however this process ends.
@@ -165,7 +165,7 @@ def _lock_file(path: Path) -> TextIO:
     except OSError:
         lock.close()
         raise DatabaseInUse(
-            f"another judge is using {path}; stop it, or give this one another file with --database"
+            f"another judge is using {path}. Stop it, or give this one another file with --database."
         ) from None
     return lock
 
@@ -180,7 +180,7 @@ def _keep_others_out(connection: Any, url: URL) -> None:
         if error.sqlstate != "55P03":  # lock_not_available
             raise
         raise DatabaseInUse(
-            f"another judge is using {shown(url)}; stop it, or give this one another --database"
+            f"another judge is using {shown(url)}. Stop it, or give this one another --database."
         ) from None
     connection.execute("RESET lock_timeout")
 
@@ -196,8 +196,8 @@ def _refuse_to_be_lent(connection: Any, url: URL) -> None:
     with type(connection).connect(said.dsn, password=said.password) as other:
         if other.execute(_PROCESS).fetchone() == process:
             raise DatabaseUnusable(
-                f"{shown(url)} is a pooler in transaction mode, which cannot lock out a second judge; give"
-                " the address of PostgreSQL itself, or of the pooler's session mode, with --database"
+                f"{shown(url)} is a pooler in transaction mode, which cannot lock out a second judge. Give"
+                " the address of PostgreSQL itself, or of the pooler's session mode, with --database."
             )
 
 
@@ -247,8 +247,8 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
             connection.autocommit = True
             if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", "SQL_ASCII"):
                 raise DatabaseUnusable(
-                    f"{shown(url)} has the encoding {encoding}, which cannot hold every name; make a database"
-                    " with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and give it with --database"
+                    f"{shown(url)} has the encoding {encoding}, which cannot hold every name. Make a database"
+                    " with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and give it with --database."
                 )
             connection.execute("SET synchronous_commit = on")
             # Timeouts on the server, which release the lock of a judge whose machine is lost.
@@ -274,10 +274,10 @@ def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
     if version is not None:
         raise DatabaseUnusable(
             f"{name} was written by another version of the judge (schema {version}, this one knows"
-            f" {SCHEMA_VERSION}); run that version, or give another one with --database"
+            f" {SCHEMA_VERSION}). Run that version, or give another one with --database."
         )
     if not may_make:
-        raise DatabaseUnusable(f"{name} is not yet a judge's database; `swarmd-judge serve` makes it one")
+        raise DatabaseUnusable(f"{name} is not yet a judge's database. `swarmd-judge serve` makes it one.")
     metadata.create_all(connection, checkfirst=False)
     _VERSION.create(connection)
     connection.execute(insert(_VERSION).values(version_num=SCHEMA_VERSION))

@@ -38,19 +38,19 @@ def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, wh
         public_key_of(peer)
     except ValueError:
         raise JudgeError(
-            f"{peer!r} is no peer id; copy it from the page of the peer: 52 letters that begin with 12D3KooW"
+            f"{peer!r} is no peer id. Copy it from the page of the peer: 52 letters that begin with 12D3KooW."
         ) from None
     try:
         with closing(Database(database, alone=False, writes=True)) as opened, opened.begin() as db:
             stands = db.scalar(select(table.c.act).where(table.c.peer == peer, _newest)) or "undo"
             if stands == act:
                 said = "is neither hidden nor banned" if act == "undo" else f"has this already: {act}"
-                raise JudgeError(f"the peer {said}; see `swarmd-judge moderate log`")
+                raise JudgeError(f"the peer {said}. See `swarmd-judge moderate log`.")
             number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
             db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise DatabaseUnusable(
-            f"nothing was done: {getattr(error, 'orig', None) or error}; free some space, or try it again"
+            f"nothing was done: {getattr(error, 'orig', None) or error}. Free some space, or try it again."
         ) from None
 
 

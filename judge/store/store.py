@@ -135,8 +135,8 @@ class Store:
                 db.execute(insert(about).values(name="curriculum", value=curriculum))
             elif held != curriculum:
                 raise DatabaseUnusable(
-                    f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}; "
-                    "start it with the same --curriculum, or give another one with --database"
+                    f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}. "
+                    "Start it with the same --curriculum, or give another one with --database."
                 )
             # Questions that were open at the last stop can no longer be answered, which is not the peers'
             # fault.

@@ -33,8 +33,8 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:
         raise EngineMissing(
-            f'unknown p2p engine {name!r}; known are {", ".join(points)}. Set swarm.engine to "libp2p",'
-            ' or install its package (for "hivemind": swarmd-engine-hivemind)'
+            f'unknown p2p engine {name!r} (known: {", ".join(points)}). Set swarm.engine to "libp2p",'
+            ' or install its package (for "hivemind": swarmd-engine-hivemind).'
         )
     try:
         loaded: Callable[..., P2pEngine] = points[name].load()

@@ -127,8 +127,8 @@ def _bound(endpoint: Endpoint, first: Sequence[int], *, needed: bool) -> socket.
             return None
         if error.errno == errno.EADDRINUSE:
             raise CannotListen(
-                f"another program is using port {endpoint.port} ({endpoint}); stop it, or change"
-                " swarm.listen: port 0 takes any free port"
+                f"another program is using port {endpoint.port} ({endpoint}). Stop it, or change"
+                " swarm.listen: port 0 takes any free port."
             ) from None
         kind = AddressMissing if error.errno == errno.EADDRNOTAVAIL else CannotListen
         raise kind(

@@ -86,8 +86,8 @@ def verify(
                 found = reader.outcome(url, what)
             except reader.NothingThere:
                 raise ConfigError(
-                    f"the judge at {url} has no evaluation and no upload of this id;"
-                    " check the id, and --judge."
+                    f"the judge at {url} has no evaluation and no upload of this id."
+                    " Check the id, and --judge."
                 ) from None
             _tell(found, as_json)
         return
@@ -98,7 +98,8 @@ def verify(
         )
     if not upload:
         raise ConfigError(
-            "give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload."
+            "nothing to verify. Give --upload to have weights evaluated, or the id of an evaluation or"
+            " upload."
         )
     found = _uploaded(node, folder, _weights(node, folder, what, answers), wait=wait, quiet=as_json)
     if found.state == "done":

@@ -79,10 +79,12 @@ def run(
     from swarmd.policy.models import preflight
 
     if (engine, executor) == ("torch", "ray"):
-        raise typer.BadParameter("torch does not work with --executor ray", param_hint="--engine")
+        raise typer.BadParameter(
+            "torch does not work with --executor ray. Leave one of them out.", param_hint="--engine"
+        )
     if jobs and executor == "ray":
         raise typer.BadParameter(
-            "not with --executor ray: the cluster plays a run on each core",
+            "--executor ray plays a run on each core. Leave --jobs out.",
             param_hint="--jobs",
         )
     if executor == "ray" and find_spec("ray") is None:
@@ -90,7 +92,9 @@ def run(
     if find_spec("matplotlib") is None:
         tell(f"The report will have no figures: matplotlib is missing. Run `{command_for('research')}`.")
     if judge and (engine, executor) != ("memory", "local"):
-        raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
+        raise typer.BadParameter(
+            "it needs --engine memory and --executor local. Leave the other values out.", param_hint="--judge"
+        )
     read = read_experiment(_file(experiment))
     wanted = read.model_copy(update={"seeds": seeds or read.seeds, "rounds": rounds or read.rounds})
     wanted = wanted.with_model(model) if model else wanted

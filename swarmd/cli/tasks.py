@@ -80,7 +80,7 @@ def show(
         if (task := tasks.task(TaskRef(specialty, n))) is None:
             raise ConfigError(
                 f"{found.name} has no task {specialty} {n}:"
-                f" {'; '.join(maker.faults) or 'it would take too long to make'}"
+                f" {'; '.join(maker.faults) or 'it would take too long to make'}. Choose another number."
             )
         right = solution(tasks, task) if isinstance(tasks, CurriculumTasks) else tasks.solution(task.ref)
     document = {
@@ -151,8 +151,8 @@ def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":
 
     found = find_curriculum(curriculum)
     if specialty not in found.specialties:
-        hint = nearest(specialty, found.specialties) or f"; it has {', '.join(found.specialties)}"
-        raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint}")
+        choice = nearest(specialty, found.specialties) or f". Choose one of {', '.join(found.specialties)}."
+        raise ConfigError(f"{curriculum} has no specialty {specialty!r}{choice}")
     if not 0 <= n < HELD_OUT_END:
-        raise ConfigError(f"{n} is not a question's number: give 0 to {HELD_OUT_END - 1:,}")
+        raise ConfigError(f"{n} is not a question's number. Give 0 to {HELD_OUT_END - 1:,}.")
     return found

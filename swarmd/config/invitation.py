@@ -88,7 +88,7 @@ def read_invitation(text: str) -> Invitation:
     text = re.sub(r"\Aswarm:(//)?", SCHEME, text, flags=re.IGNORECASE)
     if not text.startswith(SCHEME):
         raise ConfigError(
-            f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it"
+            f"{shown(text)} is not an invitation. Copy the line of `swarmd invite`: it begins with {SCHEME}"
         )
     if len(text) > MAX_CHARACTERS:
         raise _wrong(f"it has {len(text):,} characters (limit {MAX_CHARACTERS:,})")
@@ -171,4 +171,4 @@ def _check(text: str) -> str:
 
 
 def _wrong(what: str) -> ConfigError:
-    return ConfigError(f"the invitation cannot be used: {what}.")
+    return ConfigError(f"the invitation cannot be used: {what}. Copy it again, whole.")

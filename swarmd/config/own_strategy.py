@@ -62,5 +62,5 @@ def _its_mistakes(name: str) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"sharing.take: {name} is not a strategy: {type(error).__name__}: {error}. It defines"
-            " `weights(candidates, lead)`; see docs/experiments.md."
+            " `weights(candidates, lead)`. See docs/experiments.md."
         ) from error

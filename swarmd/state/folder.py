@@ -104,8 +104,8 @@ class StateFolder(contextlib.ExitStack):
         """Raise CannotRecord if the disk has no room for a small checkpoint, figures and logs."""
         if (free := shutil.disk_usage(self.path).free) < MIN_FREE_BYTES:
             raise CannotRecord(
-                f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs"
-                f" {MIN_FREE_BYTES / 1e6:.0f} MB at least, for its checkpoints, figures and logs. Free some"
+                f"{self.path}: the disk has {free / 1e6:,.0f} MB free, and a node needs"
+                f" {MIN_FREE_BYTES / 1e6:,.0f} MB at least, for its checkpoints, figures and logs. Free some"
                 " space, or choose another folder with --state-dir."
             )
 

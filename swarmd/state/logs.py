@@ -132,7 +132,7 @@ def lines_of(path: Path, count: int, *, follow: bool = False) -> Iterator[str]:
         path.open().close()
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}. A node writes it; name another state folder with --state-dir."
+            f"{path}: {error.strerror}. A node writes it. Name another state folder with --state-dir."
         ) from None
     process = subprocess.Popen(
         ["tail", "-n", str(count), *(["-F"] if follow else []), "--", path],  # noqa: S607

@@ -116,7 +116,7 @@ def each_round(path: Path, last: float = math.inf, tail: int | None = None) -> I
         return
     except OSError as error:
         raise CannotRecord(
-            f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
+            f"{path}: cannot be read: {error.strerror or error}. Move it away, or correct its permissions."
         ) from None
 
 

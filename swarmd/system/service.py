@@ -73,7 +73,8 @@ class UserService:
         self._require_manager()
         if (fault := self._call(self.stop)) and not self._call(self.active):
             raise Unreachable(
-                f"`{' '.join(self.stop)}` says: {fault}. The service still runs, and its file was kept."
+                f"`{' '.join(self.stop)}` says: {fault}. The service still runs, and its file was kept: stop"
+                " it by hand."
             )
         if self.is_current:
             self.file.unlink()

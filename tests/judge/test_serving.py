@@ -307,7 +307,7 @@ def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
             )
     with pytest.raises(
         DatabaseUnusable,
-        match="cannot start, as its database fails: database or disk is full; free some space",
+        match=r"cannot start, as its database fails: database or disk is full\. Free some space",
     ):
         serve(JudgeSettings(database, "tiny-9", port=0), lambda url: pytest.fail(url))
 
@@ -373,7 +373,7 @@ def test_a_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(starting, cwd=gone, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
-        "swarmd-judge: the folder you are in was removed; change to another one\n",
+        "swarmd-judge: the folder you are in was removed. Change to another one.\n",
     )
 
 

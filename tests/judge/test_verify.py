@@ -199,7 +199,7 @@ def test_a_verdict_on_an_upload_names_that_upload_and_is_signed() -> None:
         ]
         for lie in lies:
             pages[f"/v1/verified/{ID}"] = {**done, **lie}
-            with pytest.raises(SwarmdError, match="What the judge sent is not"):
+            with pytest.raises(SwarmdError, match="breaks the judge's protocol"):
                 outcome(url, ID)
         # The terminal would obey it.
         for odd in (

@@ -224,7 +224,7 @@ async def open_stack(
         async with host.run(listen_addrs=wanted):
             if len(host.get_transport_addrs()) < len(wanted):
                 raise CannotListen(
-                    f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen"
+                    f"cannot listen on all of {', '.join(map(str, listen))}. Change swarm.listen."
                 )
             dht = Dht(host, pubsub.meter.charge)
             async with running(pubsub), running(router):

@@ -74,7 +74,7 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda seen: not seen.made,
     ),
     (
-        "the questions fill the model's context of {context} tokens, so there is no room for answers",
+        "the questions fill the model's context of {context:,} tokens, so there is no room for answers",
         "choose a model with a longer context, or a shorter model.system_prompt or model.examples",
         lambda seen: not seen.tokens,
     ),

@@ -80,7 +80,7 @@ class PauseConditions:
             opening = next_opening(self._windows, local)
             yield PauseCause(
                 "hours",
-                "when.hours has no place for this hour",
+                "when.hours excludes this hour",
                 opening.timestamp(),
                 f"at {clock_words(opening, local)}",
                 OVERRIDE,

@@ -104,7 +104,7 @@ def judge_origin(url: str) -> str:
     try:
         return web_origin(url)
     except ValueError as error:
-        raise ConfigError(f"judge.url: {url!r} is not an address: {error}; give http://host:port") from None
+        raise ConfigError(f"judge.url: {url!r} is not an address: {error}. Give http://host:port.") from None
 
 
 def backoff_seconds(attempts: int, spread: float = 0.0) -> float:

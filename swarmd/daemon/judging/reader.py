@@ -92,7 +92,7 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     origin = judge_origin(url)
     status, body = ask("GET", origin, path, {})
     if status == 404:
-        raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for.")
+        raise NothingThere(f"The judge at {origin} has nothing at {path}. Check the address and the id.")
     if status != 200:
         moved = "Give the address that it redirects to"
         remedy = moved if 300 <= status < 400 else "Try later, or tell its operator"
@@ -101,7 +101,7 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
         return msgspec.json.decode(body, type=kind), json.loads(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise Unreachable(
-            f"What {origin} sent is no answer of a judge. Check that the address is a swarmd judge's."
+            f"The reply of {origin} is not from a judge. Check that the address is a swarmd judge's."
         ) from None
 
 
@@ -246,7 +246,7 @@ def _drawn(
 PIECE_BYTES = 64 * 1024
 # Seconds for each piece, and from the last piece to the whole response.
 PIECE_TIMEOUT_S = 30.0
-_LIED = "What the judge sent is not what the protocol says. Check its address, or tell its operator."
+_LIED = "The reply breaks the judge's protocol. Check the judge's address, or tell its operator."
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +345,7 @@ def outcome(url: str, verification: str) -> VerifiedOutcome:
     """
     found, _ = read(url, f"/v1/verified/{verification}", VerifiedOutcome)
     if found.verification != verification or (found.state == "done" and not _stands(found)):
-        raise SwarmdError(
-            f"the judge sent a receipt that is not of this result, or that it did not sign. {_LIED}"
-        )
+        raise SwarmdError(f"the receipt belongs to another result, or the judge did not sign it. {_LIED}")
     return found
 
 
@@ -368,7 +366,7 @@ def _decoded(body: bytes, kind: type[K]) -> K:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise SwarmdError(f"the judge sent something else than the protocol says. {_LIED}") from None
+        raise SwarmdError(f"the judge's reply is malformed. {_LIED}") from None
 
 
 def _refused(error: str, remedy: str) -> SwarmdError:

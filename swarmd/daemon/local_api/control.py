@@ -133,14 +133,14 @@ class _Request(msgspec.Struct):
 
 def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mapping[str, Any]]:
     if len(line) > MAX_REQUEST_BYTES:
-        raise SwarmdError(f"The request is over {MAX_REQUEST_BYTES} bytes. Send a smaller one.")
+        raise SwarmdError(f"The request is over {MAX_REQUEST_BYTES:,} bytes. Send a smaller one.")
     try:
         request = msgspec.json.decode(line, type=_Request)
     except (ValueError, RecursionError):
-        raise SwarmdError('A request is {"operation": name, "arguments": {...}}.') from None
+        raise SwarmdError('The request is malformed. Send {"operation": name, "arguments": {...}}.') from None
     if (handler := handlers.get(request.operation)) is None:
         raise SwarmdError(
-            f"This node knows no operation {request.operation[:40]!r}; it knows"
+            f"This node knows no operation {request.operation[:40]!r}. Use one of"
             f" {', '.join(sorted(handlers))}."
         )
     return handler, request.arguments
@@ -189,7 +189,7 @@ def _receive_line(connection: socket.socket) -> bytes:
         line = file.readline(MAX_REPLY_BYTES + 1)
     if len(line) > MAX_REPLY_BYTES:
         raise SwarmdError(
-            f"The node answers more than {MAX_REPLY_BYTES} bytes. It may be another version of swarmd:"
+            f"The node's answer is over {MAX_REPLY_BYTES:,} bytes. It may be another version of swarmd:"
             " restart it."
         )
     if not line.endswith(b"\n"):
@@ -205,7 +205,7 @@ def _result(state_dir: Path, line: bytes, kind: type[R]) -> R:
         error, exit_code = SwarmdError(reply["error"]), int(reply["exit_code"])
     except (ValueError, TypeError, KeyError):
         raise Unreachable(
-            f"{state_dir}: what answers there is not this version of swarmd. Restart the node."
+            f"{state_dir}: the running node is of another version of swarmd. Restart the node."
         ) from None
     error.exit_code = exit_code
     raise error
@@ -229,8 +229,8 @@ def _absent(state_dir: Path) -> NotRunning | Unreachable:
     if in_use(state_dir):
         return Unreachable(
             f"{state_dir}: the node is starting or stopping. Ask again in a moment. If it stays so, its"
-            f" socket was removed, as by what empties the temporary folder: `kill` and the number in"
-            f" {state_dir / LOCK_FILE} stop it."
+            f" socket was removed, as by a cleaner of temporary folders: stop it with `kill` and the number"
+            f" in {state_dir / LOCK_FILE}."
         )
     return NotRunning(
         f"No node is running in {state_dir}. Start one with `swarmd join`, or name another folder with"

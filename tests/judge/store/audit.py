@@ -110,5 +110,5 @@ def reading(database: Path | str) -> Iterator[Connection]:
                 yield connection
         except SQLAlchemyError as error:
             raise DatabaseUnusable(
-                f"{opened.name}: {getattr(error, 'orig', None) or error}; free some space, or look at its log"
+                f"{opened.name}: {getattr(error, 'orig', None) or error}. Free some space, or read its log."
             ) from None

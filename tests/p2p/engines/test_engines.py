@@ -469,9 +469,9 @@ def test_ports_are_the_same_by_ipv4_and_ipv6_if_both_are_free(monkeypatch: pytes
     ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""],
 )
 async def test_a_malformed_address_is_named(real: Any, text: str) -> None:
-    with pytest.raises(BadAddress, match="one looks like /ip4/"):
+    with pytest.raises(BadAddress, match="Write it like /ip4/"):
         member(real, 1, [text])
-    with pytest.raises(BadAddress, match="one looks like /ip4/"):
+    with pytest.raises(BadAddress, match="Write it like /ip4/"):
         member(real, 1, listen=[text + "x"])
 
 

@@ -85,7 +85,7 @@ def test_an_invitation_is_short_and_readable() -> None:
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "is not an invitation: one begins with swarm:"),
+        ("", "is not an invitation. Copy the line of `swarmd invite`: it begins with swarm:"),
         ("https://judge.example", "is not an invitation"),
         ("swarm:main", "its end is missing"),
         (write_invitation(WHOLE)[:-1], "changed or truncated"),
