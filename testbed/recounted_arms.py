@@ -63,7 +63,7 @@ class Recount:
 def recounted(db: Connection) -> Recount:
     """Recount from the stored evaluations.
 
-    Among peers that got somewhere at the same moment the order is unknown: two may have changed places.
+    The order of peers that reached a step at the same moment is unknown, so two may be swapped.
     """
     c = evaluations.c
     at = c.asked_at + func.coalesce(c.seconds, 0.0)

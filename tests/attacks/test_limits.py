@@ -48,21 +48,21 @@ from tests.p2p.engines.test_request_response import pair
 
 MIB = 1024 * 1024
 DOCUMENT = ROOT / "docs" / "admission.md"
-CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
-OFFER = 512  # bytes of one on the board, with what names it, rounded up
-OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of ours, with what is around it
-BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an RPC that is not whole
+CONNECTIONS = 160  # the most that a node has (`p2p.engines.libp2p.stack`)
+OFFER = 512  # bytes of an offer on the board with its keys, rounded up
+OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of our frames, with its envelope
+BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an incomplete RPC
 NAME = 100  # bytes of a message's id in a list
-ADDRESS = 256  # bytes of one in a provider record, with its part of the record
-AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
+ADDRESS = 256  # bytes of an address in a provider record, with its share of the record
+AUTHOR = 200 + replays.FRAMES * 16  # bytes of a remembered author
 
 
 @dataclass(frozen=True)
 class Limit:
     resource: str
-    one: str  # what one peer may use
-    all: str  # what all peers together may use
-    mib: float  # memory that is used at the limit
+    one: str  # share that one peer may use
+    all: str  # limit of all peers together
+    mib: float  # memory in use at the limit
 
 
 LIMITS = (
@@ -226,7 +226,7 @@ def test_all_places_on_the_board_at_once() -> None:
 
 
 async def test_all_questions_at_once() -> None:
-    """Each connection, one of them first, begins twice as many as it may have, and finishes none.
+    """Each connection begins twice as many questions as it may have, and finishes none.
 
     The first keeps one, as each other peer has at most one, and the network groups have as many.
     """
@@ -276,7 +276,7 @@ def test_all_fetches_at_once() -> None:
 
 
 async def test_all_provider_records_at_once() -> None:
-    """One key is full of the longest addresses, and there are twice as many keys as are kept."""
+    """One key holds the most and longest addresses, and twice as many keys arrive as are kept."""
     store = dht.BoundedProviders(host=make_host(Identity(bytes(32))))
 
     def fill(key: int) -> None:
@@ -285,7 +285,7 @@ async def test_all_provider_records_at_once() -> None:
             found = PeerInfo(ID(provider.to_bytes(34, "big")), [*map(Multiaddr, names)])
             store.add_provider(key.to_bytes(34, "big"), found)
 
-    # The library's caches are full before.
+    # Fill the library's caches first.
     fill(0)
     tracemalloc.start()
     for key in range(1, 3):

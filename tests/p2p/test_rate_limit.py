@@ -15,7 +15,7 @@ NOW = 1_900_000_000.0
 
 def test_a_bucket_refills() -> None:
     buckets = TokenBuckets[str](rate=0.5, burst=3)
-    # Another peer's is its own
+    # Another peer has a separate bucket
     asked = [("a", 10.0)] * 3 + [("a", 11.0), ("b", 11.0), ("a", 12.0), ("a", 12.0)]
     waits = [buckets.of(who, now).wait(now) for who, now in asked]
     assert waits == pytest.approx([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 2.0])
@@ -23,7 +23,7 @@ def test_a_bucket_refills() -> None:
 
 @given(st.floats(0.1, 1e7), st.floats(0.0, 2e9), st.lists(st.integers(1, 5_000), max_size=20))
 def test_who_waits_as_told_gets_on(rate: float, now: float, wanted: list[int]) -> None:
-    """However little is missing by rounding, on a clock that stands still otherwise."""
+    """Even if rounding leaves almost nothing to wait for, and the clock stands still otherwise."""
     bucket = TokenBucket(rate, 5_000.0, now)
     for tokens in wanted:
         for _ in range(5):
@@ -46,7 +46,9 @@ def test_buckets_are_bounded() -> None:
     buckets = TokenBuckets[str](rate=1e-9, burst=1, most=10)
     for i in range(1_000):
         buckets.of(str(i), 0.0).spend(1)
-    assert buckets.of("999", 0.0).left == 0 and len(buckets._buckets) == 10  # the newest are remembered
+    assert (
+        buckets.of("999", 0.0).left == 0 and len(buckets._buckets) == 10
+    )  # only the newest buckets are kept
 
 
 RATE = 128 * 1024.0
@@ -55,7 +57,7 @@ Path = tuple[object, ...]
 
 
 def used(flows: dict[Path, float], seconds: float, away: float = 0.0) -> Counter[Path]:
-    """Return each flow's bytes of a shared rate. It claims pieces of its size, one after another.
+    """Return each flow's bytes of a shared rate. Each flow claims pieces of its size, one after another.
 
     away: seconds from each grant to the next claim of the honest flow; the other flows claim at once.
     """

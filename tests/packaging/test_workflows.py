@@ -16,7 +16,7 @@ from tests import ROOT
 
 FOLDER = ROOT / ".github"
 WORKFLOWS = sorted((FOLDER / "workflows").glob("*.yml"))
-# An action of another repository is named by a commit, with its version behind it for people.
+# An action of another repository is pinned to a commit; a comment names its version.
 PINNED = re.compile(r"uses: [\w-]+/[\w.-]+@[0-9a-f]{40} # v\d+(\.\d+){2}$")
 # The rights of each workflow's job `publish`.
 MORE = {"release": {"id-token": "write"}, "docs": {"id-token": "write", "pages": "write"}}

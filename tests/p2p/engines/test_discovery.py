@@ -19,7 +19,7 @@ PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 20)]
 
 
 class Library:
-    """Implements `Connections`: everybody who is `there` can be dialled."""
+    """Implement `Connections`: every peer in `there` can be dialled."""
 
     def __init__(self) -> None:
         self.there: set[PeerId] = set()
@@ -223,8 +223,7 @@ async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
 async def test_who_has_enough_members_seldom_troubles_the_nodes_that_hold_the_providers(
     autojump_clock: Any, discovery: Discovery, library: Library, members: int, turns: tuple[int, int]
 ) -> None:
-    """All of a swarm asked the same 20 nodes every two minutes; nodes with a store for 500 had no place
-    left."""
+    """Before, a whole swarm asked the same 20 nodes every two minutes, whose 500 places were all taken."""
     library.members = set(PEERS[1 : members + 1])
     for peer in library.members:
         library.connect(peer, "inbound")

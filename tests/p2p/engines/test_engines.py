@@ -155,7 +155,7 @@ async def test_members_who_know_one_find_all_and_each_hears_every_other_once(
         return all(len(bodies) >= count for bodies in seen)
 
     await until(lambda: collect(6))
-    for n, m in enumerate(members):  # comes after any second copy of those before it
+    for n, m in enumerate(members):  # arrives after any duplicate of earlier frames
         m.publish("rollouts", bytes([n, 9]))
     await until(lambda: collect(8))
     for n, bodies in enumerate(seen):
@@ -171,10 +171,10 @@ async def test_publishing_never_waits_and_a_member_that_leaves_is_no_longer_a_pe
         for n in range(200):
             first.publish("rollouts", b"%d" % n)
 
-    publish_much()  # before it runs
+    publish_much()  # before the engine runs
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(first.run)
-        publish_much()  # alone
+        publish_much()  # without a peer
         second = member(net, 2, list(addresses)[:1])
         async with trio.open_nursery() as inner:
             await inner.start(second.run)
@@ -219,9 +219,9 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nur
 async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
     real: Any, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    """Either engine does so: they share the book's format."""
+    """Both engines do so, and share the format of the address book."""
     book = tmp_path / "peers.json"
-    # No other is given it between the two that listen there
+    # Hold the port, so that no other program gets it between the two listeners
     with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):
         port = endpoint.port
         (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
@@ -230,8 +230,8 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
         async with trio.open_nursery() as inner:
             await inner.start(lone.run)
             with trio.fail_after(SECONDS):
-                dial = await listener.accept()  # by somebody else than wanted
-            # The port is free at once
+                dial = await listener.accept()  # the listener has another key than the address names
+            # The port is free again at once
             dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await dial.aclose()
             await listener.aclose()
@@ -306,7 +306,7 @@ async def test_an_engine_restarts_with_the_same_key_and_port(
     monkeypatch: pytest.MonkeyPatch,
     nursery: trio.Nursery,
 ) -> None:
-    """When the library breaks, or its process is killed or hangs. The peers find it again."""
+    """The library may break, or its process may be killed or hang. The peers find the engine again."""
     a = await started(nursery, real, 1)
     addresses = a.addresses()
     b = await started(nursery, RealNet("libp2p"), 2, addresses[0])
@@ -355,20 +355,20 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
         async with hostile_peer(address, 70, meet=False) as (stack, target):
             await hung_up_on(stack, target)
     except* SwarmException:
-        pass  # with libp2p it is not even greeted
+        pass  # libp2p closes the connection before the handshake
     _, endpoint = parse_bootstrap(address)
     async with await trio.open_tcp_stream(
         endpoint.host, endpoint.port, local_address="127.0.0.2"
     ) as elsewhere:
         await elsewhere.send_all(b"\x13/multistream/1.0.0\n")
         with trio.fail_after(SECONDS):
-            assert await elsewhere.receive_some(1)  # is let in
+            assert await elsewhere.receive_some(1)  # another host is accepted
     await heard(b, a)
     assert [peer.id for peer in a.peers()] == [b.identity.peer_id] and a.engine.restarts == 0  # type: ignore[attr-defined]
 
 
 async def test_a_node_has_one_port_and_another_only_while_that_is_taken(real: Any) -> None:
-    """An invitation names it, and a router forwards it."""
+    """Invitations name the port, and a router forwards it, so it must not change."""
     (own, second, *_), found = own_ports(Identity(bytes([1]) * 32).peer_id), list[int]()
     for taken in (None, ("127.0.0.1", own), None):
         with socket.create_server(taken) if taken else contextlib.nullcontext():
@@ -406,7 +406,7 @@ async def test_a_port_in_use_and_a_foreign_address_are_named(real: Any) -> None:
 
 
 def test_addresses_of_bridges_to_containers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each container host has the same ones."""
+    """Every container host has the same private addresses, so nobody else can dial them."""
     here = parse_listen("/ip4/127.0.0.1/tcp/9")
     bridges = ["10.0.3.1", "127.0.0.0", "172.17.0.1"]
     assert outward_first([*bridges, "127.0.0.1"], [here]) == ["127.0.0.1", *bridges]
@@ -577,7 +577,7 @@ async def test_a_peer_that_asks_without_end_is_banned(
 
 
 async def test_a_member_that_left_is_asked_in_vain_until_it_returns(net: Any, nursery: trio.Nursery) -> None:
-    """The stream of the question before is no more, and nobody notices."""
+    """The stream of the previous question is gone, and this end was not told."""
     first = Node(net, 1)
     addresses = await nursery.start(first.engine.run)
     second = Node(net, 2, list(addresses)[:1])
@@ -612,7 +612,7 @@ async def test_a_member_that_left_is_asked_in_vain_until_it_returns(net: Any, nu
 
 
 async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
-    """Published until all of them have heard one and the same frame; that frame."""
+    """Publish until all of them have heard the same frame, and return that frame."""
     sent: list[bytes] = []
     with trio.fail_after(SECONDS):
         for n in itertools.count():
@@ -629,12 +629,12 @@ async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
 async def test_a_banned_peer_is_neither_heard_nor_asked_until_its_ban_ends(
     net: Any, nursery: trio.Nursery
 ) -> None:
-    later = 0.0  # seconds that have passed besides those that have
-    # There is no clock in memory
+    later = 0.0  # seconds by which the test has moved the clock
+    # The memory engine takes no clock
     options = {"clock": lambda: time.time() + later} if isinstance(net, RealNet) else {}
     a, b, c = await nodes_together(nursery, net, 3, **options)
     await said(a, [b])
-    await until(lambda: b.knows(c))  # so far they may know each other through `a` alone
+    await until(lambda: b.knows(c))  # until now they may know each other through `a` alone
     b.engine.shut_out(a.me, 3600.0)
     for asker, asked in ((a, b), (b, a)):
         with pytest.raises(Unanswered), trio.fail_after(SECONDS):
@@ -643,7 +643,7 @@ async def test_a_banned_peer_is_neither_heard_nor_asked_until_its_ban_ends(
         await until(lambda: not b.knows(a))
         await until(lambda: not a.knows(b))
     await said(c, [b])  # the other members still are
-    if isinstance(net, RealNet):  # in memory it is for good
+    if isinstance(net, RealNet):  # in memory the ban never ends
         assert not b.knows(a)
         later = 3600.0
         await until(lambda: b.knows(a))

@@ -101,7 +101,7 @@ class Lab:
         for bridge in ("main", "apart"):
             _ip(f"-n {self._net} link add {bridge} type bridge")
             _ip(f"-n {self._net} link set {bridge} up")
-        # IPv6 of homes is routed here.
+        # This net routes the homes' IPv6 prefixes.
         _ip(f"-n {self._net} addr add {_GATEWAY}/48 dev main")
         _forward(self._net)
 

@@ -59,7 +59,7 @@ def know(book: AddressBook, count: int) -> None:
 
 
 def dial(book: AddressBook, who: PeerId, now: float = NOW) -> None:
-    """We reach it, and it is of our swarm."""
+    """Record that we reached the peer, and that it is in our swarm."""
     book.succeeded(who, book[who].addresses[0], now)
     book.met(who, now)
 
@@ -156,13 +156,15 @@ def test_a_teller_of_too_many_addresses_is_ignored(book: AddressBook) -> None:
     def tell(start: int, now: float, teller: PeerId) -> int:
         before = len(book)
         for n in range(start, start + 500):
-            book.add(peer(n), [at(n)], now, teller=teller, source=f"{n}")  # buckets are no limit here
+            book.add(
+                peer(n), [at(n)], now, teller=teller, source=f"{n}"
+            )  # different sources, so that no bucket is full
         return len(book) - before
 
     told = [tell(0, NOW, peer(9000)), tell(500, NOW + 100, peer(9000)), tell(1000, NOW + 100, peer(9001))]
     assert told == [TOLD_AT_ONCE, 10, TOLD_AT_ONCE]
-    assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back gives nothing
-    book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # of whom we know it is free
+    assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back earns no tokens
+    book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # a peer that we know needs no token
     assert book[peer(0)].addresses == [at(0), at(1)]
 
 
@@ -175,13 +177,16 @@ def test_a_peers_own_addresses_count_for_more_than_hearsay(book: AddressBook) ->
     assert book[peer(1)].addresses == [at(51), at(50)] and book[peer(1)].itself
     dial(book, peer(1))
     book.add(peer(1), [at(60)], NOW, teller=peer(9))
-    assert book[peer(1)].addresses == [at(51), at(50)]  # it is well: nobody else needs to tell us its address
+    assert book[peer(1)].addresses == [
+        at(51),
+        at(50),
+    ]  # the peer answers, so other peers' addresses of it are not taken
     book.add(peer(1), [at(61)], NOW)
     assert book[peer(1)].addresses == [at(51), at(61)]  # the address at which we reached it stays
 
 
 def test_private_addresses_from_distant_tellers_are_dropped(book: AddressBook) -> None:
-    """Names would be looked up, our own loopback dialled.
+    """Otherwise this node would look up such names, and dial its own loopback.
 
     Private networks come last, as they seldom are our network.
     """
@@ -203,10 +208,13 @@ def test_private_addresses_from_distant_tellers_are_dropped(book: AddressBook) -
         at(3),
     ]
     book.succeeded(peer(2), at(3), NOW)
-    assert book[peer(2)].addresses[:2] == [at(3), "/ip4/127.0.0.1/tcp/1"]  # the one that worked
+    assert book[peer(2)].addresses[:2] == [
+        at(3),
+        "/ip4/127.0.0.1/tcp/1",
+    ]  # the address that worked comes first
     book.add(peer(3), said[3:5], NOW)
     book.add(ME, said, NOW)
-    pin(book, ME, at(1))  # one list of bootstrap addresses for all nodes
+    pin(book, ME, at(1))  # every node has the same bootstrap list, which includes itself
     assert peer(3) not in book and ME not in book
 
 
@@ -305,7 +313,7 @@ def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> N
             start += found[-1]
         return found
 
-    assert waits(peer(1), NOW) == [1, 2, 4] + [8] * 9  # a bootstrap may be starting just now
+    assert waits(peer(1), NOW) == [1, 2, 4] + [8] * 9  # retry soon, because a bootstrap node may be starting
     assert waits(peer(2), NOW)[-1] == 300
     book.lost(peer(2), NOW)
     assert book[peer(2)].due(NOW) == 0 and waits(peer(2), NOW)[3:8] == [8] * 5
@@ -314,11 +322,11 @@ def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> N
 def test_peers_that_never_answer_go_and_our_outage_removes_nobody(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.add(peer(2), [at(2)], NOW)
-    for hour in range(1, 30):  # nobody answers: it is we who are cut off
+    for hour in range(1, 30):  # no peer answers, so this node is offline
         book.failed(peer(1), NOW + 4000 * hour)
     assert peer(1) in book
     for hour in range(30, 33):
-        for second in range(5):  # many failures in a row are one
+        for second in range(5):  # failures within seconds count as one
             book.succeeded(peer(2), at(2), NOW + 4000 * hour + second)
             book.failed(peer(1), NOW + 4000 * hour + second)
             assert peer(1) in book or hour == 32
@@ -340,7 +348,7 @@ def test_a_reached_peer_is_kept_through_a_week_of_failures(book: AddressBook) ->
 def test_a_peer_reached_while_the_clock_was_far_ahead_is_kept_no_longer_than_the_rest(
     book: AddressBook,
 ) -> None:
-    """It would be dialled every few seconds until the clock had caught up, and keep its place."""
+    """Otherwise the peer would be dialled every few seconds until the clock caught up, and keep its place."""
     for n in (1, 2):
         book.add(peer(n), [at(n)], NOW + 3650 * DAY)
         dial(book, peer(n), NOW + 3650 * DAY)
@@ -477,7 +485,7 @@ def test_the_bounds_hold_under_any_sequence_of_events(steps: list[Step]) -> None
         )
         assert all(book[who].tried == (place[0] == "tried") for who in bucket)
     assert all(count <= SIZE for count in places.values()) and all(count <= SHARE for count in alike.values())
-    assert sum(places.values()) == sum(not book[who].pinned for who in book._known)  # everybody has one place
+    assert sum(places.values()) == sum(not book[who].pinned for who in book._known)  # each peer has one place
     for who, addresses in everybody:
         assert (
             addresses
@@ -567,7 +575,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
 
 
 def test_a_former_bootstrap_peer_is_an_ordinary_peer(book: AddressBook) -> None:
-    """Nobody may have spoken of it: it is as old as the file."""
+    """No peer may have named it since, so it counts as old as the file."""
     pin(book, peer(1), at(1))
     again = AddressBook(ME, KEY)
     again.restore(book.dump(), NOW)
@@ -629,4 +637,4 @@ def test_the_largest_book_can_be_read_again() -> None:
     assert len(content) < MAX_FILE_BYTES
     again = AddressBook(ME, KEY)
     again.restore(content, NOW)
-    assert 0 < len(again) < MAX_PEERS  # all are of one group
+    assert 0 < len(again) < MAX_PEERS  # all peers are of one group

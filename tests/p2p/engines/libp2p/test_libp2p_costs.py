@@ -53,11 +53,11 @@ async def test_silent_peers_are_pinged_and_disconnected_without_an_answer(
         await theirs.ping()
         before, until_then, held_up = answers, trio.current_time() + 4 * connections.PING_AFTER_S, 0
         while (now := trio.current_time()) < until_then:
-            await theirs.ping()  # as one who goes on speaking
+            await theirs.ping()  # like a peer that keeps sending
             await trio.sleep(0.05)
-            # By a busy machine: it was silent then
+            # A busy machine delayed our pings, so the peer looked silent
             held_up += trio.current_time() - now > connections.PING_AFTER_S / 2
-        assert answers <= before + 1 + held_up  # one may have been under way
+        assert answers <= before + 1 + held_up  # one ping may have been under way
         monkeypatch.setattr(connections, "PING_TIMEOUT_S", 1.0)
         alive = False
         await until(lambda: not a.peers())
@@ -83,7 +83,7 @@ async def test_a_peers_new_address_is_noted_at_once(
 async def test_a_peer_found_by_the_dht_is_dialled_for_a_question(
     near: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """It is not in the address book, as most of a large swarm is not, and on our own machine."""
+    """The peer runs on our machine, and is not in the address book, like most peers of a large swarm."""
     a, a_engine, address = await started(nursery, 1)
     b, _, there = await started(nursery, 2)
     await started(nursery, 3, address)
@@ -99,7 +99,7 @@ async def test_a_peer_found_by_the_dht_is_dialled_for_a_question(
 
 @pytest.mark.parametrize("hangs_up", [True, False])
 async def test_a_peer_that_returns_from_another_address_is_identified_again(hangs_up: bool) -> None:
-    """Also if the connection before is still open, like a laptop's in another network."""
+    """The old connection may still be open, as if a laptop has moved to another network."""
     host, identity = make_host(Identity(bytes([1]) * 32)), Identity(bytes([2]) * 32)
     there, store = ID.from_string(identity.peer_id), host.get_peerstore()
     wanted = [multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]
@@ -169,7 +169,7 @@ async def test_no_message_is_asked_for_by_a_longer_id_than_there_are(nursery: tr
 
         stack.router.handle_iwant = note
         await until(lambda: stack.host.get_id() in stack_of(engine).pubsub.peer_queues)
-        fine = b"\xff" * MAX_MESSAGE_ID_BYTES  # no hexadecimal digits
+        fine = b"\xff" * MAX_MESSAGE_ID_BYTES  # bytes that are not hexadecimal digits
         await stack.router.emit_ihave(str(TOPIC), [fine + b"x", fine], target)
         await until(lambda: wanted)
         assert wanted == [fine]
@@ -191,7 +191,7 @@ async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
         stream = await host.new_stream(target.peer_id, MESHSUB)
         await stream.write(encode_varint_prefixed(rpc.SerializeToString()))
         await until(lambda: they in router.mesh[ours] and they in router.dont_send_message_ids)
-        router.back_off[ours] = {they: int(time.time())}  # over now
+        router.back_off[ours] = {they: int(time.time())}  # ends now
         await host.get_network().close_sockets()
     held = router.dont_send_message_ids, router.scorer.behavior_penalty
     await until(lambda: not any(they in one for one in (router.mesh[ours], router.back_off[ours], *held)))
@@ -207,7 +207,7 @@ async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nurs
 
 
 async def test_a_peer_fills_no_streams_that_we_have_ended(nursery: trio.Nursery) -> None:
-    """Nobody reads them, and the peer never ends them: a connection has room for 16 MiB."""
+    """We do not read the streams, and the peer never ends them: a connection may hold 16 MiB."""
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         for _ in range(8):
@@ -217,7 +217,7 @@ async def test_a_peer_fills_no_streams_that_we_have_ended(nursery: trio.Nursery)
                     await stream.read(1 << 16)
             await stream.muxed_stream.write(bytes(100_000))
         last = await stack.host.new_stream(target, [IDENTIFY])
-        assert await last.read(1)  # all that was sent before has come
+        assert await last.read(1)  # all earlier bytes have arrived
         (ours,) = stack_of(engine).host.get_network().get_connections(stack.host.get_id())
         assert not any(ours.muxed_conn.stream_buffers.values())
 
