@@ -34,23 +34,23 @@ from testbed.judge_process import serving
 from testbed.local_swarm import local_swarm
 
 DATA = ROOT / "docs" / "data"
-# Verdict and p are of docs/experiments.md.
+# Verdict and p come from docs/experiments.md.
 AWAY = (
     ("nobody", "nobody away", "better", 0.029),
     ("a fifth", "a fifth away", "not known", 0.19),
     ("half", "half away", "not known", 1.0),
 )
-NODES = 16  # of each kind in it
+NODES = 16  # of each kind in the picture `long`
 # Height of a line's name in the picture `long`, as a share of right answers.
 LINE_OF_TEXT = 0.022
-# Rounds that a point of the picture `long` is the mean of, and from one point to the next.
+# Rounds in the mean of each point of the picture `long`, and rounds between two points.
 WINDOW, STEP = 250, 50
 # What a picture's name ends with, by the page's width in pixels.
 WIDTHS = {"": 1280, "-narrow": 390}
 QUALITY = 85  # of WebP, in percent
-# Between the page's last element that is shown and the picture's edge.
+# Space between the last shown element of the page and the picture's edge.
 GAP_PX = 12
-ROUNDS = 150  # of the node whose page is shown
+ROUNDS = 150  # rounds of the node in the picture of its page
 
 
 def pages(to: Path, scratch: Path) -> None:
@@ -176,7 +176,7 @@ def batch_words(setting: str) -> str:
 
 
 def figure_3(to: Path, _scratch: Path) -> None:
-    """Draw swarm above solo, with nobody, a fifth and half of the nodes away."""
+    """Draw the curves of swarm and solo nodes, with none, a fifth and half of the nodes absent."""
     rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
     shown = []
     for away, title, verdict, p in AWAY:

@@ -107,7 +107,7 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
 def test_a_page_of_the_board_is_of_one_moment(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer is graded while the page is read: it is on the next one."""
+    """An answer that is graded while a page is read appears on the next page."""
     for number in range(1, LISTED_ANSWERS + 1):
         evaluate(store, number, 1.0)
 
@@ -139,7 +139,7 @@ def test_of_changed_settings_those_alone_are_named(store: Store, caplog: pytest.
 
 
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
-    """A page holds only few of the longest answers, in letters whose JSON is longest.
+    """A page holds only a few of the longest answers, in characters with the longest JSON.
 
     The pages together hold them all.
     """
@@ -187,10 +187,12 @@ def test_an_evaluation_is_graded_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
         store.graded(question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
-    assert the(record_of(Reader(store.database), ALICE)).answered == 1  # undone as a whole
+    assert (
+        the(record_of(Reader(store.database), ALICE)).answered == 1
+    )  # the whole transaction was rolled back
     with pytest.raises(SQLAlchemyError):
         store.asked(question(1), 10, 10.0)
-    evaluate(store, 2, 1.0)  # and the next one goes on
+    evaluate(store, 2, 1.0)  # the next transaction works
 
 
 def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
@@ -204,7 +206,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     with pytest.raises(SQLAlchemyError):
         store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
     store.lapsed([question(2)])
-    assert record_of(Reader(store.database), ALICE) == record  # nothing counts twice
+    assert record_of(Reader(store.database), ALICE) == record  # no answer counts twice
     newest, _ = Reader(store.database).history(ALICE, 2**63 - 1)
     kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
@@ -214,9 +216,9 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
 
 
 def test_the_board_lists_and_orders_peers(database: str) -> None:
-    """Ten answers are enough to be listed.
+    """A peer with ten answers is listed.
 
-    Luck does not beat evidence; equal ones keep their order; pages hold everybody once.
+    A lucky few answers rank below many good ones; ties keep their order; each peer is on one page.
     """
     right = {
         "steady": (90, 100),
@@ -235,7 +237,7 @@ def test_the_board_lists_and_orders_peers(database: str) -> None:
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
         ties = [standing.ties for standing in board.standings if standing.ties]
-        assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # luck is not told from skill
+        assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # too few answers to separate luck from skill
         seen, after = [], 0
         while after is not None:
             page = Reader(store.database).board(BoardView(after=after, limit=2))
@@ -245,7 +247,7 @@ def test_the_board_lists_and_orders_peers(database: str) -> None:
         for _ in range(60):
             store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
             store.lapsed([question(n, PeerId("steady"))])
-        # Steady left sixty out
+        # The peer "steady" left sixty questions out
         assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"
 
 
@@ -303,7 +305,7 @@ def test_open_questions_after_a_restart(database: str) -> None:
         before = record_of(Reader(store.database), ALICE)
     with closing(opened(database)) as store:
         assert record_of(Reader(store.database), ALICE) == before
-        # The open question is void: not the peer's fault
+        # The open question does not count, because the peer is not at fault
         assert (the(record_of(Reader(store.database), ALICE)).unanswered, store.sequence(ALICE)) == (0, 5)
         with pytest.raises(SQLAlchemyError):
             store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
@@ -318,7 +320,7 @@ def test_another_version_is_refused(database: str) -> None:
 
 
 def test_steps_of_one_transaction_are_kept_one_by_one_if_one_fails(store: Store) -> None:
-    """All in one transaction; if one cannot be done, the other ones are done all the same."""
+    """Several steps share a transaction; if one fails, the rest are kept all the same."""
     evaluate(store, 1, 1.0)
     asked = [(store.asked, (question(n), n, 0.0)) for n in (2, 3)]
     assert store.together(asked) == [None, None]
@@ -332,7 +334,7 @@ def test_steps_of_one_transaction_are_kept_one_by_one_if_one_fails(store: Store)
 
 
 def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
-    """The first counts for the score; all are kept. The three behind it give pass@k."""
+    """The first answer counts for the score, and all are kept. The other three give pass@k."""
     for number, right in enumerate((0, 1, 4), 1):
         asked = replace(question(number), answers=4)
         store.asked(asked, number, 0.0)
@@ -368,7 +370,7 @@ def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(stor
 
 
 def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
-    """The newest is the peer's; each question keeps the words that were said when it was asked."""
+    """The peer shows its newest words; each question keeps the words from the time it was asked."""
     said = {
         "name": "<b>otter</b>",
         "sharing": "swarm",
@@ -390,7 +392,7 @@ def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
 @pytest.mark.net
 def test_every_name_can_be_kept_or_the_database_is_refused(request: pytest.FixtureRequest) -> None:
     address = request.getfixturevalue("postgresql")()
-    for encoding in ("SQL_ASCII", "LATIN1"):  # a server without a locale has the first
+    for encoding in ("SQL_ASCII", "LATIN1"):  # a server without a locale has SQL_ASCII
         with psycopg.connect(address, autocommit=True) as admin:
             as_c = "TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
             admin.execute(f"CREATE DATABASE {encoding} ENCODING '{encoding}' {as_c}")

@@ -138,9 +138,9 @@ async def test_a_malformed_question_is_cut_off(question: bytes) -> None:
 
 
 async def test_slow_askers_are_cut_off(autojump_clock: Any) -> None:
-    """In asking and in taking the answer: a place is held for no longer than twice the patience."""
+    """A peer that is slow to ask, or to take the answer, holds a place for at most twice the patience."""
     served = responder(lambda peer, question: b"x" * 1_000_000)
-    full = trio.testing.lockstep_stream_pair  # takes nothing that is not read
+    full = trio.testing.lockstep_stream_pair  # a write blocks until the other end reads
 
     async def drip(stream: Any) -> None:
         for n in range(100):
@@ -178,7 +178,7 @@ async def test_places_are_limited_and_become_free_again(autojump_clock: Any) -> 
         turned_away += trio.current_time() == began
 
     async with trio.open_nursery() as nursery:
-        for peer in PEERS[:9]:  # 9 * 10 come
+        for peer in PEERS[:9]:  # each asks 10 times: 90 questions
             for _ in range(10):
                 nursery.start_soon(come, peer)
         await trio.testing.wait_all_tasks_blocked()
@@ -186,7 +186,7 @@ async def test_places_are_limited_and_become_free_again(autojump_clock: Any) -> 
         assert counts.total() == SERVED_AT_ONCE and max(counts.values()) == SERVED_EACH
         assert turned_away == 90 - SERVED_AT_ONCE
     assert not served._open
-    assert not await served.serve(PEERS[13], pair()[1])  # shut out
+    assert not await served.serve(PEERS[13], pair()[1])  # refused: no place is left
 
 
 def asked(served: Responder) -> Counter[Any]:
@@ -194,7 +194,7 @@ def asked(served: Responder) -> Counter[Any]:
 
 
 async def test_a_crowd_of_one_machine_makes_room_for_questions_of_other_machines(autojump_clock: Any) -> None:
-    """In turn by network group, machine and connection."""
+    """Network groups take turns, then machines in a group, then connections of a machine."""
     served = responder()
     ended = Counter[Line]()
 
@@ -277,7 +277,7 @@ async def test_one_question_after_another_on_a_stream() -> None:
             assert await ask(asked, b"%d!" % n, 10) == b"!%d" % n
             await trio.testing.wait_all_tasks_blocked()
             assert served._idle == {PEERS[0]: 1} and not served._open
-        with pytest.raises(Broken):  # each question has to be admitted, not only the first
+        with pytest.raises(Broken):  # every question is checked, not only the first
             await ask(asked, b"once more", 10)
     assert not served._idle and not served._open
 
@@ -301,7 +301,7 @@ async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> N
                 streams.append((peer, theirs))
             await trio.testing.wait_all_tasks_blocked()
         assert served._idle.total() == IDLE_AT_ONCE and max(served._idle.values()) == IDLE_EACH
-        # These wait for the asker's end, as a question does
+        # These wait for the asker to finish, as a question does
         assert asked(served) == {nobody[0]: 1, nobody[-1]: IDLE_EACH}
         theirs, ours = pair()
         nursery.start_soon(serve, PEERS[0], ours)
@@ -312,7 +312,7 @@ async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> N
         assert ends == [(PEERS[0], True, 0.0), (nobody[-1], True, 0.0)]
     assert [end[1:] for end in ends[2:4]] == [
         (False, pytest.approx(MESSAGE_TIMEOUT_S))
-    ] * 2  # who did not end it
+    ] * 2  # the peer that did not end the stream
     assert [end[1:] for end in ends[4:]] == [(True, pytest.approx(IDLE_S))] * IDLE_AT_ONCE
     assert not served._idle and not served._open
 
@@ -371,7 +371,7 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
         await trio.sleep(KEPT_S)
     assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
     await trio.sleep(0.1)
-    # Not on the old one: the other may be about to end it
+    # Not on the old stream, which the other end may be about to close
     assert await ask(PEERS[0], b"later", 5) == b"retal"
     assert world.ends() == [True, None]
     async with trio.open_nursery() as together:
@@ -395,13 +395,13 @@ async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
 ) -> None:
     ask = world.asking.ask
     await ask(PEERS[0], b"?", 1)
-    world.opened[0][1].stream.receive_stream.put_eof()  # the other ended it
+    world.opened[0][1].stream.receive_stream.put_eof()  # the other end closed the stream
     assert await ask(PEERS[0], b"ab", 2) == b"ba"
     assert world.ends() == [False, None]
     for peer in (PEERS[0], PEERS[1]):
         with pytest.raises(Unanswered, match=f"{peer}: message too large: 2 bytes \\(limit 1\\)"):
             await ask(peer, b"ab", 1)
-    assert world.ends() == [False, False, False, False]  # and nothing is kept that anything went wrong on
+    assert world.ends() == [False, False, False, False]  # a stream with a failure is not kept
     world.away.add(PEERS[2])
     with pytest.raises(Unanswered, match=f"{PEERS[2]}: cannot be reached"):
         await ask(PEERS[2], b"?", 1)
@@ -423,7 +423,7 @@ async def test_a_question_given_up_costs_its_stream(world: World) -> None:
     with given_up:
         await world.asking.ask(PEERS[0], b"give up", 10)
     assert given_up.cancelled_caught and world.ends() == [False]
-    assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # and not the answer that nobody took
+    assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # not the earlier answer, which was never read
     assert world.ends() == [False, None]
     await world.asking.end()
 
@@ -451,7 +451,7 @@ async def test_one_peer_is_asked_a_few_questions_at_a_time_while_other_peers_are
             several.start_soon(ask_in_vain, PEERS[1])
     assert most == {PEERS[0]: AT_ONCE, PEERS[1]: AT_ONCE} and trio.current_time() - began == pytest.approx(5)
     assert not asking._turns
-    for _ in range(2 * AT_ONCE):  # given up, they leave their places
+    for _ in range(2 * AT_ONCE):  # questions that were given up free their places
         with trio.move_on_after(0.5):
             await ask_in_vain(PEERS[0])
     began = trio.current_time()

@@ -290,14 +290,14 @@ def test_an_absent_device_is_refused() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
 def test_a_gpu_that_torch_has_no_kernels_for_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch counts it all the same; so it is with a GTX 1080 Ti and CUDA 13."""
+    """torch counts such a GPU all the same, as a GTX 1080 Ti with CUDA 13."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(NoModel, match=r"cannot compute on it: Torch not .*UV_TORCH_BACKEND=cu126.*--device"):
         choose_device(wanted)
 
 
 def test_a_gpu_next_to_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch asks all of them first (pytorch/pytorch#107300)."""
+    """torch queries all GPUs first (pytorch/pytorch#107300)."""
 
     def ones(*_: object, **__: object) -> None:
         raise torch.cuda.DeferredCudaCallError("device < num_gpus\n\nCUDA call was originally invoked at:")
@@ -311,7 +311,7 @@ def test_a_gpu_next_to_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
 def test_a_gpu_left_idle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver may be too old for torch's CUDA, or torch the CPU's."""
+    """The driver may be too old for torch's CUDA, or torch may be the build for CPUs."""
     monkeypatch.setattr("swarmd.policy.models.device.driver_there", lambda: True)
     (note,) = unused_gpu("auto", CPU)
     assert "a GPU driver is installed, and this torch" in note and "(Torch not compiled with CUDA" in note
@@ -359,7 +359,7 @@ def test_memory_of_other_programs_is_not_free_on_mps(
 def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
     integrated: int, hip: str | None, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DGX Spark and Jetson. An integrated GPU of AMD's has a reserved part."""
+    """As DGX Spark and Jetson do. An integrated AMD GPU has reserved memory instead."""
     about = SimpleNamespace(total_memory=16 * 10**9, is_integrated=integrated)
     monkeypatch.setattr(torch.version, "hip", hip)
     for name, value in {
@@ -376,7 +376,7 @@ def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
 def test_a_containers_limits_bound_memory_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """psutil tells the machine's memory, and beyond its own the kernel kills a container's processes."""
+    """psutil reports the machine's memory, but the kernel kills a container that exceeds its own limit."""
     own, inner = tmp_path / "own", tmp_path / "groups" / "outer" / "inner"
     inner.mkdir(parents=True)
     for folder, most, used, cached in ((inner.parent, "9000", 5000, 1000), (inner, "max", 200, 0)):
@@ -413,7 +413,7 @@ def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.M
 def test_a_worker_with_a_separate_gpu_has_all_that_the_limit_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all GPUs it sees its own alone, so it cannot count who shares it."""
+    """A worker sees only its own GPU, so it cannot count the workers that share it."""
     shares: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -573,7 +573,7 @@ def in_lower_case(folder: Path) -> None:
 
 
 def answer_tags_are_control_tokens(folder: Path) -> None:
-    """Our text that holds them would be read without them."""
+    """The tokenizer would drop such tags from our own text."""
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.normalizer = normalizers.Replace("<answer>", "")
     rewrite_tokenizer(folder, backend)
@@ -670,7 +670,7 @@ def test_a_system_prompt_that_fills_the_context_is_refused(tmp_path: Path) -> No
 def test_answers_longer_than_the_context_and_questions_that_fill_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are said, cut or left out; the rest of the round is trained on."""
+    """Unfit rollouts are reported, cut or left out; the rest of the round is trained on."""
     policy = open_policy(make_model(tmp_path, "llama"), new_tokens=500)
     assert (
         "answers of" in caplog.text

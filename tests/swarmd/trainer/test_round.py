@@ -178,13 +178,13 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
 
     node.policy.update = watched  # type: ignore[method-assign]
     report = round_with(node, person, answers)
-    assert report.external >= len(trained)  # replay trains on it more than once
+    assert report.external >= len(trained)  # replay trains on a rollout more than once
     assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(
         min(of) > 0.25 for of in trained.values()
     )
     assert report.zero_advantage_dropped == 3 - len(trained)
-    # Local answers with a single external one, which give it an advantage, do not belong to its group; and an
-    # answer shared by all does not compare.
+    # A single external answer has an advantage only among local ones, so it says nothing about its author.
+    # Equal rewards cannot be compared.
     assert not node.sharing.others.seen and node.sharing.lead.elsewhere == MIN_WEIGHT
 
 
@@ -251,7 +251,7 @@ def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
 
 
 def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
-    """The time at which the rollout came out of the link does not count.
+    """The age of a rollout does not count from its arrival over the link.
 
     The trainer may have been in a long round, or the rollout have been fetched for long.
     """
@@ -273,7 +273,7 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
 
 
 def test_longer_rollouts_are_trained_on_in_part(verifier: Verifier) -> None:
-    """Twice as many are scored, and advantages are of those.
+    """Twice as many completions are scored, and advantages are computed over all of them.
 
     A part that is trained on keeps its sign among the whole.
     """
@@ -334,7 +334,10 @@ RIGHT = "<answer>1</answer>"
         (f"{RIGHT}\n", RIGHT),
         (f"{RIGHT}</answer>", RIGHT),
         (f"{RIGHT}<answer> evil", RIGHT),
-        (f"{RIGHT} evil <answer> 1\n</answer> evil", RIGHT),  # given twice: it is scored the same
+        (
+            f"{RIGHT} evil <answer> 1\n</answer> evil",
+            RIGHT,
+        ),  # an answer that is given twice has the same score
         (f"<answer>2</answer> so {RIGHT} evil", f"<answer>2</answer> so {RIGHT}"),
         ("evil <answer>1", "evil <answer>1"),  # there is no answer, so the reward is 0
         ("evil", "evil"),
@@ -364,7 +367,7 @@ def test_a_copy_of_a_local_text_is_found_also_without_the_text_behind_the_answer
 
 
 def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
-    """Fewer than J a round come: then fewer are used. `replays_mean` is 0 always."""
+    """If fewer than J rollouts come in a round, fewer are used. `replays_mean` is always 0."""
     (node, _, _), (other, _, _) = swarm_of(verifier, config(gate="off"), config(local=2, external=0))
     used: list[tuple[str, TaskRef]] = []
     me = node.me
@@ -378,7 +381,7 @@ def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
 
 
 def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
-    """An author lost two rounds to a kill and shares the same again.
+    """An author lost two rounds to a kill and shares the same rollouts again.
 
     Nothing is refused, nobody is blamed, nothing is taken in twice.
     """
@@ -405,7 +408,7 @@ REPLAY = {"mode": "on", "size": 12, "updates_per_round": 2, "author_share": 1.0}
 def test_a_resumed_run_is_the_run_that_never_stopped(
     verifier: Verifier, tmp_path: Path, sections: dict[str, Any], prefix: str
 ) -> None:
-    """The checkpoint holds all a round depends on.
+    """The checkpoint holds everything that a round depends on.
 
     Weights, optimizer, every random state, the pool, the schedule, the gate.
     """
@@ -444,12 +447,12 @@ def said(answer: str) -> Completion:
 
 
 def whole_of(task: Task) -> str:
-    """Return all that the premises say."""
+    """Return every fact in the premises."""
     return " ∧ ".join(task.entry["metadata"]["premises"])
 
 
 def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifier: Verifier) -> None:
-    """The same questions, other rewards (SAPO's rho^n).
+    """Nodes have the same questions and different rewards (SAPO's rho^n).
 
     P ∨ Q follows from the premises, and says less than they do.
     """

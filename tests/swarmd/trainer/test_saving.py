@@ -99,7 +99,7 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
         def round_() -> None:
             one()
             saved.append(disk.durable())
-            if trainer.round == 2:  # the interval is over, and the writing is paid for
+            if trainer.round == 2:  # the interval is over, and the daily budget allows a checkpoint
                 trainer.timetable.last = trainer.timetable.paid = -math.inf
 
         trainer._one_round = round_  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
 
 
 def test_small_checkpoints_are_no_more_frequent_for_a_judge_that_asks_each_round() -> None:
-    """10 MB at every answer, as far as 50 GB a day allow, were 25 GB a day of a model of 3.4 MB."""
+    """A save at every answer would write 25 GB a day for a model of 3.4 MB, within the limit of 50 GB."""
     timetable, written = Timetable(60.0, 50e9, 0.0), 0
     for second in range(86_400):
         if timetable.affordable(second):
@@ -131,7 +131,7 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: Traine
         sent = shared(daemon)
     with trainer_in(tmp_path / "cut", 2) as (trainer, _):
         trainer.run()
-    # Lost: three rounds, the first two of which are finished again
+    # Three rounds are lost; the first two of them are run again
     with trainer_in(tmp_path / "cut", 4) as (trainer, _):
         trainer._one_round()
         trainer._one_round()
@@ -147,7 +147,7 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: Traine
 def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
-    """Its manifest is right, as who can write there can make it; its weights are none."""
+    """The manifest is valid, as anybody who can write there can make one, but the weights are no weights."""
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, _):
         trainer.run()
     folder = tmp_path / "checkpoints" / "round-00000002"
@@ -172,7 +172,7 @@ def test_minutes_between_checkpoints_are_never_rounded_away() -> None:
 def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
-    # Tiny has 10 MB: one in ten days
+    # A checkpoint of tiny has 10 MB, so one is allowed in ten days
     with trainer_in(tmp_path, 4, every=0, gigabytes_a_day=0.001) as (trainer, daemon):
         trainer.run()
         messages = heard(daemon)
@@ -239,7 +239,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_
     assert len(paused) > 1 and states[-1].state == "training"
     assert sum("Free some space" in line for line in caplog.messages) == 1
     assert all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
-    # A view joins the two: "…; it is tried again".
+    # A view joins cause and remedy: "…; it is tried again".
     assert not any(s.cause.endswith(".") for s in paused)
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
@@ -298,7 +298,7 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: Traine
 def test_a_question_does_not_wait_for_another_long_round(
     trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon gets it once the round is told, and the judge waits two minutes."""
+    """The daemon gets the answer once the round is reported, and the judge waits two minutes."""
     monkeypatch.setattr(node, "LONG_ROUND_S", 0.0)
     monkeypatch.setattr(node, "QUESTION_S", TIMEOUT_S)
     with trainer_in(tmp_path, 2, judge="http://judge.test") as (trainer, daemon):

@@ -28,7 +28,7 @@ async def test_a_rate_is_kept_by_all_connections_together(autojump_clock: Any) -
         for size in (10, 5000, 1, 989, 4000):
             nursery.start_soon(traffic.sending.wait, size)
             nursery.start_soon(traffic.reading.wait, 10**9)
-    # A second's worth goes at once, and the last piece of half of that in debt.
+    # One second's bytes go at once; the last piece, half as large, goes into debt.
     assert 8.5 <= trio.current_time() - begun <= 9.1
 
 
@@ -91,7 +91,7 @@ async def test_libp2p_keeps_its_rate_and_its_first_connection(
     await nursery.start(taker.run)
 
     def connections() -> list[float]:
-        """When they were made, as both ends see it."""
+        """Return the times of the connections, as both ends see them."""
         return [peer.connected_at for engine in (giver, taker) for peer in engine.peers()]
 
     first = await until(lambda: found if len(found := connections()) == 2 else None, SECONDS, every=0.001)
@@ -119,7 +119,7 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
         return member.away and not member.peers()
 
     await until(gone, SECONDS, every=0.02)
-    # P2pd is looked at twice a second; else one read, of any size
+    # p2pd's bytes are counted twice a second; other engines count each read
     more = 2_000_000 if name == "hivemind" else 2**16
     assert 500_000 <= traffic.up + traffic.down - at <= 500_000 + more
     member.publish("rollouts", b"nobody hears it")
