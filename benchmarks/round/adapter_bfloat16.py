@@ -4,8 +4,8 @@
         [--device cpu|cuda|mps] [--json]
 
 One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions
-of 32 random tokens; the advantage of a completion follows from how many of its tokens are of the lower half
-of the vocabulary. The update is the node's own.
+of 32 random tokens; a completion's advantage grows with the number of its tokens from the lower half of the
+vocabulary. The update is the node's own.
 
     same batch       one batch over and over; the gain is on it
     fresh batches    a new one for each update; the gain is on the last four that were trained on

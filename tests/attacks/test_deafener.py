@@ -30,25 +30,25 @@ from tests.attacks.nodes import attacker, cpu, probe_swarm
 from tests.attacks.test_flooder import lost
 from tests.doubles import NOW, TIMEOUT_S, TOPIC, identity
 
-CONNECTIONS = 8  # of the attacker: each below the limit of one peer
+CONNECTIONS = 8  # connections of the attacker, each below the limit of one peer
 HONEST = 10
-WARNED = 500  # frames of the attacker that a node has admitted when it is ended
-LATE_S = 90.0  # that honest frames are waited for at the end, at most
+WARNED = 500  # a node is ended once it has admitted so many of the attacker's frames
+LATE_S = 90.0  # maximum seconds to wait for honest frames at the end
 ROUND = 5.0  # seconds between two offers of an honest node
-# Seconds that each honest node's is ahead
+# Seconds by which each honest node's clock is ahead
 CLOCKS = (0.0, 0.0, 0.0, -2.0, 3.0, 8.0, -30.0, -100.0, -200.0, -280.0)
 
 
 @dataclass
 class Played:
-    honest: int = 0  # frames sent by nodes that were there before, and by those who come one by one
+    honest: int = 0  # frames sent by old members and by nodes that join one by one
     heard: int = 0
     newcomers: int = 0
     newcomers_heard: int = 0
-    admitted: int = 0  # of the attacker
-    deaf: float = 0.0  # longest time without an honest frame, in seconds
+    admitted: int = 0  # frames of the attacker
+    deaf: float = 0.0  # longest time in seconds without an honest frame
     disk: float = 0.0  # MB written a second
-    lost: list[float] = field(default_factory=list)  # when
+    lost: list[float] = field(default_factory=list)  # times of the losses
 
     @property
     def missed(self) -> float:
@@ -79,7 +79,7 @@ class Victim:
     def note(self, trace: Trace) -> None:
         before = self.recall._promised
         self.recall.note(trace.sent_at)
-        # A block of the file, and one of its folder
+        # One block for the file, one for its folder
         self.written += 8192 * (self.recall._promised != before)
 
     def restart(self, how: str) -> None:
@@ -113,13 +113,13 @@ def deafened(
     seed: int = 1,
     clocks: Sequence[float] = CLOCKS,
 ) -> Played:
-    """restart: in the middle; "clean" or "kill". clocks: of the honest nodes."""
+    """restart: "clean" or "kill", in the middle of the attack. clocks: the honest nodes' clocks."""
     rng, numbers, played, victim = random.Random(seed), itertools.count(1), Played(), Victim(folder)
     attackers = [Unsigned(who.seed) for who in crowd(seed, keys)]
     clock, lines = skews(rng), [identity(900 + n).peer_id for n in range(CONNECTIONS)]
     honest = [(identity(n + 1), skew) for n, skew in enumerate(clocks)]
     heard_at, sent = NOW, 0
-    victim.now = NOW + 300  # so that the slowest are no older than its start
+    victim.now = NOW + 300  # so that frames by the slowest clocks are not older than its start
     begin = victim.now
     for step in range(int(seconds * 10)):
         victim.now = begin + step / 10
@@ -176,15 +176,15 @@ def test_after_a_restart_a_node_is_deaf_for_seconds_at_most(restart: str, tmp_pa
 
 @dataclass
 class Live:
-    honest: int  # frames, times those who should have them
-    missed: float  # share of them
-    late: float  # seconds that one came after it was sent, at most
+    honest: int  # frames, times their receivers
+    missed: float  # share of them that did not arrive
+    late: float  # maximum delay of a frame, in seconds
     deaf: float  # seconds from the restart, or from the begin, until the node has heard an honest frame
     written: int  # the attacker's frames, to all victims
-    admitted: int  # of them, by the node that admitted most
-    cpu: float  # share of a core, of the node that paid most
-    disk: float  # MB a second, of the node that wrote most
-    mib: float  # more memory, of the node that grew most
+    admitted: int  # of the attacker's frames, by the node that admitted most
+    cpu: float  # share of a core, on the node that used most
+    disk: float  # MB a second, on the node that wrote most
+    mib: float  # growth in memory, of the node that grew most
 
 
 def attack(
@@ -196,7 +196,7 @@ def attack(
     every: float = 0.5,
     connections: int = 15,
 ) -> Live:
-    """Two nodes, which publish.
+    """Two nodes that publish frames.
 
     The second node is ended once it has heard the attacker, and counts from its new connection.
     """
@@ -289,8 +289,8 @@ def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
 @pytest.mark.net
 @pytest.mark.p2pd
 def test_hivemind_nodes_hear_each_other_despite_the_attack_and_a_restart(tmp_path: Path) -> None:
-    """After a clean restart frames are old up to the latest that was admitted, by AHEAD_S at most."""
-    seconds, margin = 8.0, 1.0  # of the margin, for the start
+    """After a clean restart a node refuses frames older than its newest admitted one, for AHEAD_S at most."""
+    seconds, margin = 8.0, 1.0  # the margin covers the start
     result = attack(tmp_path, "hivemind", "clean", seconds=seconds, rate=300.0, connections=4)
     assert result.deaf <= AHEAD_S + margin
     assert result.missed <= 0.03 + (AHEAD_S + margin) / (2 * seconds)  # one of the two nodes restarts

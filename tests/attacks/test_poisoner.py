@@ -216,7 +216,7 @@ ATTACK = Attack(
     {},
     choices={"poison": list(POISONS)},
     about={
-        "poison": "only these; again for more",
-        "alone": "rounds that the trained ones of unlike, honest nodes are ahead",
+        "poison": "play only this kind; repeat the option for more",
+        "alone": "rounds of training before an unlike, honest node joins",
     },
 )

@@ -38,11 +38,11 @@ REMOTE_HOST = relay.remote_host
 
 @dataclass
 class Hoarded:
-    asked: int  # by honest nodes
-    granted: int  # at once
-    kept: int  # of these, once the attacker has asked for everything again
-    circuits: int  # that honest nodes asked for to one peer, while the attacker holds all that it can get
-    reached: int  # of these
+    asked: int  # reservations that honest nodes asked for
+    granted: int  # reservations granted at once
+    kept: int  # granted ones that remain after the attacker has asked for everything again
+    circuits: int  # circuits to one peer that honest nodes asked for while the attacker holds its share
+    reached: int  # circuits that were opened
 
     @property
     def refused(self) -> float:
@@ -50,7 +50,7 @@ class Hoarded:
 
 
 def looks_like(network: str) -> Callable[[Any], str]:
-    """Return a replacement for `remote_host`. Honest nodes are of a network group each."""
+    """Return a replacement for `remote_host`. Each honest node has another network group."""
 
     def host(connection: Any) -> str:
         _, _, n, hostile = REMOTE_HOST(connection).split(".")
@@ -63,7 +63,7 @@ async def ask_for_all(those: Net, hosts: list[Any]) -> None:
     for host in hosts:
         if not host.get_network().get_connections():
             await host.connect(PeerInfo(those.host.get_id(), those.host.get_transport_addrs()))
-        with suppress(BaseLibp2pError):  # it is hung up on for another
+        with suppress(BaseLibp2pError):  # the relay may hang up to make room for another host
             await those.reserve(host)
 
 
@@ -109,7 +109,7 @@ def test_one_network_does_not_hold_all_of_a_relay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_machines_of_one_network_are_of_one_group(network: str) -> None:
-    """This does not hold for machines of a local network: somebody let each of them in."""
+    """A local network's machines have one group each, because its owner lets them in."""
     hosts = [NETWORKS[network].format(n=n) for n in range(1, 7)]
     held = {(host, n): (share_group_of_host(host) or "", host) for host in hosts for n in range(16)}
     assert len({group for group, _ in held.values()}) == (6 if network == "a local network" else 1)

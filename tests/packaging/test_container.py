@@ -46,7 +46,7 @@ SECRET = re.compile(r"\.pem|\.key|id_rsa|password|secret|token|credential", re.I
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, rest), lines joined and comments left out."""
+    """Return pairs (instruction, rest), with lines joined and comments left out."""
     lines = [
         line
         for line in DOCKERFILE.read_text(encoding="utf-8").splitlines()
@@ -157,7 +157,7 @@ def test_services_have_no_more_rights_than_needed() -> None:
 
 
 def stage(name: str) -> dict[str, str]:
-    """The instructions of one of the images; of several of a kind the last."""
+    """Return the instructions of one image; the last one if there are several of a kind."""
     lines = instructions()
     first = next(
         place for place, (word, rest) in enumerate(lines) if word == "FROM" and rest.endswith(f" AS {name}")
@@ -185,8 +185,10 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
     assert judge["environment"]["SWARMD_JUDGE_PROXY"] == proxy and ip_address(proxy) in ip_network(
         subnet["subnet"]
     )
-    assert ip_address(proxy) not in ip_network(subnet["ip_range"])  # or the first to start would be given it
-    assert "ports" not in judge and "ports" not in database  # nobody passes by Caddy
+    assert ip_address(proxy) not in ip_network(
+        subnet["ip_range"]
+    )  # or another container could get the proxy's address
+    assert "ports" not in judge and "ports" not in database  # all requests go through Caddy
     assert (judge["cap_drop"], judge["read_only"], judge["depends_on"]) == (
         ["ALL"],
         True,
@@ -194,7 +196,7 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
     )
     mounted = {volume.split(":")[0] for service in (caddy, judge, database) for volume in service["volumes"]}
     assert mounted == {*file["volumes"], "./Caddyfile.example"}
-    password = "${POSTGRES_PASSWORD:?}"  # which compose demands; none stands in the file
+    password = "${POSTGRES_PASSWORD:?}"  # compose demands the variable; the file has no password
     assert database["environment"]["POSTGRES_PASSWORD"] == password
     assert judge["environment"]["SWARMD_JUDGE_DATABASE"] == f"postgresql://judge:{password}@database/judge"
 
@@ -257,8 +259,8 @@ def test_later_nodes_start_with_the_address_that_the_first_node_wrote(tmp_path: 
     peer, endpoint = parse_bootstrap(address)
     assert str(endpoint) == first["environment"]["MEETING_AS"]
     again = entrypoint().announce(tmp_path / "one", str(endpoint), Path(meeting))
-    assert again.endswith(peer)  # the key outlives the container, so the address does
-    assert program.KEY_FILE == IDENTITY_FILE  # the node's own name for it
+    assert again.endswith(peer)  # the key survives the container, and so does the address
+    assert program.KEY_FILE == IDENTITY_FILE  # the name that the node uses
 
 
 def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Path) -> None:

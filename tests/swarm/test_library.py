@@ -40,7 +40,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SWARMD_SWARM_MDNS", "off")
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
     yield
-    gc.collect()  # py-libp2p leaves sockets of broken dials to it
+    gc.collect()  # py-libp2p leaves sockets of broken dials to the collector
 
 
 def joined(folder: Path, *bootstrap: str, **more: object) -> swarmd.JoinedSwarm:
@@ -59,7 +59,7 @@ def address(swarm: swarmd.JoinedSwarm) -> str:
 
 
 def share(swarm: swarmd.JoinedSwarm, count: int, long: str = "") -> None:
-    """Groups with a right answer, which says more, and a wrong one."""
+    """Return groups with a right answer, which has further text, and a wrong one."""
     for task in swarm.tasks.draw(count):
         right = f"{long}<answer>{swarm.tasks.truth(task)}</answer>, as I said"
         swarm.share(task, [right, "<answer>no</answer>"])
@@ -161,7 +161,7 @@ def test_useless_rollouts_are_not_sent_and_unfit_rollouts_are_not_collected(
         for task in a.tasks.draw(3):
             a.share(task, ["<answer>no</answer>", "neither \ud800"])
         share(a, 2)
-        wait_until(lambda: len(b._parts.pool) == 2)  # they are here, and nothing else
+        wait_until(lambda: len(b._parts.pool) == 2)  # the two groups have arrived, and nothing else
         assert a.report()["shared"] == 2
         seen = []
         assert b.collect(2, unfit=lambda group: seen.append(group) or "too long") == []  # type: ignore[func-returns-value]
@@ -260,7 +260,7 @@ def test_bad_input_is_named_before_anything_is_joined(
 
 
 def test_a_program_that_ends_leaves_the_swarm_and_loses_nothing(tmp_path: Path) -> None:
-    """Without `close`: at exit waiting rollouts are sent."""
+    """A program may end without `close`: waiting rollouts are sent at its exit."""
     with joined(tmp_path / "a", external=4) as a:
         program = (
             "import sys, swarmd\n"
@@ -336,7 +336,7 @@ def test_a_hostile_member_neither_stops_nor_enters_the_collection(tmp_path: Path
             bad.curriculum.specialties,
         )
         for body in bodies:
-            publish(offers.KIND, body)  # and no blob behind it
+            publish(offers.KIND, body)  # an offer without a blob
         share(good, 2)
         found: list[swarmd.ScoredGroup] = []
         while sum(group.author == good.report()["peer_id"] for group in found) < 2:

@@ -13,7 +13,7 @@ NEWCOMER = "77.77.0.1"
 
 
 def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> InboundSlots:
-    """Places that are all taken since 0.0, by these hosts; each host is its connection, and its peer."""
+    """Return places that these hosts have taken since 0.0; a host names its connection and its peer."""
     monkeypatch.setattr(inbound_slots, "MOST", len(hosts))
     found = InboundSlots()
     for host in hosts:
@@ -44,7 +44,7 @@ def test_a_machine_gets_nobodys_place_twice(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nodes_behind_one_router_take_turns_at_a_full_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 113th of a campus was refused for good."""
+    """Once, the 113th machine of a campus was refused for good."""
     found = full(monkeypatch, "11.1.0.1", "11.1.0.2", "11.1.0.3")
     assert found.take("one more", "11.1.0.2", SERVED_S + 1) == "11.1.0.2"
 
@@ -58,7 +58,7 @@ def test_the_largest_group_loses_its_youngest_to_a_smaller(monkeypatch: pytest.M
 def test_the_largest_machine_of_a_group_loses_its_youngest_to_another_of_the_group() -> None:
     held = {0: ("a", "a1"), 1: ("a", "a1"), 2: ("a", "a2"), 3: ("b", "b1"), 4: ("b", "b1")}
     assert [one_too_many(held, new) for new in (("a", "a3"), ("a", "a2"), ("a", "a1"))] == [1, None, None]
-    # Of a larger group, the youngest of the largest machine leaves.
+    # In a larger group, the largest machine loses its youngest connection.
     assert one_too_many(held, ("c", "c1")) == 1 and one_too_many(held, ("b", "b2")) == 4
     assert one_too_many({0: ("a", "a1"), 1: ("a", "a2")}, ("c", "c1")) == 1
     assert one_too_many({}, ("c", "c1")) is None

@@ -18,10 +18,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "pretend"
 CPU = torch.device("cpu")
-# These take tensors of both, as on CUDA; `index` and its kin in their second argument alone.
+# Operations that take tensors of both devices, as on CUDA. INDEXES do so in their second argument alone.
 COPIES = frozenset({"copy_", "_to_copy", "_foreach_copy_"})
 INDEXES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
-# Kept whole: torch would choose its parts by the device.
+# Operations kept whole, because torch chooses their parts by the device.
 WHOLE = frozenset({"scaled_dot_product_attention"})
 
 
@@ -36,7 +36,7 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, memory: Tensor) -> "OnDevice":
-        # A view of a weight is no inference tensor, in inference mode either.
+        # A view of a weight is not an inference tensor, even in inference mode.
         with torch.inference_mode(memory.is_inference()):
             made: OnDevice = Tensor._make_wrapper_subclass(
                 cls,
@@ -69,7 +69,7 @@ class OnDevice(Tensor):
 
 
 class OnDeviceGenerator(torch.Generator):
-    """A generator of the CPU, which says that it is the device's."""
+    """A generator on the CPU that reports the pretended device as its own."""
 
     def __new__(cls, device: Any = "cpu") -> "OnDeviceGenerator":
         made = super().__new__(cls, "cpu")
@@ -180,7 +180,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 def _register() -> None:
     """Make the device known to torch, for the rest of this process."""
     _setup_privateuseone_for_python_backend(NAME, hook=_Hooks())
-    # `torch.tensor` copies to a device past all modes.
+    # `torch.tensor` copies to a device without asking the dispatch mode.
     for operation, kernel in (
         ("empty.memory_format", _empty),
         ("empty_strided", _empty_strided),
@@ -194,7 +194,7 @@ _LIBRARY = torch.library.Library("aten", "IMPL")
 
 @contextlib.contextmanager
 def pretending() -> Iterator[torch.device]:
-    """Yield the device, which is there until this ends."""
+    """Yield the device, which exists until the block ends."""
     if torch._C._get_privateuse1_backend_name() != NAME:
         _register()
     own, _Hooks.there = torch.Generator, True

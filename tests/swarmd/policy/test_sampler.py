@@ -32,7 +32,7 @@ COPIES, TOKENS = 32, 16  # answers to each question, and tokens of each
 # A share of the changes by the updates. After one small update noise alone makes up to 0.13 of it. Half or
 # more was missing when 16 bits lost a young adapter.
 MOST_MISSING = 0.25
-# Over the noise before any update. A few tokens make it: 1.1 on CPUs with AVX2, up to 1.42 with AMX.
+# Ratio to the noise before any update; a few tokens cause it: 1.1 on CPUs with AVX2, up to 1.42 with AMX.
 MOST_APART = 1.7
 ADAPTER: dict[str, Any] = {"lora": "on", "lora_rank": 8, "train": {"learning_rate": 2e-4}}
 WHOLE: dict[str, Any] = {"lora": "off", "train": {"learning_rate": 5e-5}}
@@ -40,8 +40,8 @@ WHOLE: dict[str, Any] = {"lora": "off", "train": {"learning_rate": 5e-5}}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Wide enough that an adapter counts long before it is as large as the last digits of the weights, which
-    are bfloat16 numbers.
+    """Make models so wide that an adapter has an effect long before it reaches the last digit of a bfloat16
+    weight.
     """
     made = {}
     for family, layers in {
@@ -67,7 +67,7 @@ def opened(folder: Path, dtype: str = "bfloat16", **way: Any) -> LanguagePolicy:
 @dataclass(frozen=True)
 class Measured:
     apart: float
-    missing: tuple[float, float]  # from the sampler's log-probabilities, and from the learner's
+    missing: tuple[float, float]  # in the sampler's log-probabilities, and in the learner's
 
 
 def measure(policy: LanguagePolicy, folder: Path, **way: Any) -> Measured:
