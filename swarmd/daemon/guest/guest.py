@@ -218,7 +218,7 @@ class Guest:
             and self._clock() < until < self._clock() + 366 * 86_400
         ):
             raise SwarmdError(
-                "a pause may last at most one year. Give an earlier time, or none (`swarmd resume` ends it)."
+                "a pause has to end within a year from now. Give such a time, or none: `swarmd resume`."
             )
         warning = self._asked.begin(until)
         self._decide()

@@ -213,7 +213,7 @@ def test_a_file_system_without_permissions_has_another_remedy(
     key = tmp_path / "identity.key"
     Identity.load_or_create(key)
     key.chmod(0o644)
-    with pytest.raises(KeyFileUnusable, match="run `chmod 600"):
+    with pytest.raises(KeyFileUnusable, match="Run `chmod 600"):
         Identity.load(key)
     monkeypatch.setattr("p2p.durable.keeps_modes", lambda _: False)
     with pytest.raises(KeyFileUnusable, match="has no permissions"):

@@ -25,7 +25,7 @@ NONE = {"made": 0, "cut": None, "in_form": None, "length": None}
 STATES = [
     (line(skipped=1), "2 updates were skipped", "lower train.learning_rate"),
     (line(answers=NONE, generated=0), "round.local = 0 makes no local ones", "wait for other nodes"),
-    (line(generated=0, answers={"cut": 1.0, "in_form": 0.0}), "context of 2048 tokens", "a longer context"),
+    (line(generated=0, answers={"cut": 1.0, "in_form": 0.0}), "context of 2,048 tokens", "a longer context"),
     (
         line(answers={"cut": 0.97, "in_form": 0.0}),
         "31 of 32 answers are cut at 4 tokens, and 0 are in the form <answer>…</answer>",
