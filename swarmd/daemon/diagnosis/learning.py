@@ -79,7 +79,7 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda seen: not seen.tokens,
     ),
     (
-        "{cut} of {made} answers are cut at {limit} tokens, and {in_form} are in the form <answer>…</answer>",
+        "{cut} of {made} answers are cut at {limit:,} tokens, and {in_form} are in the form <answer>…</answer>",
         "raise generate.max_new_tokens, or {shows}; see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
@@ -108,13 +108,13 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
 # The same for rounds in which something was learnt.
 STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
-        "none of {made} answers ends within {limit} tokens",
+        "none of {made} answers ends within {limit:,} tokens",
         "raise generate.max_new_tokens; if answers still never end, choose an instruct model (see `swarmd"
         " doctor model`)",
         lambda seen: 0 < seen.made == seen.cut,
     ),
     (
-        "{cut} of {made} answers are cut at {limit} tokens",
+        "{cut} of {made} answers are cut at {limit:,} tokens",
         "raise generate.max_new_tokens if answers need more room; if they never end, see `swarmd doctor"
         " model`",
         # If the node chose the limit, the cut answers are those that rarely get into the required form.
