@@ -79,7 +79,8 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda seen: not seen.tokens,
     ),
     (
-        "{cut} of {made} answers are cut at {limit:,} tokens, and {in_form} are in the form <answer>…</answer>",
+        "{cut} of {made} answers are cut at {limit:,} tokens, and {in_form} are in the form"
+        " <answer>…</answer>",
         "raise generate.max_new_tokens, or {shows}; see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
