@@ -62,7 +62,7 @@ async def test_the_join_page_says_that_nobody_answers(tmp_path: Path) -> None:
 def test_an_invitation_to_other_questions_is_refused(tmp_path: Path) -> None:
     options = ["--curriculum", "tiny-9", "--database", str(tmp_path / "judge")]
     done = CliRunner().invoke(app, ["serve", *options, "--invitation", inviting(curriculum="sapo-9")])
-    assert isinstance(done.exception, JudgeError) and "set curriculum = 'sapo-9'" in str(done.exception)
+    assert isinstance(done.exception, JudgeError) and "Set curriculum = 'sapo-9'" in str(done.exception)
 
 
 def test_init_takes_the_curriculum_of_an_invitation(tmp_path: Path) -> None:

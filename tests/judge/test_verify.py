@@ -207,7 +207,7 @@ def test_a_verdict_on_an_upload_names_that_upload_and_is_signed() -> None:
             {"signature": signed["signature"] + "\r"},
         ):
             pages[f"/v1/verified/{ID}"] = {**done, **odd}
-            with pytest.raises(Unreachable, match="no answer of a judge"):
+            with pytest.raises(Unreachable, match="is not from a judge"):
                 outcome(url, ID)
 
 
@@ -251,7 +251,7 @@ def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
         code, said, _ = run("leaderboard", "--judge", url, "--json")
         document = json.loads(said)
         assert code == 0 and document["url"] == url and document["peers"] == BOARD["peers"]
-        for other, why in ((odd, "no answer of a judge"), ("http://127.0.0.1:1", "cannot be reached")):
+        for other, why in ((odd, "is not from a judge"), ("http://127.0.0.1:1", "cannot be reached")):
             code, said, error = run("leaderboard", "--judge", other)
             assert (code, said) == (4, "") and why in error
     assert run("leaderboard")[0] == 2

@@ -132,7 +132,7 @@ def test_a_mistake_is_told_with_its_place(change: dict[str, Any], said: str) -> 
 
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadExperiment, match=r"directory\. `swarmd lab list"):
-        read_experiment(tmp_path / "none.toml")
+        read_experiment(tmp_path / "missing.toml")
     for mistaken in ("sapo", "sapotable"):
         with pytest.raises(BadExperiment, match=f"{mistaken}: .*; did you mean sapo-table"):
             read_experiment(tmp_path / mistaken)
