@@ -82,9 +82,8 @@ def _settings(given: Mapping[str, Any]) -> JudgeSettings:
     """Merge the settings of every source. `given`: a command's parameters."""
     flags = {key: given[key] for key in SCHEMA.keys if key in given}
     settings, _ = SCHEMA.build(SCHEMA.read(given["config"], os.environ, flags))
-    if settings.database:
-        return settings
-    return replace(settings, database=default_database(find_curriculum(settings.curriculum).name))
+    named = settings.database or default_database(find_curriculum(settings.curriculum).name)
+    return replace(settings, database=named)
 
 
 @app.command()

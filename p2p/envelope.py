@@ -101,8 +101,10 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Reason:
 
 def check(parsed: Frame, frame: bytes) -> Envelope | Reason:
     """Check the signature of a parsed frame. This is expensive, so callers do it last."""
-    if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
-        return Reason.BAD_SIGNATURE
-    return Envelope(
-        peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
+    return (
+        Envelope(
+            peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
+        )
+        if verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature)
+        else Reason.BAD_SIGNATURE
     )

@@ -47,8 +47,7 @@ def share_group_of_host(host: str) -> str | None:
     It is `group_of_host`, except that each machine of a local network is a separate group. Somebody let that
     machine in, but it can make as many keys as it likes.
     """
-    group = group_of_host(host)
-    return f"{LOCAL} {machine_of_host(host)}" if group == LOCAL else group
+    return f"{LOCAL} {machine_of_host(host)}" if (group := group_of_host(host)) == LOCAL else group
 
 
 @lru_cache(maxsize=1 << 14)
@@ -67,8 +66,7 @@ def group_of_host(host: str) -> str | None:
 
 def is_public(host: str) -> bool:
     """Return whether this is an IP address of the internet: not private, local or reserved."""
-    ip = _ip(host)
-    return ip is not None and ip.is_global and group_of_host(host) not in (LOCAL, None)
+    return (ip := _ip(host)) is not None and ip.is_global and group_of_host(host) not in (LOCAL, None)
 
 
 def on_internet(address: str) -> bool:
@@ -121,6 +119,5 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    if ip in _NAT64:
-        return ipaddress.IPv4Address(ip.packed[12:])
-    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+    nat64 = ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None
+    return nat64 or ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)

@@ -12,9 +12,11 @@ from p2p.errors import OperatorError
 
 def command_for(extra: str) -> str:
     """Return the command that adds an extra to this installation; a uv tool has no pip."""
-    if (Path(sys.prefix) / "uv-receipt.toml").exists():
-        return f"SWARMD_EXTRAS={extra} packaging/install.sh"
-    return f"pip install 'swarmd[{extra}]'"
+    return (
+        f"SWARMD_EXTRAS={extra} packaging/install.sh"
+        if (Path(sys.prefix) / "uv-receipt.toml").exists()
+        else f"pip install 'swarmd[{extra}]'"
+    )
 
 
 class SwarmdError(OperatorError):

@@ -216,16 +216,12 @@ class MessageQueue:
         self._rollouts: deque[ToTrainer | ToDaemon] = deque(maxlen=rollouts)
 
     def put(self, message: ToTrainer | ToDaemon) -> None:
-        if isinstance(message, Share | Deliver):
-            self._rollouts.append(message)
-        else:
-            self._words.append(message)
+        (self._rollouts if isinstance(message, Share | Deliver) else self._words).append(message)
 
     def pop(self) -> ToTrainer | ToDaemon | None:
         """Return the next message, or None; rollouts come last, so that a flood cannot delay a stop."""
-        if self._words:
-            return self._words.popleft()
-        return self._rollouts.popleft() if self._rollouts else None
+        waiting = self._words or self._rollouts
+        return waiting.popleft() if waiting else None
 
     def __len__(self) -> int:
         return len(self._words) + len(self._rollouts)

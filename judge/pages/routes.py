@@ -197,15 +197,18 @@ async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
     if not (invitation := service.settings.invitation):
         return "join.html", {"invitation": "", "named": [], "dialled": None}
     read = read_invitation(invitation)
-    named = [
-        ("Swarm", read.name),
-        ("Questions", read.curriculum),
-        ("Model", read.model),
-        ("Judge", read.judge),
-        ("Swarm digest", read.digest),
-        ("Questions digest", service.curriculum.digest),
-    ]
-    return "join.html", {"invitation": invitation, "named": named, "dialled": service.dialled}
+    return "join.html", {
+        "invitation": invitation,
+        "named": [
+            ("Swarm", read.name),
+            ("Questions", read.curriculum),
+            ("Model", read.model),
+            ("Judge", read.judge),
+            ("Swarm digest", read.digest),
+            ("Questions digest", service.curriculum.digest),
+        ],
+        "dialled": service.dialled,
+    }
 
 
 @page("/about")

@@ -267,8 +267,7 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
 
 def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
     """Create the tables of a new database. Raises DatabaseUnusable if the schema has another version."""
-    known = inspect(connection).has_table(_VERSION.name)
-    version = connection.scalar(select(_VERSION)) if known else None
+    version = connection.scalar(select(_VERSION)) if inspect(connection).has_table(_VERSION.name) else None
     if version == SCHEMA_VERSION:
         return
     if version is not None:

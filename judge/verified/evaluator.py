@@ -161,6 +161,8 @@ def _checked(received: bytes, code: int, request: AnswerRequest) -> Sequence[Seq
 
 
 def _death(code: int) -> str:
-    if code in (-signal.SIGKILL, -signal.SIGXCPU):
-        return "the process that evaluates weights was killed: it took too much processor time or memory"
-    return f"the process that evaluates weights ended by itself (code {code})"
+    return "the process that evaluates weights " + (
+        "was killed: it took too much processor time or memory"
+        if code in (-signal.SIGKILL, -signal.SIGXCPU)
+        else f"ended by itself (code {code})"
+    )

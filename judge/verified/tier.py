@@ -257,8 +257,7 @@ class VerifiedTier:
         else:
             at = self._judge.wall()
             self._let_go(upload)
-            receipt = self._receipt(upload, answers, at)
-            await self._written(self._records.done, upload, at, answers, receipt)
+            await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
 
     async def _refuse(self, upload: Upload, error: str, remedy: str) -> None:
         self._let_go(upload)

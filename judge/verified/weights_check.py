@@ -147,10 +147,11 @@ class WeightsCheck:
         whole = len(piece) - len(piece) % _BYTES[self._format]
         self._rest = piece[whole:]
         numbers = memoryview(piece)[:whole]
-        if self._format == "F32":
-            finite = all(map(math.isfinite, numbers.cast("f")))
-        else:
-            finite = all(bits & _NOT_FINITE != _NOT_FINITE for bits in numbers.cast("H"))
+        finite = (
+            all(map(math.isfinite, numbers.cast("f")))
+            if self._format == "F32"
+            else all(bits & _NOT_FINITE != _NOT_FINITE for bits in numbers.cast("H"))
+        )
         if not finite:
             raise UnfitWeights(
                 "some weights are infinite or not a number", "Train again from an older checkpoint."

@@ -40,27 +40,33 @@ NICE = 10
 
 def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
     """Open the judge's copy of the model, on the CPU in one thread. Raises OperatorError."""
-    config = ModelConfig(
-        name=model,
-        device="cpu",
-        threads=1,
-        lora="off" if lora_rank is None else "on",
-        lora_rank=lora_rank or 1,
+    return LanguagePolicy.open(
+        NodeConfig(
+            model=ModelConfig(
+                name=model,
+                device="cpu",
+                threads=1,
+                lora="off" if lora_rank is None else "on",
+                lora_rank=lora_rank or 1,
+            )
+        ),
+        0,
     )
-    return LanguagePolicy.open(NodeConfig(model=config), 0)
 
 
 def described(request: DescribeRequest) -> Reply:
-    models = {name: _tensors(name) for name in request.models}
-    return ModelDescriptions(contain(), models)
+    return ModelDescriptions(contain(), {name: _tensors(name) for name in request.models})
 
 
 def _tensors(model: str) -> ModelTensors:
     whole, adapter = opened(model, None), opened(model, 1)
-    shapes = [
-        {name: tuple(weight.shape) for name, weight in policy.trained.items()} for policy in (whole, adapter)
-    ]
-    return ModelTensors(whole.fingerprint, *shapes)
+    return ModelTensors(
+        whole.fingerprint,
+        *[
+            {name: tuple(weight.shape) for name, weight in policy.trained.items()}
+            for policy in (whole, adapter)
+        ],
+    )
 
 
 def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:

@@ -59,8 +59,7 @@ def fair_share(items: Iterable[tuple[K, str, PeerId]], count: int) -> set[K]:
 
     items: (item, network group or "" if unknown, author), oldest first.
     """
-    by_author = in_turn([*items][::-1], lambda item: item[2])
-    by_group = in_turn(by_author, lambda item: item[1] or item[2])
+    by_group = in_turn(in_turn([*items][::-1], lambda item: item[2]), lambda item: item[1] or item[2])
     return {item for item, *_ in by_group[:count]}
 
 

@@ -115,9 +115,8 @@ class Inbox:
             return Reason.FLOODING
         frames.spend(1)
         size.spend(len(frame))
-        if self._reputation.shunned(via, now):
-            return Reason.SHUNNED
-        return self._admit(frame, now, Holder(self._group_of(via) or via, via))
+        holder = Holder(self._group_of(via) or via, via)
+        return Reason.SHUNNED if self._reputation.shunned(via, now) else self._admit(frame, now, holder)
 
     def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Reason:
         if len(frame) > MAX_FRAME_BYTES:

@@ -77,10 +77,9 @@ class Reputation:
         """Charge the peer for an offence. Return the seconds to ban it for, or None for no ban."""
         own, talks_on = reason in OWN_COST, reason is Reason.SHUNNED
         cost = GRAYLISTED_FRAME_COST if talks_on else OWN_COST.get(reason, PASSED_ON_COST.get(reason, 0.0))
-        if talks_on and not self.shunned(peer, now):
-            # The frame's author is graylisted, not this forwarder.
-            return None
-        if not cost or (reason is Reason.DUPLICATE and self._repeats.of(peer, now).wait(now) == 0):
+        # The frame's author is graylisted, not this forwarder.
+        spared = talks_on and not self.shunned(peer, now)
+        if spared or not cost or (reason is Reason.DUPLICATE and not self._repeats.of(peer, now).wait(now)):
             return None
         score = self.score(peer, now) - cost
         self._scores[peer] = score, now

@@ -144,8 +144,7 @@ class RateGate:
                 with granted:
                     async with self._serving:
                         while True:
-                            seconds = self._shared.serve(trio.current_time())
-                            await trio.sleep(max(seconds, LEAST_S))
+                            await trio.sleep(max(self._shared.serve(trio.current_time()), LEAST_S))
             finally:
                 # The task was cancelled, or the claim was granted: withdraw the claim.
                 claim.size = 0

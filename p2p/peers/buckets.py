@@ -73,13 +73,10 @@ class Known(msgspec.Struct):
 
     def terrible(self, now: float) -> bool:
         """Return whether the peer is not worth keeping: it is gone, or has too many misses."""
-        if self.pinned:
-            return False
-        if now - max(self.heard, self.last_success) > HORIZON_S:
-            return True
-        if self.last_success == 0:
-            return self.misses >= _MISSES_NEW
-        return self.misses >= _MISSES_SEEN and now - self.last_success > _SEEN_S
+        never = self.last_success == 0 and self.misses >= _MISSES_NEW
+        seen = self.last_success > 0 and self.misses >= _MISSES_SEEN
+        gone = now - max(self.heard, self.last_success) > HORIZON_S
+        return not self.pinned and (gone or never or (seen and now - self.last_success > _SEEN_S))
 
 
 class Tables:

@@ -121,9 +121,8 @@ class TwinSession:
 
         None if no twin was proved in the last FRESH_S.
         """
-        if self._other is None or not 0 <= now - self._proved_at < FRESH_S:
-            return None
-        return (self._started, self._session) > self._other
+        other = self._other if 0 <= now - self._proved_at < FRESH_S else None
+        return None if other is None else (self._started, self._session) > other
 
     def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
         """Choose the connected peers with which we leave our card.

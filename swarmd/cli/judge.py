@@ -318,8 +318,7 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
     from swarmd.tasks.curriculum import CURRICULA
     from swarmd.tasks.own_tasks import find_curriculum
 
-    known = {one.digest: one for one in CURRICULA.values()}
-    found = find_curriculum(given) if given else known.get(digest)
+    found = find_curriculum(given) if given else {one.digest: one for one in CURRICULA.values()}.get(digest)
     if found is None or (digest and found.digest != digest):
         raise ConfigError(
             f"the judge asks other tasks (digest {digest[:16] or 'unknown'}). Use the"

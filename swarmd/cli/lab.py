@@ -180,18 +180,22 @@ def list_experiments(as_json: AsJson = False) -> None:
 
     found = [read_experiment(path) for path in sorted(EXPERIMENTS.glob("*.toml"))]
     if as_json:
-        documents = [
+        print_json(
             {
-                "name": one.name,
-                "question": one.question,
-                "expects": one.expects,
-                "rounds": one.rounds,
-                "seeds": one.seeds,
-                "settings": [setting.name for setting in one.settings],
+                "schema": 1,
+                "experiments": [
+                    {
+                        "name": one.name,
+                        "question": one.question,
+                        "expects": one.expects,
+                        "rounds": one.rounds,
+                        "seeds": one.seeds,
+                        "settings": [setting.name for setting in one.settings],
+                    }
+                    for one in found
+                ],
             }
-            for one in found
-        ]
-        print_json({"schema": 1, "experiments": documents})
+        )
         return
     for one in found:
         tell(

@@ -131,10 +131,11 @@ def _examine(
     if node_config.swarm.engine == "none":
         return no_network(), {}
     with ExitStack() as stack:
-        if (folder / IDENTITY_FILE).exists():
-            folder = stack.enter_context(StateFolder.open(folder, briefly=True)).path
-        else:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="swarmd-doctor-")))
+        folder = (
+            stack.enter_context(StateFolder.open(folder, briefly=True)).path
+            if (folder / IDENTITY_FILE).exists()
+            else Path(stack.enter_context(TemporaryDirectory(prefix="swarmd-doctor-")))
+        )
         try:
             found = survey_alone(node_config, folder, Identity.load_or_create(folder / IDENTITY_FILE))
         except CannotListen as error:

@@ -118,10 +118,13 @@ def show_config(config: ConfigFile = None, state_dir: StateDir = None, as_json: 
 def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Print the path of the configuration file, whether it exists or not."""
     file = (config.expanduser() if config else default_config_file()).absolute()
-    document = {
-        "schema": 1,
-        "file": str(file),
-        "exists": file.exists(),
-        "state_dir": str(as_state_dir(state_dir)),
-    }
-    answer(document, str(file), as_json)
+    answer(
+        {
+            "schema": 1,
+            "file": str(file),
+            "exists": file.exists(),
+            "state_dir": str(as_state_dir(state_dir)),
+        },
+        str(file),
+        as_json,
+    )

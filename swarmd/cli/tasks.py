@@ -45,15 +45,19 @@ def list_tasks(
 
     chosen = [find_curriculum(curriculum)] if curriculum else list(CURRICULA.values())
     if as_json:
-        documents = [
+        print_json(
             {
-                "name": one.name,
-                "digest": one.digest,
-                "specialties": {name: dict(config) for name, config in sorted(one.configs.items())},
+                "schema": 1,
+                "curricula": [
+                    {
+                        "name": one.name,
+                        "digest": one.digest,
+                        "specialties": {name: dict(config) for name, config in sorted(one.configs.items())},
+                    }
+                    for one in chosen
+                ],
             }
-            for one in chosen
-        ]
-        print_json({"schema": 1, "curricula": documents})
+        )
         return
     for one in chosen:
         for name, config in sorted(one.configs.items()):

@@ -87,8 +87,7 @@ class Success:
 
     @property
     def overall(self) -> float:
-        seen = sum(self.seen.values())
-        return sum(self.right.values()) / seen if seen else MIN_SUCCESS
+        return sum(self.right.values()) / seen if (seen := sum(self.seen.values())) else MIN_SUCCESS
 
 
 # Which of a round's local rollouts to share.
@@ -244,8 +243,7 @@ class Sharing:
         row = WEIGHS[self.settings.weigh]
 
         def weigh(scored: Scored, found: Sequence[float]) -> Sequence[float]:
-            if scored.rollout.author == me:
-                return found
-            return row(scored, found, self.success.of(scored.rollout.ref.specialty))
+            success = self.success.of(scored.rollout.ref.specialty)
+            return found if scored.rollout.author == me else row(scored, found, success)
 
         return weigh

@@ -155,11 +155,6 @@ class Network:
             self._arrived.put(rollout, rollout.author, rollout.group, rollout.size)
             self._changed.notify_all()
 
-    @property
-    def present(self) -> int:
-        """Connected peers of our swarm."""
-        return self._swarm.member.engine.present(self._swarm.topic)
-
     def _next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
         self._swarm.used(used)
         self._swarm.driver.put(RoundBegan(number, lead))
@@ -180,7 +175,7 @@ class Network:
             round=exchange.market.board.round,
             shared=shared,
             waiting=waiting,
-            present=self.present,
+            present=self._swarm.member.engine.present(self._swarm.topic),
         )
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,5 @@ EXIT_TIMEOUT_S = 10.0
 
 def exit_words(status: int) -> str:
     """Describe an exit status of `subprocess` in words."""
-    if status < 0:
-        return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
-    return f"exit {status}"
+    memory = " (out of memory, perhaps)" if status == -9 else ""
+    return f"exit {status}" if status >= 0 else f"killed by signal {-status}{memory}"

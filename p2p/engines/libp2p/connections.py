@@ -267,9 +267,8 @@ def _superfluous(connections: Sequence[Any], kept: Any, now: float) -> Sequence[
     if 0 < len(through_relays) < len(connections):
         return through_relays
     first, last = (of(connection._created_at for connection in connections) for of in (min, max))
-    if last - first <= SIMULTANEOUS_S and now - last <= SIMULTANEOUS_S:
-        return []
-    return [connection for connection in connections if connection is not kept]
+    settling = last - first <= SIMULTANEOUS_S and now - last <= SIMULTANEOUS_S
+    return [] if settling else [connection for connection in connections if connection is not kept]
 
 
 async def _resolve(address: str) -> list[str]:

@@ -155,9 +155,8 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         await super()._on_notifee_connected(conn)
 
     def _has_cached_protocols(self, peer_id: Any) -> bool:
-        if direct(self._network.get_connections(peer_id)):
-            return peer_id in self._identified_peers
-        return bool(super()._has_cached_protocols(peer_id))
+        near = direct(self._network.get_connections(peer_id))
+        return peer_id in self._identified_peers if near else bool(super()._has_cached_protocols(peer_id))
 
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:

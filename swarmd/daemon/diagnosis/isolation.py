@@ -110,12 +110,13 @@ def port_taken(listen: Sequence[str], ports: Collection[int], peer: PeerId) -> T
 
 def twin_trouble(later: bool) -> Trouble:
     """Describe the trouble of two running nodes with the same key."""
-    what = (
-        "it started earlier, so this one stays out of the swarm until it stops"
-        if later
-        else "it started later, and stays out of the swarm until this one stops"
+    return TWIN.trouble(
+        what=(
+            "it started earlier, so this one stays out of the swarm until it stops"
+            if later
+            else "it started later, and stays out of the swarm until this one stops"
+        )
     )
-    return TWIN.trouble(what=what)
 
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:

@@ -74,17 +74,21 @@ def diagnose(found: Survey) -> Diagnosis:
     reachable = _reachable(found)
     answering = any(entry["answers"] for entry in found["bootstrap"])
     takes_part = found["peers"]["connected"] > 0 or answering or not found["bootstrap"]
-    findings = [
-        Finding("engine", True, found["engine"]),
-        _listening(found),
-        _addresses(found, reachable),
-        *_bootstrap(found),
-        _trouble(found) or _members(found),
-        *_judged(found),
-        _reached(found, reachable),
-        *_relayed(found, reachable),
-    ]
-    return Diagnosis(reachable, takes_part, _summary(found, reachable, takes_part), findings)
+    return Diagnosis(
+        reachable,
+        takes_part,
+        _summary(found, reachable, takes_part),
+        [
+            Finding("engine", True, found["engine"]),
+            _listening(found),
+            _addresses(found, reachable),
+            *_bootstrap(found),
+            _trouble(found) or _members(found),
+            *_judged(found),
+            _reached(found, reachable),
+            *_relayed(found, reachable),
+        ],
+    )
 
 
 def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:

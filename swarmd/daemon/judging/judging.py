@@ -80,9 +80,13 @@ class Judging:
         Does nothing while another question is in progress, or while the client waits after a failure.
         """
         client = self._client
-        if client is None or round_number % self._every or self._busy or client.wait():
-            return
-        if self._open is not None and not self._open.expired(client.now()):
+        if (
+            client is None
+            or round_number % self._every
+            or self._busy
+            or client.wait()
+            or (self._open is not None and not self._open.expired(client.now()))
+        ):
             return
         if (question := await self._heard(client.ask(round_number, self._model))) is not None:
             self._open = question

@@ -220,9 +220,8 @@ def status_facts(status: Status) -> list[tuple[str, str]]:
 
 def round_words(status: Status) -> str:
     """Format the number of rounds so far, and the planned number if there is one; "" for a bootstrap node."""
-    if status.role == "bootstrap":
-        return ""
-    return f"{status.round:,}" + (f" of {status.rounds:,}" if status.rounds else "")
+    planned = f" of {status.rounds:,}" if status.rounds else ""
+    return "" if status.role == "bootstrap" else f"{status.round:,}{planned}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
@@ -248,8 +247,7 @@ def peer_lines(peers: Sequence[KnownPeer]) -> list[str]:
         )
         for peer in peers
     ]
-    heads = ("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")
-    first, *formatted = columns([heads, *rows])
+    first, *formatted = columns([("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS"), *rows])
     lines = [*first]
     for peer, row in zip(peers, formatted, strict=True):
         learnt = learnt_words(peer)
@@ -322,11 +320,11 @@ def given_words(given: GivenRollouts) -> str:
 
 def helped_words(given: GivenRollouts) -> str:
     """Say how many other nodes trained on this machine's rollouts; "" before the first report."""
-    if not given.used:
-        return ""
     return (
         f"Since this start your machine helped {many(given.by, 'other node')}: they trained"
         f" {many(given.used, 'time')} on its answers."
+        if given.used
+        else ""
     )
 
 

@@ -225,37 +225,34 @@ def _button(name: str, operation: str, arguments: Mapping[str, Any] = {}, kind: 
 
 def _round(status: Status) -> str:
     last, external = status.last, status.external
-    facts = [
-        ("Round", round_words(status)),
-        ("Now", progress_words(status.progress, status.left)),
-        ("Reward", mean_reward_words(status)),
-        ("Answers", answers_words(last.answers) if last else ""),
-        ("Last round", learnt_from_words(last) if last else ""),
-        ("Levels", levels_words(last.levels) if last else ""),
-        (
-            "Shared",
-            f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
-            if any(external)
-            else "",
-        ),
-        ("Workers", workers_words(last.workers) if last else ""),
-        # This is last: the style sheet keeps room for its longest form, so that nothing below moves.
-        ("Time", time_words(last.seconds) if last else ""),
-    ]
-    return _facts(facts)
+    return _facts(
+        [
+            ("Round", round_words(status)),
+            ("Now", progress_words(status.progress, status.left)),
+            ("Reward", mean_reward_words(status)),
+            ("Answers", answers_words(last.answers) if last else ""),
+            ("Last round", learnt_from_words(last) if last else ""),
+            ("Levels", levels_words(last.levels) if last else ""),
+            (
+                "Shared",
+                f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
+                if any(external)
+                else "",
+            ),
+            ("Workers", workers_words(last.workers) if last else ""),
+            # This is last: the style sheet keeps room for its longest form, so that nothing below moves.
+            ("Time", time_words(last.seconds) if last else ""),
+        ]
+    )
 
 
 def _try(keeps_first: bool | None) -> str:
-    if not keeps_first:
-        return _card("Try it", _paragraph("once the model is loaded" if keeps_first is None else NO_FIRST))
-    return _card(
-        "Try it",
-        _paragraph(
-            "Asks the model questions that it trains on, as it is now and as it was at first; each waits for"
-            " the end of a round. To talk to it: swarmd chat"
-        )
-        + _button(f"Ask {TRIED} questions", "compare"),
-    )
+    asks = _paragraph(
+        "Asks the model questions that it trains on, as it is now and as it was at first; each waits for the"
+        " end of a round. To talk to it: swarmd chat"
+    ) + _button(f"Ask {TRIED} questions", "compare")
+    absent = _paragraph("once the model is loaded" if keeps_first is None else NO_FIRST)
+    return _card("Try it", asks if keeps_first else absent)
 
 
 def comparison(question: str, round_number: int, now: tuple[str, float], first: tuple[str, float]) -> str:
@@ -383,14 +380,22 @@ def _node(status: Status, now: float) -> str:
         ("Running", ago(now - started).removesuffix(" ago") if started else ""),
         ("Restarts", str(restarts) if restarts else ""),
     ]
-    details = [
-        ("Peer id", status.peer_id),
-        ("Swarm's key", status.swarm.topic),
-        ("Network", status.engine),
-        ("Addresses", " ".join(status.addresses)),
-        ("Folder", status.state_dir),
-    ]
-    return _card("This node", _facts(facts) + _details("Details", _facts(details)))
+    return _card(
+        "This node",
+        _facts(facts)
+        + _details(
+            "Details",
+            _facts(
+                [
+                    ("Peer id", status.peer_id),
+                    ("Swarm's key", status.swarm.topic),
+                    ("Network", status.engine),
+                    ("Addresses", " ".join(status.addresses)),
+                    ("Folder", status.state_dir),
+                ]
+            ),
+        ),
+    )
 
 
 def _card(title: str, body: str) -> str:
