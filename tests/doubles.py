@@ -105,11 +105,20 @@ def gossip(member: Member, rollouts: Sequence[Rollout], round_number: int = 1, m
     member.publish(wire.KIND, wire.encode(rollouts, round_number, model))
 
 
+def encoded(
+    rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]
+) -> tuple[Sequence[bytes], list[bytes]]:
+    """Return offers of the rollouts, and the blobs that they name; without rollouts that no blob can hold."""
+    packed = [(r.ref, offers.packed_rollout(r, round_number, model)) for r in rollouts]
+    blobs = [(ref, blob) for ref, blob in packed if blob is not None]
+    return offers.encode(blobs, round_number, specialties), [blob.data for _, blob in blobs]
+
+
 def offer(
     member: Member, rollouts: Sequence[Rollout], round_number: int = 1, curriculum: Curriculum = TINY_9
 ) -> None:
     """Offer rollouts at once, ignoring the pace."""
-    bodies, blobs = offers.encode(rollouts, round_number, "m", curriculum.specialties)
+    bodies, blobs = encoded(rollouts, round_number, "m", curriculum.specialties)
     for blob in blobs:
         member.hold(blob)
     for body in bodies:

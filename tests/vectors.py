@@ -26,7 +26,7 @@ from swarmd.exchange import acknowledgements, offers, wire
 from swarmd.exchange.offers import Offered
 from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT
-from tests.doubles import ListeningMember, memory_member
+from tests.doubles import ListeningMember, encoded, memory_member
 
 FOLDER = ROOT / "docs" / "vectors"
 ALICE, BOB, CAROL = (Identity(seed) for seed in (bytes(range(32)), bytes(32), b"\x01" * 32))
@@ -289,7 +289,7 @@ def blobs() -> Vectors:
         offered = {"specialty": "basic_arithmetic", "n": n, "author": author}
         return {**said, **offered, "id": content_id(blob).hex(), "blob": blob.hex()}
 
-    (_,), (packed,) = offers.encode([ROLLOUT], 3, "tiny", SPECIALTIES)
+    (_,), (packed,) = encoded([ROLLOUT], 3, "tiny", SPECIALTIES)
     content = unpack(packed)
     two = msgpack.packb([ALICE.public_key, wire.encode([ROLLOUT, ROLLOUT], 3, "tiny")])
     longer = content.replace(b"\xc4\x20", b"\xc5\x00\x20", 1)
@@ -325,13 +325,14 @@ def blob_reason(entry: Entry) -> str:
     assert content_id(blob).hex() == entry["id"]
     ref = TaskRef(entry["specialty"], entry["n"])
     author = entry["author"]
-    return named(offers.decode_blob(blob, Offered(author, ref, content_id(blob), len(blob), author)))
+    item = Offered(author, ref, content_id(blob), len(blob), author)
+    return named(offers.rollout_of(offers.decode_blob(blob), item))
 
 
 def answering() -> ListeningMember:
     """Return Alice's member, which holds the first good blob, to be asked by Bob from 203.0.113.7."""
     member = memory_member(MemorySwarm(), ALICE, lambda: NOW, topic=TOPIC)
-    for blob in offers.encode([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
+    for blob in encoded([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
         member.hold(blob)
     bob = Peer(BOB.peer_id, "/ip4/203.0.113.7/tcp/50000", "inbound", NOW)
     member.answers |= {
@@ -353,7 +354,7 @@ def answering() -> ListeningMember:
 def asks() -> Vectors:
     randbytes = Random(26).randbytes
     here, there = (twins.TwinSession(BOB, NOW - age, randbytes) for age in (60, 30))
-    (_,), (blob,) = offers.encode([ROLLOUT], 3, "tiny", SPECIALTIES)
+    (_,), (blob,) = encoded([ROLLOUT], 3, "tiny", SPECIALTIES)
     card = here.question(NOW)
     good = {
         "fetch": PeerRequest.BLOBS.message(content_id(blob)),

@@ -250,7 +250,7 @@ def bug_report(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Put versions, settings, status, figures and logs into one file, without secrets, and send nothing.
+    """Put versions, settings, status, figures, logs and events into one file, without secrets; send nothing.
 
     A terminal shows it first.
     """

@@ -316,6 +316,8 @@ class MetricsConfig(_Section):
         tuple[Literal["trackio", "wandb"], ...],
         Field(description='a list of "trackio", "wandb"'),
     ] = ()
+    # on: the recorded events (`exchange.replay`) also have the texts of rollouts.
+    record_texts: Literal["off", "on"] = "off"
 
 
 class NodeConfig(_Section):

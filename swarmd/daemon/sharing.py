@@ -26,8 +26,9 @@ from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledge
 from swarmd.exchange.driver import Driver
 from swarmd.exchange.events import Deliver
 from swarmd.exchange.exchange import KINDS, Exchange
+from swarmd.exchange.replay import Recording
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.state.folder import IDENTITY_FILE
+from swarmd.state.folder import EVENTS_FILE, IDENTITY_FILE
 from swarmd.state.status import PeerList, SwarmLabel, SwarmPart
 
 
@@ -65,6 +66,7 @@ class Participant:
         self.curriculum = curriculum = curriculum_of(config)
         self.roster, rng = Roster(), random.Random(secrets.randbits(64))
         self.exchange = Exchange(curriculum, config.round, config.sharing, model, rng)
+        self.exchange.record = Recording(self.exchange, config, folder / EVENTS_FILE, talk)
         self.driver = Driver(self.exchange, deliver, talk, self.roster.bad)
         self.identity, self.topic = (
             Identity.load_or_create(folder / IDENTITY_FILE),
@@ -120,7 +122,6 @@ class Participant:
     def status(self) -> SwarmPart:
         """Return the status of the swarm and of this node's part in it."""
         rejected = {reason: count for reason, count in self.member.rejected.items() if count}
-        exchange = structs.replace(self.exchange.market.figures(), bytes_out=self.member.server.sent)
         return SwarmPart(
             peer_id=self.identity.peer_id,
             name=nickname(self.identity.peer_id),
@@ -131,7 +132,7 @@ class Participant:
             addresses=sorted(self.member.addresses(), key=lambda address: PLACES.index(place(address))),
             rejected={reason.value: count for reason, count in rejected.items()},
             advice={reason.value: reason.remedy for reason in rejected if reason.remedy},
-            exchange=exchange,
+            exchange=structs.replace(self.exchange.market.figures(), bytes_out=self.member.server.sent),
             offers={"every": self.exchange.pacing.every},
             given=self.given.figures(),
             trouble=self.isolation.trouble,
@@ -139,8 +140,9 @@ class Participant:
 
     def peers(self) -> PeerList:
         """Return the known peers, with this node's score for each."""
-        said = self.exchange.market.authors
-        return peers_of(self.roster, self.member.peers(), time.time(), self.member.score, said)
+        return peers_of(
+            self.roster, self.member.peers(), time.time(), self.member.score, self.exchange.market.authors
+        )
 
     def _admitted(self, envelope: Envelope) -> None:
         self.roster.heard(envelope.author, time.time())

@@ -81,8 +81,7 @@ class Acknowledger:
     async def _tell(self, author: PeerId, rollouts: int) -> None:
         self._number += 1
         await self._ask(author, encode(self._number, rollouts), len(HEARD))
-        left = self._untold.pop(author, rollouts) - rollouts
-        if left > 0:
+        if (left := self._untold.pop(author, rollouts) - rollouts) > 0:
             self._untold[author] = left
 
 
@@ -106,12 +105,10 @@ class AcknowledgementCounter:
         except (msgspec.MsgspecError, RecursionError):
             return b""
         number, before = self._by.get(peer, (None, 0))
-        total = min(self._shared(), before + (said.rollouts if number != said.number else 0))
-        if total:
+        if total := min(self._shared(), before + (said.rollouts if number != said.number else 0)):
             self._by[peer] = (said.number, total)
         return HEARD
 
     def figures(self) -> GivenRollouts:
         """Return the figures for the status."""
-        used = sum(total for _, total in self._by.values())
-        return GivenRollouts(self._shared(), used, len(self._by))
+        return GivenRollouts(self._shared(), sum(total for _, total in self._by.values()), len(self._by))

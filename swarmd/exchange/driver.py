@@ -63,8 +63,7 @@ class Driver:
 
     def admitted(self, envelope: Envelope) -> bool:
         """Take an admitted frame; return whether there was room for it."""
-        room = self._events.statistics().current_buffer_used < MAX_EVENTS
-        if room:
+        if room := self._events.statistics().current_buffer_used < MAX_EVENTS:
             self.put(Admitted(envelope))
         return room
 
@@ -94,7 +93,7 @@ class Driver:
                     # No sequence number can be reserved.
                     self.put(SendFailed(str(error)))
             case Hold(blob):
-                member.hold(blob)
+                member.hold(blob.data)
             case Ask(number):
                 self._questions[number] = trio.CancelScope()
                 nursery.start_soon(self._ask, output, member)

@@ -7,6 +7,8 @@ be written to a file and replayed.
 import msgspec
 
 from p2p.types import MAX_QUESTION_BYTES, Envelope, PeerId, Reason
+from swarmd.exchange.offers import Blob, Offered
+from swarmd.exchange.wire import RolloutSet
 from swarmd.types import Lead, Rollout
 
 
@@ -15,16 +17,20 @@ class _Value(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admitted(_Value, frozen=True):
-    """A frame of another member passed admission (`p2p.admission.inbox`)."""
+    """A frame of another member passed admission (`p2p.admission.inbox`).
+
+    found: the decoded body, or the reason for rejecting it; None: not decoded yet.
+    """
 
     envelope: Envelope
+    found: RolloutSet | tuple[Offered, ...] | Reason | None = None
 
 
 class Answered(_Value, frozen=True):
     """An `Ask` ended without being cancelled. reply: None if the peer was not reached."""
 
     number: int
-    reply: bytes | None
+    reply: bytes | Blob | None
 
 
 class Connected(_Value, frozen=True):
@@ -48,10 +54,14 @@ class RoundBegan(_Value, frozen=True):
 
 
 class Share(_Value, frozen=True):
-    """The trainer shares its own rollouts of a round."""
+    """The trainer shares its own rollouts of a round.
+
+    blobs: of the rollouts; None for a rollout that no blob can hold. None in all: not encoded yet.
+    """
 
     rollouts: tuple[Rollout, ...]
     round: int
+    blobs: tuple[Blob | None, ...] | None = None
 
 
 class Useless(_Value, frozen=True):
@@ -84,7 +94,7 @@ class Send(_Value, frozen=True):
 class Hold(_Value, frozen=True):
     """Keep a blob for peers that ask for it (`p2p.blobs.BlobStore`)."""
 
-    blob: bytes
+    blob: Blob
 
 
 class Ask(_Value, frozen=True):

@@ -13,10 +13,11 @@
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES, content_id
-from p2p.types import Envelope, Reason
+from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
+from p2p.types import Reason
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.events import (
@@ -38,6 +39,7 @@ from swarmd.exchange.events import (
     WakeAt,
 )
 from swarmd.exchange.market import Market
+from swarmd.exchange.offers import Blob
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import Curriculum
@@ -73,28 +75,39 @@ class Exchange:
         rng: random.Random,
         whole: int = offers.WHOLE_BYTES,
     ) -> None:
-        self._curriculum, self._model, self._whole = curriculum, wire.model_for_others(model), whole
+        self.curriculum, self.model = curriculum, wire.model_for_others(model)
+        self.whole, self.rng, self._round = whole, rng, 0  # the round of the unsent rollouts
         self._out: list[Output] = []
-        heard = self._heard = Heard()
+        heard = self.heard = Heard()
         self.pacing = Pacing(heard, rng, curriculum.offers_a_second)
         self.market = Market(
             curriculum, round, sharing, rng, lambda output: self._out.append(output), heard.tried
         )
-        self._outgoing = Outgoing(self.pacing, round.max_age)
-        self.unsent: deque[Rollout] = deque(maxlen=MAX_UNSENT)  # own rollouts that wait to be encoded
-        self._round = 0  # the round of the unsent rollouts
+        self.outgoing = Outgoing(self.pacing, round.max_age)
+        # Own rollouts that wait to be encoded, with their blobs.
+        self.unsent: deque[tuple[Rollout, Blob | None]] = deque(maxlen=MAX_UNSENT)
         self._turn_at = -math.inf  # the earliest time of the next turn
         self._said = ""  # the last message to the operator
         self._wake_at = math.nan  # differs from any time, so the first `WakeAt` is sent
         self.shared = 0  # own rollouts that were sent or offered
+        # Called with each decoded event, its time and its outputs (`exchange.replay`).
+        self.record: Callable[[Event, float, Sequence[Output]], None] = lambda *_: None
 
     def handle(self, event: Event, now: float) -> Sequence[Output]:
         """Handle an event and return the outputs, in order. now: seconds of a monotonic clock."""
-        self._out = []
+        event = self._decoded(event)
+        try:
+            self._handle(event, now)
+        finally:
+            out, self._out = self._out, []
+            self.record(event, now, out)
+        return out
+
+    def _handle(self, event: Event, now: float) -> None:
         match event:
-            case Admitted(envelope):
-                self._admitted(envelope, now)
-            case Answered(number, reply):
+            case Admitted():
+                self._admitted(event, now)
+            case Answered(number, Blob() | None as reply):
                 self.market.answered(number, reply, now)
             case Connected(peers):
                 self.market.connected = peers
@@ -102,9 +115,9 @@ class Exchange:
                 self.market.begin(number, lead, now)
                 if lead is not None:
                     self._encode()
-                    self._outgoing.next_round()
-            case Share(rollouts, number):
-                self.unsent.extend(rollouts)
+                    self.outgoing.next_round()
+            case Share(rollouts, number, tuple() as blobs):
+                self.unsent.extend(zip(rollouts, blobs, strict=True))
                 self._round = number
             case Useless(authors):
                 self._out += [Report(author, Reason.USELESS) for author in authors]
@@ -117,53 +130,62 @@ class Exchange:
         if isinstance(event, Tick) or due != self._wake_at:
             self._wake_at = due
             self._out.append(WakeAt(due))
-        return self._out
 
     @property
     def waits(self) -> bool:
         """Whether own rollouts wait to be sent."""
-        return bool(self.unsent) or self._outgoing.waits
+        return bool(self.unsent) or self.outgoing.waits
 
-    def _admitted(self, envelope: Envelope, now: float) -> None:
-        self._heard.offer(envelope.author, envelope.group, now)
-        reason = (self._whole_set if envelope.kind == wire.KIND else self._offered)(envelope, now)
+    def _decoded(self, event: Event) -> Event:
+        """Return the event with the values of its bytes. Nothing else here depends on the bytes."""
+        match event:
+            case Admitted(envelope, None):
+                found = (
+                    wire.decode(envelope.body, envelope.author)
+                    if envelope.kind == wire.KIND
+                    else offers.decode(envelope, self.curriculum.specialties)
+                )
+                return Admitted(replace(envelope, body=b""), found)
+            case Answered(number, bytes() as reply):
+                return Answered(number, offers.decode_blob(reply, {id for _, id in self.market.under_way}))
+            case Share(rollouts, number, None):
+                blobs = (offers.packed_rollout(rollout, number, self.model) for rollout in rollouts)
+                return Share(rollouts, number, tuple(blobs))
+        return event
+
+    def _admitted(self, event: Admitted, now: float) -> None:
+        envelope, found = event.envelope, event.found
+        self.heard.offer(envelope.author, envelope.group, now)
+        match found:
+            case wire.RolloutSet(rollouts=rollouts):
+                self.market.deliver(found, envelope.group, self.market.board.round)
+                known = all(self.curriculum.trains_on(rollout.ref) for rollout in rollouts)
+            case tuple():
+                known = self.market.add(found, now) == len(found)
+        reason = found if isinstance(found, Reason) else None if known else Reason.UNKNOWN_TASK
         if reason is not None:
             self._out.append(Report(envelope.author, reason))
 
-    def _whole_set(self, envelope: Envelope, _now: float) -> Reason | None:
-        found = wire.decode(envelope.body, envelope.author)
-        if isinstance(found, Reason):
-            return found
-        self.market.deliver(found, envelope.group, self.market.board.round)
-        known = all(self._curriculum.trains_on(rollout.ref) for rollout in found.rollouts)
-        return None if known else Reason.UNKNOWN_TASK
-
-    def _offered(self, envelope: Envelope, now: float) -> Reason | None:
-        found = offers.decode(envelope, self._curriculum.specialties)
-        if isinstance(found, Reason):
-            return found
-        return None if self.market.add(found, now) == len(found) else Reason.UNKNOWN_TASK
-
     def _encode(self) -> None:
         """Encode the unsent rollouts: as one whole set if it is small enough, else as offers."""
-        rollouts = list(self.unsent)
-        self.unsent.clear()
-        if not rollouts:
+        if not self.unsent:
             return
-        body = wire.encode(rollouts, self._round, self._model)
-        if len(body) <= self._whole and len(rollouts) <= wire.MAX_ROLLOUTS:
-            self._outgoing.put(wire.KIND, body)
+        rollouts = [rollout for rollout, _ in self.unsent]
+        blobs = [(rollout.ref, blob) for rollout, blob in self.unsent if blob is not None]
+        self.unsent.clear()
+        body = wire.encode(rollouts, self._round, self.model)
+        if len(body) <= self.whole and len(rollouts) <= wire.MAX_ROLLOUTS:
+            self.outgoing.put(wire.KIND, body)
             self.shared += len(rollouts)
             return
-        bodies, blobs = offers.encode(rollouts, self._round, self._model, self._curriculum.specialties)
         if len(blobs) < len(rollouts):
             self._talk(TOO_LARGE)
-        for blob in blobs:
+        for _, blob in blobs:
             # Recorded, so that another author's offer of this blob is recognised as a copy.
-            self.market.author_of[content_id(blob)] = rollouts[0].author
+            self.market.author_of[blob.id] = rollouts[0].author
             self._out.append(Hold(blob))
-        for offer in bodies:
-            self._outgoing.put(offers.KIND, offer)
+        for offer in offers.encode(blobs, self._round, self.curriculum.specialties):
+            self.outgoing.put(offers.KIND, offer)
         self.shared += len(blobs)
 
     def _send(self, now: float) -> float:
@@ -173,7 +195,7 @@ class Exchange:
         if (turn := max(self._turn_at, self.pacing.next_at(now))) > now:
             return turn
         self._encode()
-        while (message := self._outgoing.pop(now)) is not None:
+        while (message := self.outgoing.pop(now)) is not None:
             self._out.append(Send(*message))
         self._turn_at = now + MIN_GAP_S
         return self._send(now)

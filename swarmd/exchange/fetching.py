@@ -8,7 +8,6 @@ HOLDER_TIMEOUT_S, even if no answer ever comes, and so does each fetch. `p2p.blo
 A fetch is in one State; NEXT is the table of transitions.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from enum import Enum
 from p2p.blobs.blobs import MISSING, content_id
 from p2p.types import PeerId, PeerRequest, Reason
 from swarmd.exchange.events import Ask, Cancel, Output, Report
-from swarmd.exchange.offers import Offered
+from swarmd.exchange.offers import Blob, Key, Offered
 
 # Most peers that are asked for one blob; some may have left.
 MAX_HOLDERS = 32
@@ -29,6 +28,8 @@ HEDGE_S = 0.5
 HEDGE_MISSING_S = 0.05
 # The time for one holder to answer.
 HOLDER_TIMEOUT_S = 10.0
+# The id of the answer of a holder that does not have the blob.
+_MISSING_ID = content_id(MISSING)
 # The delay until a holder that was not reached is asked once more: no other peer may have the blob.
 ASK_AGAIN_S = 1.0
 
@@ -98,11 +99,6 @@ class Fetch:
         self.state = NEXT[self.state, step]
 
     @property
-    def over(self) -> bool:
-        """Whether no holder is left to ask, and no question is open."""
-        return self.asked == len(self.holders) and not self.open and not self.again
-
-    @property
     def hopeless(self) -> bool:
         """Whether the likeliest holder does not have the blob."""
         return self.replies.get(self.holders[0]) is HolderReply.NO
@@ -110,8 +106,7 @@ class Fetch:
     def due(self, *, room: bool) -> float:
         """Return when the next question or timeout is due. room: whether another question may be asked."""
         asks = [*self.again.values(), *([self.next_at] if self.asked < len(self.holders) else [])]
-        ends = (question.ends for question in self.open.values())
-        return min(self.ends, *ends, *(asks if room else ()))
+        return min(self.ends, *(question.ends for question in self.open.values()), *(asks if room else ()))
 
     def settle(self, holder: PeerId, now: float) -> None:
         """Ask the next holder at once if this holder was the last one asked."""
@@ -123,45 +118,50 @@ class Fetcher:
     """Holds the running fetches. emit: called with each output, in order."""
 
     def __init__(self, emit: Callable[[Output], None]) -> None:
-        self._emit, self._numbers = emit, itertools.count(1)
-        self.under_way: list[Fetch] = []
-        self.open: dict[int, Fetch] = {}  # by the number of an open question
+        self._emit = emit
+        self.under_way: dict[Key, Fetch] = {}
+        self.asked = 0  # the number of the last question
         self.received = 0  # bytes of answers
+
+    @property
+    def open(self) -> dict[int, Fetch]:
+        """The fetches by the numbers of their open questions."""
+        return {number: fetch for fetch in self.under_way.values() for number in fetch.open}
 
     def begin(self, fetch: Fetch) -> None:
         fetch.holders = list(dict.fromkeys(fetch.holders))[:MAX_HOLDERS]
-        self.under_way.append(fetch)
+        self.under_way[fetch.item.key] = fetch
 
     def end(self, fetch: Fetch) -> None:
         """End a fetch and its questions."""
         for number in list(fetch.open):
             self._cancel(fetch, number)
-        self.under_way.remove(fetch)
+        del self.under_way[fetch.item.key]
 
-    def answered(self, number: int, reply: bytes | None, now: float) -> tuple[Fetch, bytes] | None:
+    def answered(self, number: int, reply: Blob | None, now: float) -> tuple[Fetch, Blob] | None:
         """Take a holder's answer; return the fetch that it ends, and its blob.
 
         An answer whose question is over is ignored.
         """
-        if (fetch := self.open.pop(number, None)) is None:
+        if (fetch := self.open.get(number)) is None:
             return None
         question = fetch.open.pop(number)
         holder = question.holder
-        self.received += len(reply or b"")
+        self.received += reply.size if reply else 0
         if reply is None:
             fetch.replies[holder] = HolderReply.FAILED
             if not question.again:
                 fetch.again[holder] = now + ASK_AGAIN_S
-        elif content_id(reply) == fetch.item.id:
+        elif reply.id == fetch.item.id:
             fetch.replies[holder] = HolderReply.YES
             self.end(fetch)
             return fetch, reply
-        elif reply == MISSING:
+        elif reply.id == _MISSING_ID:
             fetch.replies[holder] = HolderReply.NO
             if fetch.hopeless and holder == fetch.holders[0]:
                 # From here on all other holders together have one deadline.
                 fetch.ends = min(fetch.ends, now + ASK_AGAIN_S)
-        elif reply:
+        elif reply.size:
             self._emit(Report(holder, Reason.NOT_ASKED_FOR))
         fetch.settle(holder, now)
         return None
@@ -169,13 +169,15 @@ class Fetcher:
     def advance(self, now: float) -> Sequence[Fetch]:
         """Ask the holders that are due; return the fetches that ended without the blob."""
         ended = []
-        for fetch in list(self.under_way):
+        for fetch in list(self.under_way.values()):
             for number in [number for number, question in fetch.open.items() if question.ends <= now]:
                 fetch.settle(fetch.open[number].holder, now)
                 self._cancel(fetch, number)
             if now < fetch.ends:
                 self._ask_next(fetch, now)
-            if now >= fetch.ends or fetch.over:
+            # No holder is left to ask, and no question is open.
+            over = fetch.asked == len(fetch.holders) and not fetch.open and not fetch.again
+            if now >= fetch.ends or over:
                 self.end(fetch)
                 ended.append(fetch)
         return ended
@@ -184,7 +186,7 @@ class Fetcher:
     def due(self) -> float:
         """When `advance` has something to do."""
         room = len(self.open) < QUESTIONS_AT_ONCE
-        return min((fetch.due(room=room) for fetch in self.under_way), default=math.inf)
+        return min((fetch.due(room=room) for fetch in self.under_way.values()), default=math.inf)
 
     def _ask_next(self, fetch: Fetch, now: float) -> None:
         for holder in [holder for holder, at in fetch.again.items() if at <= now]:
@@ -197,11 +199,11 @@ class Fetcher:
             fetch.next_at = now + (HEDGE_MISSING_S if fetch.hopeless else HEDGE_S)
 
     def _ask(self, fetch: Fetch, holder: PeerId, now: float, *, again: bool = False) -> None:
-        number, at = next(self._numbers), fetch.item.at if holder == fetch.item.author else ""
-        fetch.open[number], self.open[number] = Asked(holder, now + HOLDER_TIMEOUT_S, again), fetch
+        self.asked, at = self.asked + 1, fetch.item.at if holder == fetch.item.author else ""
+        fetch.open[self.asked] = Asked(holder, now + HOLDER_TIMEOUT_S, again)
         fetch.replies[holder] = HolderReply.NOTHING
-        self._emit(Ask(number, holder, PeerRequest.BLOBS.message(fetch.item.id), fetch.size, at))
+        self._emit(Ask(self.asked, holder, PeerRequest.BLOBS.message(fetch.item.id), fetch.size, at))
 
     def _cancel(self, fetch: Fetch, number: int) -> None:
-        del fetch.open[number], self.open[number]
+        del fetch.open[number]
         self._emit(Cancel(number))

@@ -21,8 +21,8 @@ from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers
 from swarmd.exchange.events import Deliver, Hold, Output, Report
 from swarmd.exchange.fetching import HEDGE_S, Fetch, Fetcher, HolderReply, State, Step
-from swarmd.exchange.offers import Board, Offered
-from swarmd.exchange.serving import HARD, Serving
+from swarmd.exchange.offers import Blob, Board, Offered
+from swarmd.exchange.serving import HARD, MAX_AUTHORS, Serving
 from swarmd.exchange.wire import RolloutSet
 from swarmd.experience.batch import OfferChoice
 from swarmd.experience.pool import too_old
@@ -39,8 +39,6 @@ DOUBTFUL_FETCH_S = 2.0
 LATE_S = 2.0
 # Most other authors that are asked for a stranger's blob because they offer the same one.
 OTHER_AUTHORS = 4
-# Most authors that are remembered.
-MAX_AUTHORS = 4096
 # Most blobs that were fetched through a copied offer and are kept until their real author offers them.
 KEPT_COPIES = 16
 
@@ -65,19 +63,21 @@ class Market:
     ) -> None:
         self.board = Board(curriculum.trains_on, kept_rounds=round.max_age)
         self.serving, self.fetcher = Serving(round.wanted), Fetcher(emit)
-        varied = len(curriculum.specialties) > 1
         self.choice = OfferChoice[Offered](
-            sharing, round.wanted, lambda item: Author(item.author, item.group), varied=varied
+            sharing,
+            round.wanted,
+            lambda item: Author(item.author, item.group),
+            varied=len(curriculum.specialties) > 1,
         )
         self._rng, self._emit, self._tried = rng, emit, tried
         self._wanted, self._max_age = round.wanted, round.max_age  # rollouts of a round; rounds
         self._wanting = round.wanted  # rollouts that this round still lacks
         self.connected: tuple[PeerId, ...] = ()
-        self.under_way: dict[offers.Key, Fetch] = {}
+        self.under_way = self.fetcher.under_way
         # The round in which each author's rollout of a task was delivered.
         self._had: Latest[tuple[PeerId, TaskRef], int] = Latest(offers.MAX_TAKEN)
         self.author_of: Latest[bytes, PeerId] = Latest(offers.MAX_TAKEN)  # by the ids of blobs that we saw
-        self._copies: Latest[bytes, bytes] = Latest(KEPT_COPIES)  # by id
+        self._copies: Latest[bytes, Blob] = Latest(KEPT_COPIES)  # by id
         # Author -> (its last round, its model), as it says itself.
         self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)
         self._changed = False  # whether choosing again may find an offer
@@ -143,16 +143,17 @@ class Market:
     @property
     def holding(self) -> int:
         """How many places of the round are held by running fetches."""
-        on_time = [fetch for fetch in self.under_way.values() if fetch.state is State.ON_TIME]
-        return sum(not self.serving.on_trial(fetch.item.author) for fetch in on_time)
+        return sum(
+            fetch.state is State.ON_TIME and not self.serving.on_trial(fetch.item.author)
+            for fetch in self.under_way.values()
+        )
 
     @property
     def places(self) -> int:
         """How many places of the round are free. At most twice the wanted rollouts are fetched at a time."""
-        room = self._wanted + self._wanting - len(self.under_way)
-        return max(0, min(self._wanting - self.holding, room))
+        return max(0, self._wanting - max(self.holding, len(self.under_way) - self._wanted))
 
-    def answered(self, number: int, reply: bytes | None, now: float) -> None:
+    def answered(self, number: int, reply: Blob | None, now: float) -> None:
         """Take a holder's answer."""
         if (found := self.fetcher.answered(number, reply, now)) is not None:
             self._found(*found, now)
@@ -171,8 +172,8 @@ class Market:
                     self._changed = True
             if not self._changed:
                 break
-        on_time = [fetch for fetch in self.under_way.values() if fetch.state is State.ON_TIME]
-        return min(self.fetcher.due, *(fetch.since + LATE_S for fetch in on_time), math.inf)
+        late = (f.since + LATE_S for f in self.under_way.values() if f.state is State.ON_TIME)
+        return min(self.fetcher.due, *late, math.inf)
 
     def figures(self) -> ExchangeFigures:
         """Return the figures for the status, without the bytes that we serve."""
@@ -209,30 +210,32 @@ class Market:
         size = max(offer.size for offer in (item, *same))
         holders = [item.author, item.via, *(offer.author for offer in same), *self.connected]
         ends = now + DOUBTFUL_FETCH_S if self.serving.doubtful(item.author) else math.inf
-        fetch = self.under_way[item.key] = Fetch(item, size, holders, now, ends)
+        fetch = Fetch(item, size, holders, now, ends)
         if (blob := self._copies.get(item.id)) is not None:
             self._found(fetch, blob, now)
         else:
             self.fetcher.begin(fetch)
 
-    def _found(self, fetch: Fetch, blob: bytes, now: float) -> None:
+    def _found(self, fetch: Fetch, blob: Blob, now: float) -> None:
         """Deliver a blob's rollout if it matches its own author's offer; charge an author that copied it."""
         item, replies = fetch.item, fetch.replies
-        found = offers.decode_blob(blob, item)
+        found = offers.rollout_of(blob, item)
         # A copied offer does not harm the real author: if that author offers the same blob, it is used.
-        real = self._real(item, blob) if found is Reason.NOT_ITS_OWN else None
+        # The real author's offer of the blob.
+        named = self.board.offered.get((blob.author or item.author, item.id))
+        real = named if found is Reason.NOT_ITS_OWN and named and named.ref == item.ref else None
         self._end(fetch, Step.BAD_BLOB if real is None and isinstance(found, Reason) else Step.GOOD_BLOB)
         if replies.get(item.author) is HolderReply.NO and real is None:
             # Other peers have the blob: an offer without a blob behind it is a failure.
             self._charge(fetch, now)
         if isinstance(found, Reason):
             self._expose(item.author, found, fetch.since, now, copied=real is not None)
-        if found is Reason.NOT_ITS_OWN:
-            self.author_of[item.id] = offers.author_of(blob)
+        if found is Reason.NOT_ITS_OWN and blob.author is not None:
+            self.author_of[item.id] = blob.author
             self._copies[item.id] = blob
         if real is not None:
             self.board.take(real)
-            item, found = real, offers.decode_blob(blob, real)
+            item, found = real, offers.rollout_of(blob, real)
         if isinstance(found, Reason):
             self.missed += 1
             return
@@ -255,18 +258,12 @@ class Market:
         self._tried(author, False)
         self.serving.failed(author, HARD, since, now, copied=copied)
 
-    def _real(self, item: Offered, blob: bytes) -> Offered | None:
-        """Return the real author's offer of a blob, if the item's author copied it."""
-        real = self.board.offered.get((offers.author_of(blob), item.id))
-        return real if real is not None and real.ref == item.ref else None
-
     def _miss(self, fetch: Fetch, now: float) -> None:
         self.missed += 1
         self._charge(fetch, now)
 
     def _end(self, fetch: Fetch, step: Step) -> None:
         fetch.step(step)
-        del self.under_way[fetch.item.key]
         self._changed = True
 
     def _charge(self, fetch: Fetch, now: float) -> None:
@@ -278,8 +275,7 @@ class Market:
             return
         self._tried(author, False)
         patient = given >= MIN_FETCH_S or fetch.state is not State.DROPPED
-        cost = self.serving.cost(said, patient and author in self.connected, now)
-        if cost == HARD:
+        if (cost := self.serving.cost(said, patient and author in self.connected, now)) == HARD:
             # Remove the author's other offers; its later offers are accepted.
             self.board.take_down(author)
         if self.serving.failed(author, cost, since, now) and cost == HARD:

@@ -19,7 +19,8 @@ the real author loses nothing: each author's offers are kept separately.
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
@@ -98,24 +99,37 @@ class Offered:
 Key = tuple[PeerId, bytes]  # an offer's author and its blob's id
 
 
-def encode(
-    rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]
-) -> tuple[list[bytes], list[bytes]]:
-    """Encode offers, of at most OFFER_BYTES each, and the blobs that they name.
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A blob, or another answer to a question for one."""
 
-    A rollout over the limits of a blob is left out. Raises ValueError if `specialties` lacks a specialty.
+    id: bytes
+    size: int  # bytes
+    author: PeerId | None = None  # the author that it names; None if it cannot be decoded
+    found: wire.RolloutSet | Reason | None = None  # its rollout, or why it has none; None: our own
+    data: bytes = b""  # left out of recordings
+
+
+def packed_rollout(rollout: Rollout, round_number: int, model: str) -> Blob | None:
+    """Return the blob of our own rollout; None if it is over the limits of a blob."""
+    content = _Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model))
+    try:
+        data = pack(_encoder.encode(content))
+    except ValueError:
+        return None
+    return Blob(content_id(data), len(data), rollout.author, data=data)
+
+
+def encode(
+    blobs: Sequence[tuple[TaskRef, Blob]], round_number: int, specialties: Sequence[str]
+) -> Sequence[bytes]:
+    """Encode offers of blobs, each of at most OFFER_BYTES.
+
+    Raises ValueError if `specialties` lacks a specialty.
     """
-    blobs: list[bytes] = []
-    items: list[_Item] = []
-    for rollout in rollouts:
-        content = _Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model))
-        try:
-            blob = pack(_encoder.encode(content))
-        except ValueError:
-            continue
-        items.append((specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob)))
-        blobs.append(blob)
-    return _bodies(round_number, items), blobs
+    return _bodies(
+        round_number, [(specialties.index(ref.specialty), ref.n, blob.size, blob.id) for ref, blob in blobs]
+    )
 
 
 def join(bodies: Sequence[bytes]) -> list[bytes]:
@@ -124,12 +138,14 @@ def join(bodies: Sequence[bytes]) -> list[bytes]:
     All merged offers get the round of the first one.
     """
     parsed = [_decoder.decode(body) for body in bodies]
-    items = [
-        (index, n, size, offer.ids[at * ID_BYTES : (at + 1) * ID_BYTES])
-        for offer in parsed
-        for at, (index, n, size) in enumerate(zip(offer.specialties, offer.ns, offer.sizes, strict=True))
-    ]
-    return _bodies(parsed[0].round, items)
+    return _bodies(
+        parsed[0].round,
+        [
+            (index, n, size, offer.ids[at * ID_BYTES : (at + 1) * ID_BYTES])
+            for offer in parsed
+            for at, (index, n, size) in enumerate(zip(offer.specialties, offer.ns, offer.sizes, strict=True))
+        ],
+    )
 
 
 def addressed(body: bytes, address: str) -> bytes:
@@ -160,12 +176,10 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
     if max(offer.specialties) >= len(specialties):
         return Reason.UNKNOWN_TASK
     author, via, group = envelope.author, envelope.via or envelope.author, envelope.group
-    where = unpacked(offer.at) if offer.at else ""
-    where = where if on_internet(where) else ""
-    items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
+    where = at if offer.at and on_internet(at := unpacked(offer.at)) else ""
     return tuple(
         Offered(author, TaskRef(specialties[index], n), name, size, via, group, at=where)
-        for index, n, name, size in items
+        for index, n, name, size in zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
     )
 
 
@@ -183,32 +197,31 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
     return [*found, _body(round_number, waiting)] if waiting else found
 
 
-def decode_blob(blob: bytes, item: "Offered") -> wire.RolloutSet | Reason:
+def decode_blob(data: bytes, wanted: Container[bytes] | None = None) -> Blob:
+    """Decode a holder's answer. Never raises.
+
+    wanted: the ids that were asked for; an answer with another id is not inflated. None: any id.
+    """
+    blob = Blob(content_id(data), len(data), None, Reason.UNDECODABLE, data)
+    with suppress(BadBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if wanted is None or blob.id in wanted:
+            parsed = _blob_decoder.decode(content := unpack(data))
+            if _encoder.encode(parsed) == content:
+                author = peer_id_of(parsed.author)
+                return replace(blob, author=author, found=wire.decode(parsed.body, author))
+    return blob
+
+
+def rollout_of(blob: Blob, item: Offered) -> wire.RolloutSet | Reason:
     """Return a blob's rollout, as a set of one, or the reason why it does not match its offer.
 
-    Never raises. blob: has the offered id, so the author of the offer is responsible for its content.
+    blob: has the offered id, so the author of the offer is responsible for its content.
     """
-    try:
-        content = unpack(blob)
-        parsed = _blob_decoder.decode(content)
-    except (BadBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Reason.UNDECODABLE
-    if _encoder.encode(parsed) != content:
-        return Reason.UNDECODABLE
-    if parsed.author != public_key_of(item.author):
-        return Reason.NOT_ITS_OWN
-    found = wire.decode(parsed.body, item.author)
-    if isinstance(found, Reason):
-        return found
-    if [rollout.ref for rollout in found.rollouts] != [item.ref]:
-        # Without this check a false label would attract nodes that lack a specialty.
-        return Reason.MISLABELLED
-    return found
-
-
-def author_of(blob: bytes) -> PeerId:
-    """Return the author that a blob names. blob: rejected by `decode_blob` as NOT_ITS_OWN."""
-    return peer_id_of(_blob_decoder.decode(unpack(blob)).author)
+    found = blob.found if blob.author in (None, item.author) else Reason.NOT_ITS_OWN
+    if not isinstance(found, wire.RolloutSet):
+        return found or Reason.UNDECODABLE
+    # Without this check a false label would attract nodes that lack a specialty.
+    return found if [rollout.ref for rollout in found.rollouts] == [item.ref] else Reason.MISLABELLED
 
 
 def _body(round_number: int, items: Sequence[_Item]) -> bytes:

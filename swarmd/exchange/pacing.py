@@ -118,9 +118,8 @@ class Heard:
 
     def _strangers(self) -> float:
         """Return the weight, from 0 to 1, of an author that never served."""
-        if not self._tries:
-            return 0.0 if self._proven else 1.0
-        return sum(served for _, served in self._tries) / len(self._tries)
+        known = [served for _, served in self._tries] or [not self._proven]
+        return sum(known) / len(known)
 
     def _forget(self, now: float) -> None:
         self._now = now
@@ -168,8 +167,7 @@ class Pacing:
         self._sent_at, self._gap = now, self._rng.uniform(1 - SPREAD, 1 + SPREAD)
 
     def _correct(self, now: float) -> None:
-        paced = not math.isinf(self.pace)
-        if paced and now < self._correct_at:
+        if (paced := not math.isinf(self.pace)) and now < self._correct_at:
             return
         authors, (short, long) = self._heard.authors(now), self._heard.rates(now)
         if paced:

@@ -48,7 +48,7 @@ MAX_AUTHORS = 4096
 
 
 @dataclass(slots=True)
-class _Record:
+class ServingRecord:
     credit: int = STRANGER_CREDIT
     serves: bool = False  # whether it has served
     failing: bool = False  # whether it has failed since it last served
@@ -66,7 +66,7 @@ class Serving:
         self._share = max(1, int(STRANGERS_SHARE * wanted))
         self._places = self._share  # places for strangers in this round
         self._strangers = STRANGERS_CREDIT
-        self._authors: Latest[PeerId, _Record] = Latest(MAX_AUTHORS)
+        self._authors: Latest[PeerId, ServingRecord] = Latest(MAX_AUTHORS)
         self._tried: set[PeerId] = set()  # authors on trial that were tried in this round
 
     def next_round(self) -> None:
@@ -108,18 +108,16 @@ class Serving:
 
     def serves(self, author: PeerId) -> bool:
         """Return whether the author has served us, and has not been set aside since."""
-        record = self._authors.get(author)
-        return record is not None and record.serves and record.credit > 0
+        return (record := self._authors.get(author)) is not None and record.serves and record.credit > 0
 
     def doubtful(self, author: PeerId) -> bool:
         """Return whether a fetch from the author gets little time."""
-        record = self._authors.get(author)
-        return (record is not None and record.failing) or (self._strangers == 0 and not self.serves(author))
+        failing = (record := self._authors.get(author)) is not None and record.failing
+        return failing or (self._strangers == 0 and not self.serves(author))
 
     def on_trial(self, author: PeerId) -> bool:
         """Return whether the author served once and failed since."""
-        record = self._authors.get(author)
-        return record is not None and record.serves and record.failing
+        return (record := self._authors.get(author)) is not None and record.serves and record.failing
 
     def aside(self, now: float) -> int:
         """Return how many authors are set aside."""
@@ -176,14 +174,10 @@ class Serving:
         untried = {item.author: item for item in trials if item.author not in self._tried}
         chosen = choice(list(untried.values()), max(0, count), rng)
         self._tried.update(item.author for item in chosen)
-        more = min(free, count) - len(chosen)
-        return (
-            [*chosen, *choice([item for item in trials if untried.get(item.author) is not item], more, rng)]
-            if more > 0
-            else chosen
-        )
+        rest = [item for item in trials if untried.get(item.author) is not item]
+        return [*chosen, *choice(rest, max(0, min(free, count) - len(chosen)), rng)]
 
-    def _record(self, author: PeerId) -> _Record:
-        record = self._authors.get(author) or _Record()
+    def _record(self, author: PeerId) -> ServingRecord:
+        record = self._authors.get(author) or ServingRecord()
         self._authors[author] = record
         return record

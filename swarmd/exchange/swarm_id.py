@@ -21,8 +21,7 @@ def curriculum_of(config: NodeConfig) -> Curriculum:
 
     The operator's own tasks and reward are loaded, once (`tasks.own_tasks`). Raises ConfigError.
     """
-    name = config.swarm.curriculum
-    if name == "auto":
+    if (name := config.swarm.curriculum) == "auto":
         name = (TINY_9 if config.model.name.startswith("tiny") else LADDER_9).name
     return find_curriculum(name, config.tasks.reward)
 

@@ -74,8 +74,7 @@ class VirtualNode:
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         self._play()
-        refused = self.member.refused()
-        return self.arrived.drain(), {reason.value: count for reason, count in refused.items()}
+        return self.arrived.drain(), {reason.value: n for reason, n in self.member.refused().items()}
 
     def charge(self, authors: Iterable[PeerId]) -> None:
         self._play(Useless(tuple(authors)))
@@ -94,7 +93,7 @@ class VirtualNode:
             case Send(kind, body):
                 self.member.publish(kind, body)
             case Hold(blob):
-                self.member.hold(blob)
+                self.member.hold(blob.data)
             case Ask(number):
                 self._events.append(Answered(number, self._answer(output)))
             case Deliver(rollout):

@@ -70,15 +70,21 @@ def model_for_others(name: str) -> str:
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
     """Return one body. Receivers refuse more than MAX_ROLLOUTS."""
-    parts = tuple(
-        _Rollout(
-            rollout.ref.specialty,
-            rollout.ref.n,
-            tuple(_Completion(c.text[:MAX_TEXT_CHARACTERS], c.ended) for c in rollout.completions),
+    return _encoder.encode(
+        _Body(
+            VERSION,
+            round_number,
+            model[:MAX_NAME_CHARACTERS],
+            tuple(
+                _Rollout(
+                    rollout.ref.specialty,
+                    rollout.ref.n,
+                    tuple(_Completion(c.text[:MAX_TEXT_CHARACTERS], c.ended) for c in rollout.completions),
+                )
+                for rollout in rollouts
+            ),
         )
-        for rollout in rollouts
     )
-    return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME_CHARACTERS], parts))
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:

@@ -28,6 +28,7 @@ IDENTITY_FILE = "identity.key"
 METRICS_FILE = "metrics.jsonl"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
+EVENTS_FILE = "events.jsonl"  # the exchange's events (`exchange.replay`)
 # Least free disk space when a node starts: two checkpoints of the model tiny have 20 MB.
 MIN_FREE_BYTES = 24_000_000
 # How long to wait for the lock. `in_use` holds it for an instant without owning the folder.
@@ -213,6 +214,7 @@ OF_THE_NODE: Final = (
         "sequence*",
         "checkpoints*",
         "metrics.jsonl*",
+        "events.jsonl*",
         "prompts.json*",
         "node.json*",
         "usage.json*",

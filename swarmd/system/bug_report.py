@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from swarmd.errors import CannotRecord, ConfigError
-from swarmd.state.folder import LOG_FILE, METRICS_FILE
+from swarmd.state.folder import EVENTS_FILE, LOG_FILE, METRICS_FILE
 
-# Bytes from the end of each log and of the metrics.
-_LAST_BYTES: Final = 256 * 1024
+# Bytes from the end of each file. The recorded events are whole, or they could not be replayed.
+_LAST_BYTES: Final = {
+    **dict.fromkeys((LOG_FILE, "trainer.log", METRICS_FILE), 256 * 1024),
+    **dict.fromkeys((EVENTS_FILE, f"{EVENTS_FILE}.1"), 64 * 1024 * 1024),
+}
 # Patterns of a secret's name and the separator before its value. "tokens" and "an unlikely token" are names
 # of figures, not of secrets.
 _WORDS: Final = r"(?:passwd|password|secret|(?:api|access|private)[_-]?key|credential)(?:s|[_-][a-z_-]+)?"
@@ -71,11 +74,11 @@ def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: boo
     said: files that were already made. addresses: redact IP addresses, too.
     """
     found = dict(said)
-    for name in (LOG_FILE, "trainer.log", METRICS_FILE):
+    for name, most in _LAST_BYTES.items():
         try:
             with (folder / name).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
-                found[name] = file.read(_LAST_BYTES).decode("utf-8", "replace")
+                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                found[name] = file.read(most).decode("utf-8", "replace")
         except OSError as error:
             found[name] = f"{error.strerror}\n"
     return {name: redacted(text, home, addresses=addresses) for name, text in found.items()}

@@ -22,6 +22,7 @@ from p2p.blobs.blobs import BadBlob, content_id, unpack, zstd
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.types import PeerId, Verdict
+from swarmd.exchange import offers
 from swarmd.exchange.events import Ask, Output
 from swarmd.exchange.fetching import Fetch, Fetcher
 from swarmd.exchange.offers import Offered
@@ -104,8 +105,8 @@ def fetched(bomb: bytes) -> bytes | None:
     fetcher.begin(Fetch(item, len(bomb), [holder], 0.0))
     fetcher.advance(0.0)
     (ask,) = [output for output in outputs if isinstance(output, Ask)]
-    found = fetcher.answered(ask.number, bomb, 0.1)
-    return found[1] if found else None
+    found = fetcher.answered(ask.number, offers.decode_blob(bomb), 0.1)
+    return found[1].data if found else None
 
 
 def measured() -> dict[str, dict[str, float]]:

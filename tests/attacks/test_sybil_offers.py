@@ -30,7 +30,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Shares, show
-from tests.doubles import TOPIC, Clock
+from tests.doubles import TOPIC, Clock, encoded
 
 HONEST, OFFERED = 10, 8
 ROUND = 30.0  # seconds
@@ -80,7 +80,7 @@ class World:
             Rollout(TaskRef("bf", next(self.numbers)), (Completion(f"{text} {n}", ended=True),), who.peer_id)
             for n in range(count)
         ]
-        bodies, blobs = offers.encode(made, 1, "played", TINY_9.specialties)
+        bodies, blobs = encoded(made, 1, "played", TINY_9.specialties)
         for blob in blobs:
             self.stores[who.peer_id].put(blob)
         for body in bodies:

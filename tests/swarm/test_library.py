@@ -24,7 +24,7 @@ from swarmd.exchange import offers, wire
 from swarmd.library.joined_swarm import Questions
 from swarmd.types import Completion, Rollout, TaskRef
 from testbed.hostile_answers import CODE, DEEP, SLOW
-from tests.doubles import TIMEOUT_S
+from tests.doubles import TIMEOUT_S, encoded
 from tests.packaging.checkout import ROOT
 from tests.processes import wait_until
 from tests.swarm.test_join import COMMON
@@ -329,7 +329,7 @@ def test_a_hostile_member_neither_stops_nor_enters_the_collection(tmp_path: Path
         publish(
             wire.KIND, wire.encode([Rollout(TaskRef("no_such", 1), (Completion("x", True),), me)], 1, "m")
         )
-        bodies, _ = offers.encode(
+        bodies, _ = encoded(
             [Rollout(ref, (Completion("x" * 3000, True),), me) for ref in refs],
             1,
             "m",

@@ -22,7 +22,7 @@ from benchmarks.network.simulation.network import (
 )
 from benchmarks.network.simulation.nodes import CHARACTERS, LOCAL_ROLLOUTS
 from benchmarks.network.simulation.scenarios import Attack
-from p2p.blobs.blobs import ID_BYTES, MISSING, BlobServer, BlobStore, content_id
+from p2p.blobs.blobs import ID_BYTES, MISSING, BlobServer, BlobStore
 from p2p.envelope import seal
 from p2p.identity import Identity
 from swarmd.exchange import offers
@@ -133,11 +133,11 @@ class Liar(Hostile):
             Rollout(TaskRef(SAPO_9.specialties[0], self.rng.randrange(TRAINING_TASKS - 1)), texts, self.id)
             for _ in range(LOCAL_ROLLOUTS)
         ]
-        _, blobs = offers.encode(rollouts, 1, "simulated", SAPO_9.specialties)
-        for blob in blobs:
-            self._store.put(blob)
-        named = zip(rollouts, blobs, strict=True)
-        self.publish(_offer([(1, rollout.ref.n, len(blob), content_id(blob)) for rollout, blob in named]))
+        blobs = [(each.ref, offers.packed_rollout(each, 1, "simulated")) for each in rollouts]
+        named = [(ref, blob) for ref, blob in blobs if blob is not None]
+        for _, blob in named:
+            self._store.put(blob.data)
+        self.publish(_offer([(1, ref.n, blob.size, blob.id) for ref, blob in named]))
 
     def answer(self, asked: Asked) -> None:
         self.network.reply(self, asked, self._server(asked.asker.id, asked.ask.question))

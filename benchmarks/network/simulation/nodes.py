@@ -240,7 +240,7 @@ class Honest(Node):
                     self.handle(event)
             case Answered(number, reply):
                 if (ask := self.open.pop(number, None)) is not None:
-                    if reply is None or len(reply) <= 1:
+                    if not isinstance(reply, bytes) or len(reply) <= 1:
                         self.unserved.add(ask.peer)
                     self.handle(event)
             case Admitted() | Connected() | RoundBegan() | Share():
@@ -259,7 +259,7 @@ class Honest(Node):
             case Send(kind, body):
                 self._send(kind, body)
             case Hold(blob):
-                self._store.put(blob)
+                self._store.put(blob.data)
             case Ask(number):
                 assert number not in self.open, "a number is never used twice"
                 self.open[number] = output

@@ -16,7 +16,7 @@ import pytest
 
 from p2p.identity import Identity
 from swarmd.errors import CannotRecord
-from swarmd.state.folder import IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
+from swarmd.state.folder import EVENTS_FILE, IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
 from swarmd.state.logs import for_people, lines_of
 from swarmd.system.bug_report import redacted, write_report
 from swarmd.system.service import user_service
@@ -197,6 +197,8 @@ def test_a_report_lists_its_contents_and_leaves_secrets_out(
     (folder / "trainer.log").write_text(
         "GET http://ada:pa55@192.0.2.7/x?token=0123456789abcdef hf_abcdefghijklmnopqrstu\n"
     )
+    events = '[1.5,{"Tick":[]},"0123456789ab"]\n' * 10_000
+    (folder / EVENTS_FILE).write_text(events)
     said = run("bug-report", "--hide-addresses", "--out", out, "--state-dir", folder)
     assert (
         said.code == 0
@@ -215,11 +217,14 @@ def test_a_report_lists_its_contents_and_leaves_secrets_out(
         "swarmd.log",
         "trainer.log",
         "metrics.jsonl",
+        "events.jsonl",
+        "events.jsonl.1",
     }
     assert set(files) == expected and all(name in said.out for name in expected)
     everything = b"".join(files.values())
     for hidden in (secret, b"pa55", b"192.0.2.7", b"0123456789abcdef", b"hf_abc", str(tmp_path).encode()):
         assert hidden not in everything
+    assert files["events.jsonl"] == events.encode(), "a recording is whole, whatever its size"
     assert files["trainer.log"] == b"GET http://<secret>@<address>/x?token=<secret> <secret>\n"
     assert run("bug-report", "--yes", "--out", out, "--state-dir", folder).code == 2
 

@@ -38,7 +38,7 @@ from swarmd.state.status import NodeState, PauseCause, Status
 from swarmd.trainer.__main__ import NICE
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.types import Completion, Rollout, RoundLine, TaskRef
-from tests.doubles import TIMEOUT_S, until
+from tests.doubles import TIMEOUT_S, encoded, until
 
 ALONE = {"swarm": {"engine": "none"}}
 
@@ -126,7 +126,7 @@ def test_the_offers_of_a_node_carry_its_address(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(node.member.engine, "reached_at", lambda: "/ip4/11.0.0.7/tcp/4001")
     monkeypatch.setattr(node.member.engine, "publish", sent.append)
     rollout = Rollout(TaskRef("bf", 1), (Completion("1", True),), node.member.identity.peer_id)
-    (body,), _ = offers.encode([rollout], 1, "tiny", node.sharing.curriculum.specialties)
+    (body,), _ = encoded([rollout], 1, "tiny", node.sharing.curriculum.specialties)
     for kind in (offers.KIND, wire.KIND):
         node.member.publish(kind, body)
     assert [at in frame for frame in sent] == [True, False]

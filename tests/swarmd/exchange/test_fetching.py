@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from p2p.blobs.blobs import ID_BYTES, MISSING, BlobServer, BlobStore, content_id
 from p2p.types import PeerId, Reason, Unanswered
+from swarmd.exchange import offers
 from swarmd.exchange.events import Ask, Cancel, Output, Report
 from swarmd.exchange.fetching import (
     ASK_AGAIN_S,
@@ -98,10 +99,12 @@ class Peers:
                     return None
                 assert self.fetcher.due > trio.current_time()
                 with trio.move_on_at(self.fetcher.due):
-                    found = self.fetcher.answered(*await answered.receive(), trio.current_time())
+                    number, reply = await answered.receive()
+                    answer = None if reply is None else offers.decode_blob(reply)
+                    found = self.fetcher.answered(number, answer, trio.current_time())
                     if found is not None:
                         perform()
-                        return found[1]
+                        return found[1].data
 
 
 def gone() -> bytes:

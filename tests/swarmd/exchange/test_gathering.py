@@ -30,7 +30,7 @@ from swarmd.experience.batch import OfferChoice
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9, Curriculum
 from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
-from tests.doubles import TOPIC, Clock, gossip, identity, offer
+from tests.doubles import TOPIC, Clock, encoded, gossip, identity, offer
 
 
 @dataclass
@@ -337,7 +337,7 @@ async def test_a_copied_offer_is_charged_and_its_author_used(
     """A plagiarist's copy is heard and chosen before the author's offer is heard."""
     author, thief, b = joined(1, 2, 3, wanted=1)
     rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
-    (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
+    (body,), (blob,) = encoded([rollout], 1, "m", TINY_9.specialties)
     for holder in (author, thief) if serves else (author,):
         holder.member.hold(blob)
     async with running(b):
@@ -368,7 +368,7 @@ async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_t
     """Fetched once, it shows each thief, which pays with all its offers. None of them has the blob."""
     author, *others, b = joined(1, *range(3, 3 + thieves), 2, wanted=2)
     rollouts = [Rollout(TaskRef("bf", n), ANSWERS, author.id) for n in (7, 8)]
-    (body,), blobs = offers.encode(rollouts, 1, "m", TINY_9.specialties)
+    (body,), blobs = encoded(rollouts, 1, "m", TINY_9.specialties)
     for blob in blobs:
         author.member.hold(blob)
     only(b, b.id)
@@ -397,7 +397,7 @@ async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
 ) -> None:
     author, thief, b = joined(1, 2, 3, wanted=1)
     rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
-    (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
+    (body,), (blob,) = encoded([rollout], 1, "m", TINY_9.specialties)
     author.member.hold(blob)
     said = msgspec.msgpack.decode(body)
     said[3 if what == "task" else 4] = [5]
@@ -447,7 +447,7 @@ async def test_in_one_specialty_an_author_gets_all_places_of_peers_that_serve_no
     b.exchange(one, round, SharingSettings())
     async with running(b):
         for party in hostile:
-            for body in offers.encode(party.make(1), 1, "m", one.specialties)[0]:
+            for body in encoded(party.make(1), 1, "m", one.specialties)[0]:
                 party.member.publish(offers.KIND, body)
         honest.share(*range(8), curriculum=one)
         await settled(2 * MIN_FETCH_S)

@@ -16,6 +16,7 @@ from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import OFFER_BYTES, Board, Offered
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.doubles import encoded
 
 ME = Identity(bytes(32)).peer_id
 OTHER, THIRD = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
@@ -32,7 +33,7 @@ def envelope(body: bytes) -> Envelope:
 
 def test_offers_match_their_blobs() -> None:
     rollouts = [rollout(n, SPECIALTIES[n % 2]) for n in range(8)]
-    (offer,), blobs = offers.encode(rollouts, 5, "tiny", SPECIALTIES)
+    (offer,), blobs = encoded(rollouts, 5, "tiny", SPECIALTIES)
     decoded = offers.decode(envelope(offer), SPECIALTIES)
     assert not isinstance(decoded, Reason)
     assert [(o.author, o.via, o.ref, o.id, o.size) for o in decoded] == [
@@ -47,14 +48,17 @@ def test_offers_match_their_blobs() -> None:
         author, body = msgpack.unpackb(unpack(blob))
         assert author == public_key_of(ME) and msgpack.unpackb(body) == [1, 5, *content]
         item = Offered(ME, r.ref, content_id(blob), len(blob), ME)
-        assert offers.decode_blob(blob, item) == wire.RolloutSet(5, "tiny", (r,))
-        assert offers.decode_blob(blob, replace(item, author=OTHER)) is Reason.NOT_ITS_OWN
-        assert offers.author_of(blob) == ME
-        assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
+        found = offers.decode_blob(blob, {content_id(blob)})
+        assert offers.rollout_of(found, item) == wire.RolloutSet(5, "tiny", (r,))
+        assert offers.rollout_of(found, replace(item, author=OTHER)) is Reason.NOT_ITS_OWN
+        assert found.author == ME
+        assert offers.rollout_of(found, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
+        unasked = offers.decode_blob(blob, {b"another"})
+        assert unasked.found is Reason.UNDECODABLE and unasked.author is None
 
 
 def test_an_offer_carries_its_authors_address() -> None:
-    (offer,), _ = offers.encode([rollout(n) for n in range(3)], 5, "tiny", SPECIALTIES)
+    (offer,), _ = encoded([rollout(n) for n in range(3)], 5, "tiny", SPECIALTIES)
     for address, more in (
         ("/ip4/11.0.0.7/tcp/4001", 8),
         (f"/ip6/2600::7/tcp/4001/p2p/{OTHER}/p2p-circuit", 52),
@@ -76,19 +80,19 @@ def test_an_offer_carries_its_authors_address() -> None:
     fields = msgpack.unpackb(offer)
     for junk in (b"", bytes(5), bytes(51), 7, None, [bytes(6)]):
         assert offers.decode(envelope(msgpack.packb([*fields, junk])), SPECIALTIES) is Reason.UNDECODABLE
-    many, _ = offers.encode([rollout(10**8 + n) for n in range(200)], 1000, "m", SPECIALTIES)
+    many, _ = encoded([rollout(10**8 + n) for n in range(200)], 1000, "m", SPECIALTIES)
     through = f"/ip6/2600::7/tcp/4001/p2p/{OTHER}/p2p-circuit"
     assert all(900 < len(offers.addressed(body, through)) <= OFFER_BYTES for body in many[:-1])
 
 
 def test_an_offer_of_eight_is_small() -> None:
-    (offer,), _ = offers.encode([rollout(10**8 + n) for n in range(8)], 1000, "m", SPECIALTIES)
+    (offer,), _ = encoded([rollout(10**8 + n) for n in range(8)], 1000, "m", SPECIALTIES)
     assert len(offer) <= 180
 
 
 def test_a_large_set_makes_several_offers_and_nothing_is_lost() -> None:
     rollouts = [rollout(n) for n in range(150)]
-    bodies, blobs = offers.encode(rollouts, 1, "m", SPECIALTIES)
+    bodies, blobs = encoded(rollouts, 1, "m", SPECIALTIES)
     assert len(bodies) > 1 and all(len(body) <= OFFER_BYTES for body in bodies) and len(blobs) == 150
     items = [
         o for body in bodies for o in offers.decode(envelope(body), SPECIALTIES) if isinstance(o, Offered)
@@ -98,10 +102,10 @@ def test_a_large_set_makes_several_offers_and_nothing_is_lost() -> None:
 
 def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
     huge = Rollout(TaskRef("bf", 3), tuple(Completion("é" * 16_384, True) for _ in range(64)), ME)
-    (offer,), (blob,) = offers.encode([huge, rollout(4)], 1, "m", SPECIALTIES)
+    (offer,), (blob,) = encoded([huge, rollout(4)], 1, "m", SPECIALTIES)
     decoded = offers.decode(envelope(offer), SPECIALTIES)
     assert not isinstance(decoded, Reason) and [o.id for o in decoded] == [content_id(blob)]
-    assert offers.encode([huge], 1, "m", SPECIALTIES) == ([], [])
+    assert encoded([huge], 1, "m", SPECIALTIES) == ([], [])
 
 
 def test_eight_completions_of_the_greatest_length_fit_a_blob() -> None:
@@ -110,9 +114,9 @@ def test_eight_completions_of_the_greatest_length_fit_a_blob() -> None:
     texts = [" ".join(rng.choices(words, k=20_000))[: wire.MAX_TEXT_CHARACTERS] for _ in range(8)]
     assert {len(text) for text in texts} == {wire.MAX_TEXT_CHARACTERS}
     thought = Rollout(TaskRef("bf", 3), tuple(Completion(text, True) for text in texts), ME)
-    (offer,), (blob,) = offers.encode([thought], 1, "m", SPECIALTIES)
+    (offer,), (blob,) = encoded([thought], 1, "m", SPECIALTIES)
     (item,) = offers.decode(envelope(offer), SPECIALTIES)
-    found = offers.decode_blob(blob, item)
+    found = offers.rollout_of(offers.decode_blob(blob), item)
     assert not isinstance(found, Reason) and found.rollouts == (thought,)
 
 
@@ -297,7 +301,7 @@ def test_an_authors_offer_remains_when_a_copy_of_it_expires() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_to_a_blob_or_a_reason(content: bytes) -> None:
     for blob in (content, pack(content)) if content else ():
-        assert isinstance(offers.decode_blob(blob, offered(ME, 1)), Reason)
+        assert isinstance(offers.rollout_of(offers.decode_blob(blob), offered(ME, 1)), Reason)
 
 
 def test_the_choice_is_uniform_over_rollouts() -> None:

@@ -9,13 +9,14 @@ from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
 from swarmd.exchange.pacing import FEW_AUTHORS, FIRST_PACE, TARGET_PER_S, Heard, Outgoing, Pacing
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.doubles import encoded
 
 ME = Identity(bytes(32)).peer_id
 
 
 def offer(*ns: int) -> bytes:
     rollouts = [Rollout(TaskRef("bf", n), (Completion(f"answer {n}", True),), ME) for n in ns]
-    (body,), _ = offers.encode(rollouts, ns[0], "tiny", ("bf",))
+    (body,), _ = encoded(rollouts, ns[0], "tiny", ("bf",))
     return body
 
 

@@ -27,6 +27,7 @@ from swarmd.exchange.events import Deliver
 from swarmd.state.status import ModelDescription
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, RoundLine, TaskRef
+from tests.doubles import encoded
 
 OTHER = Identity(b"o" * 32)
 
@@ -70,7 +71,7 @@ class Played:
         rollout = Rollout(
             TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id
         )
-        (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
+        (body,), (blob,) = encoded([rollout], 1, "m", TINY_9.specialties)
         self.blobs[content_id(blob)] = blob
         self.gossip(offers.KIND, body)
 
