@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from swarmd.cli.options import AsJson, print_json
+from swarmd.cli.options import AsJson, answer, print_json
 from swarmd.errors import ConfigError, SwarmdError, command_for
 from swarmd.lab import EXPERIMENTS
 from swarmd.terminal import tell
@@ -179,31 +179,29 @@ def list_experiments(as_json: AsJson = False) -> None:
     from swarmd.lab.experiment import read_experiment
 
     found = [read_experiment(path) for path in sorted(EXPERIMENTS.glob("*.toml"))]
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "experiments": [
-                    {
-                        "name": one.name,
-                        "question": one.question,
-                        "expects": one.expects,
-                        "rounds": one.rounds,
-                        "seeds": one.seeds,
-                        "settings": [setting.name for setting in one.settings],
-                    }
-                    for one in found
-                ],
-            }
-        )
-        return
-    for one in found:
-        tell(
+    answer(
+        {
+            "schema": 1,
+            "experiments": [
+                {
+                    "name": one.name,
+                    "question": one.question,
+                    "expects": one.expects,
+                    "rounds": one.rounds,
+                    "seeds": one.seeds,
+                    "settings": [setting.name for setting in one.settings],
+                }
+                for one in found
+            ],
+        },
+        "\n".join(
             f"{one.name:16} {len(one.settings)} settings × {one.seeds} seeds, {one.rounds} rounds."
-            f" {one.question}",
-            sys.stdout,
-            indent=" " * 17,
-        )
+            f" {one.question}"
+            for one in found
+        ),
+        as_json,
+        indent=" " * 17,
+    )
 
 
 def _file(given: str) -> Path:

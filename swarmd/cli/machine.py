@@ -350,7 +350,6 @@ def serve(
 
 def models(
     device: DeviceName = None,
-    state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -358,19 +357,9 @@ def models(
 
     Downloads nothing.
     """
-    from swarmd.daemon.choices import trained_from
     from swarmd.policy.models.doctor import lines, list_models
-    from swarmd.policy.models.hub import REPOSITORIES
-    from swarmd.state.metrics import read_metrics
 
-    folder = as_state_dir(state_dir)
-    trained, _ = trained_from(folder)
-    name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
-    # Used for the median duration of a round.
-    seconds = [sum(line.seconds.values()) for line in read_metrics(folder / METRICS_FILE, 50) if line.seconds]
-    where, listed = list_models(
-        configured(config, {"device": device}).config, {name: seconds} if name else {}
-    )
+    where, listed = list_models(configured(config, {"device": device}).config)
     answer(
         {"schema": 1, "device": where, "models": [model.document() for model in listed]},
         "\n".join(lines(where, listed)),

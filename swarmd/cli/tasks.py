@@ -9,7 +9,6 @@ import typer
 
 from swarmd.cli.options import AsJson, answer, print_json
 from swarmd.errors import ConfigError, SwarmdError
-from swarmd.terminal import tell
 from swarmd.types import Completion, TaskRef
 
 if TYPE_CHECKING:
@@ -44,25 +43,26 @@ def list_tasks(
     from swarmd.tasks.own_tasks import find_curriculum
 
     chosen = [find_curriculum(curriculum)] if curriculum else list(CURRICULA.values())
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "curricula": [
-                    {
-                        "name": one.name,
-                        "digest": one.digest,
-                        "specialties": {name: dict(config) for name, config in sorted(one.configs.items())},
-                    }
-                    for one in chosen
-                ],
-            }
-        )
-        return
-    for one in chosen:
-        for name, config in sorted(one.configs.items()):
-            line = f"{one.name}  {name:<24} {json.dumps(dict(config)) if config else ''}".rstrip()
-            tell(line, sys.stdout, indent=" " * (len(one.name) + 27))
+    answer(
+        {
+            "schema": 1,
+            "curricula": [
+                {
+                    "name": one.name,
+                    "digest": one.digest,
+                    "specialties": {name: dict(config) for name, config in sorted(one.configs.items())},
+                }
+                for one in chosen
+            ],
+        },
+        "\n".join(
+            f"{one.name}  {name:<24} {json.dumps(dict(config)) if config else ''}".rstrip()
+            for one in chosen
+            for name, config in sorted(one.configs.items())
+        ),
+        as_json,
+        indent=" " * 35,
+    )
 
 
 @app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")

@@ -48,9 +48,8 @@ class AnswerLimits:
     def _limit(self, task: Task, all_lengths: Sequence[int]) -> int:
         # Logic tasks have several right answers, and one of them as an example.
         right = task.entry.get("answer") or task.entry.get("metadata", {}).get("example_answer") or ""
-        lengths: Sequence[int] = self.lengths.get(task.ref.specialty, ())
-        if right and len(lengths) < ENOUGH:
-            lengths = all_lengths
+        own = self.lengths.get(task.ref.specialty, ())
+        lengths = all_lengths if right and len(own) < ENOUGH else own
         return max(MEDIANS * median_high(lengths), FORM_TOKENS + len(str(right))) if lengths else 0
 
     def saw(self, local: Iterable[Scored], curriculum: Curriculum) -> None:

@@ -322,13 +322,13 @@ def _rows(facts: Sequence[tuple[str, str]], width: int, most: int) -> list[tuple
 def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:
     """Draw the running mean of the reward over rounds: `rows` lines with a scale, and one of labels."""
     means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
-    low, high = _scale(means)
+    high = max(0.1, math.ceil(max(means) * 20) / 20)
     text = Text.assemble(
         (f"reward, mean of the last {min(SMOOTH_ROUNDS, len(means))} rounds", "dim"),
         no_wrap=True,
     )
-    for row, line in enumerate(area(means, width - 6, rows, low, high)):
-        label = f"{high:.2f} " if row == 0 else f"{low:.2f} " if row == rows - 1 else " " * 5
+    for row, line in enumerate(area(means, width - 6, rows, high)):
+        label = f"{high:.2f} " if row == 0 else "0.00 " if row == rows - 1 else " " * 5
         text.append("\n" + label, "dim")
         text.append("│", "dim")
         text.append(line, "green")
@@ -337,19 +337,10 @@ def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> 
     return text
 
 
-def _scale(values: Sequence[float]) -> tuple[float, float]:
-    """Return the curve's limits: in steps of 0.05 around the values, at least 0.1 apart."""
-    low, high = math.floor(min(values) * 20) / 20, math.ceil(max(values) * 20) / 20
-    while high - low < 0.099:
-        low, high = max(0.0, low - 0.05), high + 0.05 if high < 1 else high
-    return low, high
-
-
-def area(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
-    """Draw the area under a curve through `values` as `rows` lines of `width` characters, in eighths."""
+def area(values: Sequence[float], width: int, rows: int, high: float) -> list[str]:
+    """Draw the area from 0 to a curve through `values` as `rows` lines of `width` characters, in eighths."""
     places = [round(at * (len(values) - 1) / max(1, width - 1)) for at in range(width)]
-    shares = [min(1.0, max(0.0, (values[place] - low) / (high - low))) for place in places]
-    heights = [max(1, round(8 * rows * share)) for share in shares]
+    heights = [max(1, round(8 * rows * min(1.0, values[place] / high))) for place in places]
     return [
         "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
         for row in reversed(range(rows))

@@ -6,7 +6,7 @@ downloaded.
 
 import time
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
@@ -205,9 +205,7 @@ class ListedModel:
     fit: Fit
     download: int  # bytes still to be fetched
     checkpoints: int  # bytes
-    seconds: float  # duration of a round
-    # `seconds` is the median of this many recorded rounds; 0: it is estimated from the device's speed.
-    measured: int
+    seconds: float  # duration of a round, estimated from the device's speed
 
     @property
     def rounds_an_hour(self) -> float:
@@ -228,21 +226,19 @@ class ListedModel:
                 "usable": plan.usable,
             },
             "disk": {"download": self.download, "checkpoints": self.checkpoints},
-            "seconds_a_round": {"value": _two_digits(self.seconds), "measured_rounds": self.measured},
+            "seconds_a_round": _two_digits(self.seconds),
             "rounds_an_hour": _two_digits(self.rounds_an_hour),
         }
 
 
 def list_models(
     config: NodeConfig,
-    recorded: Mapping[str, Sequence[float]],
     free: Callable[[torch.device], int] = free_memory,
     speed: Callable[[torch.device, torch.dtype], DeviceSpeed] | None = None,
 ) -> tuple[str, list[ListedModel]]:
     """Return the device and the fits of the named models on it, smallest model first.
 
-    recorded: durations in seconds of rounds that were played with a model, by its short name. free: returns
-        the free bytes of a device. Raises NoModel if the device is absent.
+    free: returns the free bytes of a device. Raises NoModel if the device is absent.
     """
     device = choose_device(config.model.device)
     speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
@@ -253,14 +249,14 @@ def list_models(
         use_threads(config, device, shape.parameters)
         if (way := (dtype, torch.get_num_threads())) not in speeds:
             speeds[way] = speed(device, dtype)
-        rounds = sorted(recorded.get(name, ()))
-        seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, speeds[way])
         found = Fit(source=name, shape=shape, device=device, dtype=dtype, work=work, plan=plan)
         fetched = name not in REPOSITORIES or isinstance(
             try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str
         )
         download = 0 if fetched else HUB_BYTES_PER_WEIGHT * shape.parameters
-        listed.append(ListedModel(found, download, _checkpoints(plan), seconds, len(rounds)))
+        listed.append(
+            ListedModel(found, download, _checkpoints(plan), estimate(shape, plan, work, speeds[way]))
+        )
     return str(device), listed[::-1]
 
 
@@ -326,18 +322,16 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
     for model in models:
         plan, size = model.fit.plan, model.fit.shape.parameters
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
-        seconds = "~" * (not model.measured) + f"{_two_digits(model.seconds):g} s"
-        hourly = f"slow: {_two_digits(model.rounds_an_hour):g} an hour"
-        slow = hourly if model.seconds > SLOW_ROUND_S else "yes"
-        here = slow + ", LoRA" * bool(plan.lora_rank) if plan.fits else f"no, {gigabytes(plan.usable)} usable"
+        rounds = f"slow: {_two_digits(model.rounds_an_hour):g} an hour" * (model.seconds > SLOW_ROUND_S)
+        fits = (rounds or "yes") + ", LoRA" * bool(plan.lora_rank)
         rows.append(
             (
                 model.fit.source,
                 weights,
                 gigabytes(expected_memory(model.fit)),
                 gigabytes(model.download + model.checkpoints),
-                seconds,
-                here,
+                f"~{_two_digits(model.seconds):g} s",
+                fits if plan.fits else f"no, {gigabytes(plan.usable)} usable",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -347,9 +341,9 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         (
             f"On {device}. Memory: of a round with answers of full length, with all processes; with less"
             " free, rounds are slower. Disk: the remaining download, and"
-            f" {KEPT_CHECKPOINTS} checkpoints. A round: the median of this state folder's rounds; with ~"
-            " it is estimated from this machine's speed, with answers of full length. Slow: the"
-            " number of rounds an hour. LoRA: trains an adapter instead of the weights."
+            f" {KEPT_CHECKPOINTS} checkpoints. A round: estimated from this machine's speed, with answers of"
+            " full length. Slow: the number of rounds an hour. LoRA: trains an adapter instead of the"
+            " weights."
         ),
         (
             "`swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a"

@@ -242,10 +242,10 @@ def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
 
 
 def test_the_curve_follows_the_values() -> None:
-    rising = area([0.0, 1.0], 10, 4, 0.0, 1.0)
+    rising = area([0.0, 1.0], 10, 4, 1.0)
     assert rising == ["     █████", "     █████", "     █████", "▁▁▁▁▁█████"]
-    assert area([0.5], 3, 4, 0.0, 1.0) == ["   ", "   ", "███", "███"]
-    assert area([0.3, 2.0], 2, 1, 0.0, 1.0) == ["▂█"]  # in eighths, and never beyond the top
+    assert area([0.5], 3, 4, 1.0) == ["   ", "   ", "███", "███"]
+    assert area([0.3, 2.0], 2, 1, 1.0) == ["▂█"]  # in eighths, and never beyond the top
 
 
 def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def test_an_event_at_which_the_exchange_failed_is_recorded_and_named(
     monkeypatch.setattr("swarmd.exchange.market.Market.answered", None)
     with pytest.raises(TypeError):
         exchange.handle(Answered(7, None), 9.0)
-    with pytest.raises(RuntimeError, match=r"line 11: Answered\(number=7\)"):
+    with pytest.raises(RuntimeError, match=r"line 11: Answered\(number=7, reply=None\)"):
         list(replay.replay(path))
 
 
