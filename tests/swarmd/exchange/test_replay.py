@@ -149,7 +149,7 @@ def test_the_command_prints_the_events_and_names_other_outputs(path: Path) -> No
     command = [sys.executable, "-m", "swarmd.exchange.replay", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr
-    assert "RoundBegan(number=2" in done.stdout and "-> Send(kind=offer" in done.stdout
+    assert "RoundBegan(number=2" in done.stdout and "-> Send(kind='offer'" in done.stdout
     lines = path.read_text().splitlines()
     lines[5] = lines[5].replace(lines[5].split('"')[-2], "0" * 12)
     path.write_text("\n".join(lines))
