@@ -71,7 +71,7 @@ def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
 def test_one_prediction_of_memory_and_time(run: Run, tmp_path: Path) -> None:
     """`models` and `doctor model` say the same; a node with tiny used 0.87 GB in all its processes."""
     common = ("--device", "cpu", "--state-dir", tmp_path)
-    listed = json.loads(run("models", *common, "--json").out)["models"]
+    listed = json.loads(run("models", "--device", "cpu", "--json").out)["models"]
     (tiny,) = (model for model in listed if model["name"] == "tiny")
     document = json.loads(run("doctor", "model", "tiny", *common, "--json").out)
     assert document["memory"] == tiny["memory"]["expected"]
