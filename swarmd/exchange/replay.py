@@ -259,8 +259,8 @@ def _restored(written: Any) -> Any:
 
 
 def words(value: object) -> str:
-    """Format a value for people: without long bytes, and peers by their nicknames."""
-    short = re.sub(r"b'[^']{64,}'|b\"[^\"]{64,}\"", "…", repr(value))
+    """Format a value for people: without long bytes and left-out texts, and peers by their nicknames."""
+    short = re.sub(r"b'[^']{64,}'|b\"[^\"]{64,}\"|x{8,}", "…", repr(value))
     return re.sub(r"12D3Koo\w+", lambda found: nickname(found[0]), short)
 
 
