@@ -55,7 +55,9 @@ def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
 
 
 def described(request: DescribeRequest) -> Reply:
-    return ModelDescriptions(contain(), {name: _tensors(name) for name in request.models})
+    # The models are loaded before the containment, which denies files.
+    models = {name: _tensors(name) for name in request.models}
+    return ModelDescriptions(contain(), models)
 
 
 def _tensors(model: str) -> ModelTensors:
