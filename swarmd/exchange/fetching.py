@@ -106,7 +106,8 @@ class Fetch:
     def due(self, *, room: bool) -> float:
         """Return when the next question or timeout is due. room: whether another question may be asked."""
         asks = [*self.again.values(), *([self.next_at] if self.asked < len(self.holders) else [])]
-        return min(self.ends, *(question.ends for question in self.open.values()), *(asks if room else ()))
+        ends = [self.ends, *(question.ends for question in self.open.values())]
+        return min([*ends, *asks] if room else ends)
 
     def settle(self, holder: PeerId, now: float) -> None:
         """Ask the next holder at once if this holder was the last one asked."""
@@ -168,18 +169,21 @@ class Fetcher:
 
     def advance(self, now: float) -> Sequence[Fetch]:
         """Ask the holders that are due; return the fetches that ended without the blob."""
-        ended = []
-        for fetch in list(self.under_way.values()):
+        # Time-outs and ends first: they make room for other fetches' questions.
+        for fetch in self.under_way.values():
             for number in [number for number, question in fetch.open.items() if question.ends <= now]:
                 fetch.settle(fetch.open[number].holder, now)
                 self._cancel(fetch, number)
-            if now < fetch.ends:
-                self._ask_next(fetch, now)
+        ended = [
+            fetch
+            for fetch in self.under_way.values()
             # No holder is left to ask, and no question is open.
-            over = fetch.asked == len(fetch.holders) and not fetch.open and not fetch.again
-            if now >= fetch.ends or over:
-                self.end(fetch)
-                ended.append(fetch)
+            if now >= fetch.ends or (fetch.asked == len(fetch.holders) and not fetch.open and not fetch.again)
+        ]
+        for fetch in ended:
+            self.end(fetch)
+        for fetch in self.under_way.values():
+            self._ask_next(fetch, now)
         return ended
 
     @property

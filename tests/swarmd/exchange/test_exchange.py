@@ -169,8 +169,8 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.lists(ACTIONS, max_size=60), st.integers(0, 3))
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(ACTIONS, min_size=20, max_size=60), st.integers(0, 3))
 def test_the_laws_hold_under_any_sequence_of_events(actions: list[Action], seed: int) -> None:
     played = Played(seed)
     play(played, actions)

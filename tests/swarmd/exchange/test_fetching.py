@@ -1,5 +1,6 @@
 """Fetching blobs from holders that are slow, empty, gone or lying, and serving them."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -42,6 +43,12 @@ def test_a_blob_is_given_and_counted() -> None:
     store.put(BLOB)
     server = BlobServer(store)
     assert [server(peer, ASKED) for peer in (A, B)] == [BLOB, BLOB] and server.sent == 2 * len(BLOB)
+
+
+def test_a_fetch_without_an_open_question_ends_even_if_no_question_may_be_asked() -> None:
+    item = Offered(A, TaskRef("bf", 1), NAME, len(BLOB), A)
+    fetch = Fetch(item, len(BLOB), [A, B], since=0.0, ends=9.0)
+    assert fetch.due(room=False) == 9.0 and fetch.due(room=True) == -math.inf
 
 
 class Peers:
