@@ -50,37 +50,19 @@ _VALUES: Mapping[str, Any] = {
     for of in (
         *get_args(Event),
         *get_args(Output),
-        *(
-            Asked,
-            Author,
-            Blob,
-            Completion,
-            Envelope,
-            Fetch,
-            HolderReply,
-            Lead,
-            Offered,
-            Reason,
-            ServingRecord,
-        ),
-        *(Rollout, State, TaskRef, wire.RolloutSet),
+        *(Asked, Author, Blob, Completion, Envelope, Fetch, HolderReply, Lead, Offered, Reason),
+        *(Rollout, ServingRecord, State, TaskRef, wire.RolloutSet),
     )
 }
 # Attributes that are parts of an exchange, or that its settings determine.
 _BUILT = (Board, Curriculum, Fetcher, Heard, Market, Outgoing, Pacing, Serving, Take, random.Random)
 
 
-# The objects that hold the state of an exchange.
 def _parts(exchange: Exchange) -> Sequence[object]:
+    """Return the objects that hold the state of an exchange."""
     market = exchange.market
     inner = (market.board, market.serving, market.fetcher, market.choice)
     return exchange, exchange.heard, exchange.pacing, exchange.outgoing, market, *inner
-
-
-# The fields of a struct or data class, by name.
-def _fields(value: object) -> Mapping[str, Any]:
-    names = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
-    return {name: getattr(value, name) for name in names}
 
 
 class Format:
@@ -122,7 +104,8 @@ class Format:
                 return [self._plain(each) for each in value]
             case list() | set() | deque():
                 return {"list": [self._plain(each) for each in value]}
-        return {type(value).__name__: [self._plain(kept, name) for name, kept in _fields(value).items()]}
+        names = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+        return {type(value).__name__: [self._plain(getattr(value, name), name) for name in names]}
 
 
 class Recording(Format):
@@ -154,7 +137,8 @@ class Recording(Format):
             self._say(f"{self._path}: {error.strerror}; events are not recorded until the next start")
 
     def _begin(self, now: float) -> None:
-        exchange, seed = self._exchange, secrets.randbits(64)
+        exchange = self._exchange
+        seed = exchange.rng.getrandbits(64)
         # The state of the random generator would be 625 numbers.
         exchange.rng.seed(seed)
         begun = {
@@ -203,8 +187,8 @@ def replay(path: Path) -> Iterator[tuple[int, float, Event, Sequence[Output], bo
         raise SwarmdError(f"{path}, line {number}: damaged, cut off or not a recording: {error}") from None
 
 
-# Builds the exchange that a file's first line describes.
 def _build(begun: Mapping[str, Any]) -> Exchange:
+    """Return the exchange that a file's first line describes."""
     sharing = SharingSettings(**begun["sharing"])
     if sharing.take not in TAKES:
         raise ValueError(f"sharing.take is a file of the node, {sharing.take}, which is not run here")

@@ -47,6 +47,23 @@ def test_a_recorded_run_has_the_same_outputs_again(actions: list[Action], seed: 
             assert redacted(text, Path("/home/ada"), addresses=True) == text
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(ACTIONS, max_size=60), st.integers(0, 3))
+def test_a_file_begins_with_the_whole_state(actions: list[Action], seed: int) -> None:
+    with TemporaryDirectory() as folder:
+        path, played = Path(folder, "events.jsonl"), Played(seed)
+        played.twin = None
+        play(played, actions)
+        recording = Recording(played.exchange, NodeConfig(round=ROUND), path, print)
+        recording(Tick(), played.now, ())
+        rebuilt = replay._build(replay._restored(json.loads(path.read_text())))
+        for part, other in zip(replay._parts(played.exchange), replay._parts(rebuilt), strict=True):
+            assert vars(part).keys() == vars(other).keys()
+            for name, value in vars(part).items():
+                if not (callable(value) or isinstance(value, replay._BUILT)):
+                    assert recording.line({name: value}) == recording.line({name: vars(other)[name]})
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "events.jsonl"
