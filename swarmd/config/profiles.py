@@ -25,7 +25,8 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
         "max_age": 1,
         "train": "on",
     },
-    "generate": {"temperature": 1.0},
+    # A fixed limit: the one that the node chooses is not the paper's.
+    "generate": {"temperature": 1.0, "max_new_tokens": 256},
     "train": {
         "learning_rate": 1e-3,
         "optimizer": "adamw",

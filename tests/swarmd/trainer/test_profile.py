@@ -114,6 +114,7 @@ def test_the_profile_matches_the_paper() -> None:
     train = PAPER.train
     assert (train.loss, train.clip_low, train.clip_high, train.importance_cap) == ("grpo", 0.2, 0.28, 0.0)
     assert (train.optimizer, train.learning_rate) == ("adamw", 1e-3)
+    assert (PAPER.generate.temperature, PAPER.generate.max_new_tokens) == (1.0, 256)
     # Zero advantages are dropped first; of the rest the choice is uniform: no weights, caps or gate.
     papers = {"share": "informative", "take": "uniform", "weigh": "paper", "caps": "off"}
     assert PAPER.sharing.model_dump() == papers
@@ -121,12 +122,13 @@ def test_the_profile_matches_the_paper() -> None:
 
 
 def test_the_table_is_played_with_the_papers_settings() -> None:
-    """But for the model, and its curriculum and rate."""
+    """But for the model, its curriculum, its rate and its short answers."""
     for setting in read_experiment(EXPERIMENTS / "sapo-table.toml").settings:
         for node in setting.nodes:
             assert (node.profile, node.sharing, node.gate) == ("sapo-paper", PAPER.sharing, PAPER.gate)
             assert (node.model.lora, node.round.max_age, node.train.importance_cap) == ("off", 1, 0.0)
             assert (node.swarm.curriculum, node.train.learning_rate) == ("tiny-9", 6e-4)
+            assert node.generate.max_new_tokens == 16
 
 
 def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
