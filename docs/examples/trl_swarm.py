@@ -35,4 +35,4 @@ with swarmd.join(curriculum="tiny-9", bootstrap=sys.argv[2:], folder=sys.argv[1]
         swarm=swarm,
     )
     trainer.train()
-    print(f"{trainer.replaced} groups of others trained on; {swarm.report()['cause']}")
+    print(f"{trainer.replaced} external groups trained on; {swarm.report()['cause']}")

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -52,8 +51,6 @@ RUN = {
         "swarmd-judge serve --config judge.toml",
         INVITED,
         "swarmd peers",
-        'swarmd chat "What is 12 + 30?"',
-        "swarmd models",
         "swarmd stop",
         JUDGED,
         "swarmd verify ID",
@@ -71,6 +68,8 @@ NOT_RUN = {
     "scripts/setup": "tests/packaging/test_scripts.py runs it",
     "scripts/terminal-picture": "tests/swarm/test_terminal_picture.py runs it",
     "swarmd join": "names the command of a step before it",
+    'swarmd chat "What is 12 + 30?"': "tests/swarmd/cli/test_machine.py runs it",
+    "swarmd models": "tests/swarmd/policy/test_listing.py runs it",
     "swarmd bootstrap": "tests/swarm/test_meeting.py runs it",
     "swarmd join --model smollm2-135m 'swarm:main,…'": "downloads a model",
     "swarmd lab run share.toml --seeds 5 --jobs 2": "is the experiment's other command, for two minutes",
@@ -111,9 +110,9 @@ def python_of(path: str) -> str:
     )
 
 
-def test_the_python_of_own_tasks_asks_and_scores_as_the_example_does() -> None:
-    said: dict[str, Any] = {}
-    exec(python_of("docs/own-tasks.md"), said)
+def test_the_python_of_own_tasks_asks_and_scores_as_the_example_does(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(python_of("docs/own-tasks.md"), encoding="utf-8")
+    said = runpy.run_path(str(tmp_path / "own.py"))
     example = runpy.run_path(str(ROOT / "docs" / "examples" / "sums.py"))
     assert said["specialties"] == example["specialties"]
     for specialty in said["specialties"]:
@@ -230,8 +229,6 @@ def test_two_friends_and_a_judge(tmp_path: Path) -> None:
             for person, process in ((you, node), (friend, joined))
         ]
         assert nickname(ids[1]) in you.types(next(run))
-        assert you.types(next(run)).strip(), "no answer"
-        assert "\ntiny " in you.types(next(run))
         you.types(stop := next(run))
         assert node.wait(TIMEOUT_S) == 0
         node = you.starts(next(run).replace("8400", str(port)))
@@ -289,4 +286,4 @@ def test_two_trl_trainers(tmp_path: Path) -> None:
         address = wait_until(lambda: re.search(r"\['(/ip4/[^']+)'", log.read_text()), every=0.2)[1]
         said = person.types(second.replace("ADDRESS", address))
         assert trainer.wait(TIMEOUT_S) == 0
-        assert "groups of others trained on" in said and "groups of others trained on" in log.read_text()
+        assert "external groups trained on" in said and "external groups trained on" in log.read_text()
