@@ -47,7 +47,8 @@ def share_group_of_host(host: str) -> str | None:
     It is `group_of_host`, except that each machine of a local network is a separate group. Somebody let that
     machine in, but it can make as many keys as it likes.
     """
-    return f"{LOCAL} {machine_of_host(host)}" if (group := group_of_host(host)) == LOCAL else group
+    group = group_of_host(host)
+    return f"{LOCAL} {machine_of_host(host)}" if group == LOCAL else group
 
 
 @lru_cache(maxsize=1 << 14)
@@ -115,9 +116,11 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         ip = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
         return None
-    return (_inner(ip) or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
+    return (_embedded(ip) or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
-def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    nat64 = ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None
-    return nat64 or ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address embeds, or None."""
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(ip.packed[12:])
+    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)

@@ -111,7 +111,7 @@ PURE = """
     swarmd/daemon/diagnosis/isolation.py swarmd/daemon/diagnosis/reachability_report.py
     swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
     swarmd/daemon/supervision/watchdog.py
-    swarmd/config/amounts.py swarmd/daemon/guest/limits.py
+    swarmd/config/amounts.py
     judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py
     judge/api/signing.py judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py p2p/latest.py

@@ -109,7 +109,7 @@ class RoundConfig(_Section):
 
 
 class GenerateConfig(_Section):
-    # 0: 16 for the tiny models; for others at most 256, chosen by `swarmd.trainer.answer_limits`.
+    # 0: 16 for the tiny models; for other models at most 256, chosen by `swarmd.trainer.answer_limits`.
     max_new_tokens: Annotated[int, Field(ge=0, le=32_768)] = 0
     # Below this limit, a division of logits in float32 gives infinity or NaN.
     temperature: Annotated[float, Field(ge=1e-6, le=10)] = 1.0

@@ -170,5 +170,5 @@ def _check(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
-def _wrong(what: str) -> ConfigError:
-    return ConfigError(f"the invitation cannot be used: {what}. Copy it again, whole.")
+def _wrong(fault: str) -> ConfigError:
+    return ConfigError(f"the invitation cannot be used: {fault}. Copy it again, whole.")

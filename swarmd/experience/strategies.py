@@ -87,7 +87,8 @@ class Success:
 
     @property
     def overall(self) -> float:
-        return sum(self.right.values()) / seen if (seen := sum(self.seen.values())) else MIN_SUCCESS
+        seen = sum(self.seen.values())
+        return sum(self.right.values()) / seen if seen else MIN_SUCCESS
 
 
 # Which of a round's local rollouts to share.

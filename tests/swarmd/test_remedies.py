@@ -266,7 +266,6 @@ ALWAYS = {
     "swarmd/daemon/diagnosis/": "tables, which are walked above",
     "swarmd/cli/": "examples",
     "p2p/peers/mdns.py:run": "runs only if it is on",
-    "swarmd/daemon/guest/limits.py:changed": "said if the engine cannot pace",
     "swarmd/policy/models/fit.py:_alternatives": "tries each change",
     "swarmd/policy/models/lora.py:require_nf4": "called for nf4 alone",
     "swarmd/policy/training/learner.py:step": "said if no weight is an adapter's",

@@ -79,7 +79,7 @@ class Cause:
 # Beginning of the cause that reports do not call bad: somebody has to found a swarm.
 FIRST_HERE = "you are the first here"
 TWIN = Cause(
-    "another node runs with this node's key: {what}",
+    "another node runs with this node's key: {order}",
     "members show each node the other one's signed card",
     "stop one of the two: a second node needs another --state-dir; of a copy delete identity.key",
 )
@@ -111,7 +111,7 @@ def port_taken(listen: Sequence[str], ports: Collection[int], peer: PeerId) -> T
 def twin_trouble(later: bool) -> Trouble:
     """Describe the trouble of two running nodes with the same key."""
     return TWIN.trouble(
-        what=(
+        order=(
             "it started earlier, so this one stays out of the swarm until it stops"
             if later
             else "it started later, and stays out of the swarm until this one stops"

@@ -1,4 +1,4 @@
-"""Decides when the node pauses, and gives each pause's cause, end and remedy. Pure.
+"""Decides when the node pauses, and gives each pause's cause, end and remedy; keeps its CPU share. Pure.
 
 A load that fluctuates around its limit would stop and start the node all the time. So a pause for the load
 ends only after a quiet time.
@@ -16,6 +16,10 @@ from swarmd.state.status import PauseCause
 
 # A pause for the load ends after the load was below its limit for this many seconds.
 QUIET_S: Final = 30.0
+# Seconds of unused share that may be saved up: after a pause the node must not run at full speed for long.
+CREDIT_S: Final = 2.0
+# Seconds of exceeded share that are remembered at most: a single step of a large model takes long.
+DEBT_S: Final = 3600.0
 OVERRIDE: Final = "swarmd resume goes on all the same"
 
 
@@ -104,3 +108,18 @@ def out_of_budget(budget: int | None, moved: int, now: float) -> PauseCause | No
     day = datetime.fromtimestamp(end).strftime("%d %B").lstrip("0")
     cause = f"this month's {budget / 1e9:g} GB are used up: it trains alone"
     return PauseCause("month", cause, end, f"on {day}", "raise limits.month, and join again")
+
+
+class CpuShare:
+    """Keeps the CPU share. cores: CPU seconds per second that all processes together may use."""
+
+    def __init__(self, cores: float, now: float) -> None:
+        self._cores, self._at, self._left = cores, now, 0.0
+
+    def spent(self, cpu_seconds: float, now: float) -> bool:
+        """Charge CPU seconds spent since the last call; return whether the node must rest now."""
+        gained, self._at = max(0.0, now - self._at) * self._cores, now
+        self._left = max(
+            -DEBT_S * self._cores, min(CREDIT_S * self._cores, self._left + gained) - cpu_seconds
+        )
+        return self._left < 0

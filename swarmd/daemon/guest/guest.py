@@ -25,11 +25,11 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.hours import clock_words
 from swarmd.daemon.guest.conditions import (
     OVERRIDE,
+    CpuShare,
     MachineFacts,
     PauseConditions,
     out_of_budget,
 )
-from swarmd.daemon.guest.limits import CpuShare
 from swarmd.daemon.guest.meters import ProcessMeter
 from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes

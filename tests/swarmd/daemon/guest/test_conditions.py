@@ -8,12 +8,12 @@ import pytest
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import (
     QUIET_S,
+    CpuShare,
     MachineFacts,
     PauseConditions,
     month_end,
     out_of_budget,
 )
-from swarmd.daemon.guest.limits import CpuShare
 
 NOON = datetime(2026, 11, 23, 12, 0).timestamp()
 
