@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+import msgspec
 
 from swarmd.config.messages import key_name, shown
 from swarmd.errors import NoModel
@@ -215,12 +215,7 @@ def weight_map(folder: Path, source: str) -> dict[str, Stored]:
     if not index and not (folder / WEIGHTS).exists():
         raise no_model(folder, source, WEIGHTS)
     for name in weight_names(folder, source):
-        try:
-            with safe_open(plain_file(folder / name, source), framework="np") as file:
-                shapes = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise _not_whole(folder / name, source, str(error)) from None
-        for tensor, shape in shapes.items():
+        for tensor, shape in _shapes(plain_file(folder / name, source), source).items():
             if tensor in found:
                 raise _bad_index(
                     folder, source, f"{shown(tensor)} is in both {found[tensor].file} and {name}"
@@ -230,6 +225,31 @@ def weight_map(folder: Path, source: str) -> dict[str, Stored]:
         if tensor not in found or found[tensor].file != name:
             raise _bad_index(folder, source, f"the index has {shown(tensor)} in {name}, which lacks it")
     return found
+
+
+class _Tensor(msgspec.Struct):
+    """An entry of a safetensors header, without its dtype. `__metadata__` has neither field."""
+
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def _shapes(path: Path, source: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a safetensors file, from its header.
+
+    The library would load numpy, which takes 16 MB of the daemon's memory. It checks the file once more when
+    the trainer loads it. Raises NoModel.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = msgspec.json.decode(file.read(length), type=dict[str, _Tensor])
+    except (OSError, ValueError, RecursionError) as error:
+        raise _not_whole(path, source, str(error)) from None
+    end = max((tensor.data_offsets[1] for tensor in header.values()), default=0)
+    if 8 + length + end != path.stat().st_size:
+        raise _not_whole(path, source, "its tensors do not end where the file ends")
+    return {name: tensor.shape for name, tensor in header.items() if name != "__metadata__"}
 
 
 def _index(folder: Path, source: str) -> dict[str, str]:
