@@ -29,6 +29,7 @@ from benchmarks.judge.load import cpu_seconds
 from judge.figures.comparison import comparison_document
 from judge.figures.intervals import always
 from judge.figures.leaderboard import WINDOW_QUESTIONS, BoardView
+from judge.pages.rendering import NAVIGATION
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import LAPSED, Store
@@ -54,9 +55,7 @@ MODELS = (
 EPOCH = time.time() - 35 * 86_400  # some peers are seen today
 AT_A_TIME = 50_000  # rows
 SINGLE = (
-    "/swarm",
-    "/join",
-    "/about",
+    *(path for path, _ in NAVIGATION if path not in ("/", "/compare")),  # these are asked with a query
     "/metrics",
     "/healthz",
     "/openapi.json",

@@ -36,7 +36,8 @@ PEER = SigningPeer(1).identity.peer_id
 INVITATION = write_invitation(
     Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge="https://judge.example")
 )
-PAGES = ["/", "/swarm", "/compare", "/join", "/about", f"/nodes/{PEER}", "/nodes/nobody"]
+MENU = [path for path, _ in rendering.NAVIGATION]
+PAGES = [*MENU, f"/nodes/{PEER}", "/nodes/nobody"]
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +193,7 @@ async def test_the_front_page_describes_the_swarm_and_links_to_the_other_pages(
         < page.text.index("Leaderboard", page.text.index("nodes now"))
         < page.text.index("Questions")
     )
-    assert {"/join", "/about", "/compare", "/swarm", "/openapi.json"} <= {
-        value for name, value in page.attributes if name == "href"
-    }
+    assert {*MENU, "/openapi.json"} <= {value for name, value in page.attributes if name == "href"}
     assert (
         "nothing about a model" not in page.text
         and "nothing about a model" in hostile.Parsed((await site.get("/about")).text).text
@@ -270,8 +269,7 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
         node, http = SigningPeer(1).identity.peer_id, court.http
         entry = (await http.get(f"/v1/peers/{node}")).json()["evaluations"][0]["evaluation"]
         for path in (
-            "/",
-            "/swarm",
+            *MENU,
             f"/nodes/{node}",
             f"/evaluations/{entry}",
             f"/v1/peers/{node}",

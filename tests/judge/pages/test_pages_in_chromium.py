@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from judge.pages.rendering import NAVIGATION
 from testbed.chromium import Tab, binary, chromium
 from testbed.judge_process import serving
 from testbed.signing_peer import SigningPeer, answering, wish
@@ -29,11 +30,7 @@ pytestmark = [
 ]
 
 WITHOUT_NODES = [
-    "/",
-    "/swarm",
-    "/compare",
-    "/join",
-    "/about",
+    *(path for path, _ in NAVIGATION),
     "/?q=nothing",
     "/nodes/nobody",
 ]
