@@ -1,8 +1,8 @@
 """The p2p engines by name. An engine moves frames between nodes, and is imported only if it is chosen.
 
-`libp2p` and `memory` are built in. Other packages can add engines by an entry point in the group
-`swarmd.p2p_engines`. It names a callable with the arguments of `p2p.engines.network_engine.NetworkEngine`
-that returns a `P2pEngine` (for an example see `engines/hivemind/`).
+`libp2p` is built in. Other packages can add engines by an entry point in the group `swarmd.p2p_engines`. It
+names a callable that returns a `P2pEngine` and takes the arguments of
+`p2p.engines.network_engine.NetworkEngine`, except `rate_limit` (for an example see `engines/hivemind/`).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from p2p.types import P2pEngine
 GROUP: Final = "swarmd.p2p_engines"
 BUILT_IN: Final = {
     "libp2p": EntryPoint("libp2p", "p2p.engines.libp2p.engine:Libp2pEngine", GROUP),
-    "memory": EntryPoint("memory", "p2p.engines.memory:MemoryEngine", GROUP),
 }
 
 

@@ -35,7 +35,7 @@ def _p2p_engine(name: str) -> str:
     own = ("libp2p", "none")
     if name in own:
         return name
-    known = [*own, *sorted(offered().keys() - {"memory", *own})]
+    known = [*own, *sorted(offered().keys() - set(own))]
     if name not in known:
         packages = (
             '; "hivemind" comes with the package swarmd-engine-hivemind'
