@@ -22,6 +22,7 @@ from swarmd.experience.strategies import (
     beside_a_pair,
 )
 from swarmd.types import Author, Lead, Scored
+from tests import ROOT
 from tests.swarmd.experience.conftest import scored
 
 POOL = [
@@ -51,6 +52,14 @@ def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_w
     papers = SharingSettings(weigh="paper", caps="off").model_dump()
     assert [*(next(iter(table)) for table in (SHARES, TAKES, WEIGHS)), "off"] == list(papers.values())
     assert SharingSettings().model_dump() == papers | {"weigh": "positive", "caps": "on"}
+
+
+def test_the_document_has_each_strategy() -> None:
+    document = (ROOT / "docs" / "experiments.md").read_text()
+    for key, table in (("share", SHARES), ("take", TAKES), ("weigh", WEIGHS)):
+        rows = document.partition(f"| `sharing.{key}` |")[2].partition("\n| `")[0]
+        missing = [name for name in table if not name.endswith(".py") and f" `{name}` |" not in rows]
+        assert not missing, f"add rows of sharing.{key} to docs/experiments.md: {missing}"
 
 
 def test_each_take_strategy_weighs_its_preference() -> None:

@@ -140,6 +140,11 @@ CASES = {
 }
 
 
+def test_each_loss_has_a_case() -> None:
+    cases = {case.asked.get("loss", "grpo") for case in CASES.values()}
+    assert cases == set(losses.LOSSES), "add the loss to CASES, with its definition written out"
+
+
 def reference(network, chat: Chat, batch: list[Scored], temperature: float, case: Case = CASES["grpo"]):
     """One rollout at a time, padded on both sides as TRL does, every logit, straight from the definition."""
     weights = [p for p in network.parameters() if p.requires_grad]

@@ -351,7 +351,7 @@ def test_the_cpu_share_is_of_a_containers_quota(
     assert (node.told == [link.Pause(brief=True)]) is rests
 
 
-def test_the_usage_of_other_programs_is_counted_over_restarts(tmp_path: Path) -> None:
+def test_help_to_other_nodes_is_counted_over_restarts(tmp_path: Path) -> None:
     for used in (5, 2):  # of each run
         node = Played(tmp_path)
         for node.helped in (used - 1, used, used, 0):  # those who used them may be forgotten

@@ -12,6 +12,7 @@ from swarmd.daemon.guest.meters import FIND_EVERY_S, ProcessMeter
 from swarmd.daemon.guest.usage import DAYS_KEPT, SAVE_EVERY_S, UsageLedger
 from swarmd.daemon.local_api.status_words import cost_words
 from swarmd.state.status import Usage
+from tests import ROOT
 from tests.doubles import Clock
 
 DAY = 86_400.0
@@ -32,6 +33,12 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     assert (total.bytes_up, total.bytes_written, total.helped) == (2000, 8192, 6)
     assert [row.bytes_down for row in shown.days] == [2000, 2000]
     assert cost_words(today) == "0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written"
+
+
+def test_the_document_has_each_figure() -> None:
+    document = (ROOT / "docs" / "guest.md").read_text()
+    missing = [name for name in Usage.__struct_fields__ if f"`{name}`" not in document]
+    assert not missing, f"add rows to the table of docs/guest.md: {missing}"
 
 
 def test_saved_usage_is_there_after_a_restart(tmp_path: Path) -> None:
