@@ -1,6 +1,6 @@
 """The losses, their keys of `[train]`, and the means over a batch.
 
-This module is pure. A new loss is a row of LOSSES and changes only this file.
+This module is pure. A new loss is a row of LOSSES, a new mean a row of MEANS.
 
 Every tensor is flat, with one element per completion token. A batch's loss is the sum over its completion
 tokens of the token's loss times its weight in the mean. The configuration imports this module in processes
