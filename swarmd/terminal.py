@@ -37,6 +37,11 @@ def duration_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def bytes_words(count: float) -> str:
+    """Format a number of bytes: "0.3 MB", "1.25 GB"."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
     """Print a message for people, by default on standard error, and flush it.
 

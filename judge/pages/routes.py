@@ -55,7 +55,7 @@ GROUP_TITLES = {
     "version": "Version",
     "sharing": "Swarm or solo",
     "hardware": "Hardware",
-    "strategy": "How it takes and weighs answers",
+    "strategy": "Use of received answers",
 }
 SAID = {name: GROUP_TITLES[name] for name in ("sharing", "strategy", "version", "hardware")}
 PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]

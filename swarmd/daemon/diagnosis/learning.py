@@ -106,6 +106,11 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda _: True,
     ),
 )
+# Shown instead of a cause for a node with `round.train = "off"`.
+FROZEN = Trouble(
+    "this node's model is frozen (--no-train): it answers and shares, but does not learn",
+    "join with --train to let it learn",
+)
 # The same for rounds in which something was learnt.
 STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (

@@ -14,7 +14,7 @@ from p2p.types import Peer, PeerId
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
-from swarmd.daemon.diagnosis.learning import KEPT_LINES, trouble_of
+from swarmd.daemon.diagnosis.learning import FROZEN, KEPT_LINES, trouble_of
 from swarmd.daemon.local_api.roster import AuthorRecord, Roster
 from swarmd.daemon.supervision.watchdog import Stuck
 from swarmd.state.status import (
@@ -50,6 +50,7 @@ class StatusBoard:
             state_dir=str(folder),
             model=ModelDescription(config.model.name),
             rounds=config.round.rounds or None,
+            learning=None if config.round.train == "on" else FROZEN,
             limits={
                 key: value
                 for key, value in flatten(config).items()
@@ -120,7 +121,9 @@ class StatusBoard:
         if done.shown is not None:
             self.answers.append(done.shown)
         sample = self.answers[-1].answers[0][0] if self.answers else ""
-        found = trouble_of(self._lines, self.known.model, sample) if self.config.round.train == "on" else None
+        found = (
+            trouble_of(self._lines, self.known.model, sample) if self.config.round.train == "on" else FROZEN
+        )
         # Keep the earlier text and its sample while the trouble is the same.
         if found is None or self.known.learning is None or found.remedy != self.known.learning.remedy:
             self.known.learning = found

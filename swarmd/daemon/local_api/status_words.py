@@ -34,7 +34,7 @@ COMES_BACK = "it comes back"
 # Why the page's "Try it" cannot compare answers.
 NO_FIRST = (
     "The first weights are not kept, so there is nothing to compare today's with: train.kl_every is 0, memory"
-    " is short, or an engine of another package answers. swarmd chat talks to today's."
+    " is short, or an engine of another package answers. `swarmd chat` talks to today's."
 )
 
 
@@ -103,7 +103,7 @@ def time_words(seconds: Mapping[str, float]) -> str:
 
 def learnt_from_words(line: RoundLine) -> str:
     """Say how many rollouts of a round taught something, that is, had an advantage."""
-    batch = f"{line.local} own and {line.external} external rollouts"
+    batch = f"{line.local + line.external} rollouts ({line.local} own, {line.external} of other nodes)"
     return f"{f'learnt from {line.useful} of' if line.useful else 'nothing learnt from'} {batch}"
 
 
@@ -331,16 +331,19 @@ def helped_words(given: GivenRollouts) -> str:
 def cost_words(row: UsageRow) -> str:
     """Describe the node's usage, without figures that cannot be measured on this machine."""
     cpu = row.cpu_seconds
-    parts = [f"{cpu / 3600:.1f} CPU hours" if cpu >= 3600 else f"{cpu / 60:.1f} CPU minutes"]
-    parts += [f"about {row.energy_wh / 1000:.2f} kWh"] if row.energy_wh is not None else []
-    parts += [f"{row.bytes_up / 1e6:.1f} MB up", f"{row.bytes_down / 1e6:.1f} MB down"]
-    parts += [f"{row.bytes_written / 1e9:.2f} GB written"] if row.bytes_written is not None else []
-    return ", ".join(parts)
+    parts = [
+        f"{cpu / 3600:.1f} CPU hours" if cpu >= 3600 else f"{cpu / 60:.1f} CPU minutes",
+        "" if row.energy_wh is None else f"about {row.energy_wh / 1000:.2f} kWh",
+        f"{row.bytes_up / 1e6:.1f} MB up",
+        f"{row.bytes_down / 1e6:.1f} MB down",
+        "" if row.bytes_written is None else f"{row.bytes_written / 1e9:.2f} GB written",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def judge_words(judge: JudgeStatus) -> str:
     """Describe the judge's score, and the reason why there is no newer one."""
-    interval = " ({:.3f} to {:.3f})".format(*judge.interval) if judge.interval else ""
+    interval = " (95 % interval {:.3f} to {:.3f})".format(*judge.interval) if judge.interval else ""
     grade = (
         "no score yet"
         if judge.score is None

@@ -5,7 +5,7 @@ Pure; all text from files and peers is escaped. A part without facts is empty, a
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
+from swarmd.daemon.diagnosis.learning import FROZEN
 from swarmd.daemon.local_api.status_words import (
     COMES_BACK,
     HARMLESS,
@@ -38,11 +39,12 @@ from swarmd.daemon.local_api.status_words import (
     time_words,
     workers_words,
 )
-from swarmd.state.status import GivenRollouts, KnownPeer, NodeState, Status, UsageReport
-from swarmd.terminal import ago, printable
+from p2p.types import PeerId
+from swarmd.state.status import GivenRollouts, JudgeStatus, KnownPeer, NodeState, Status, UsageReport
+from swarmd.terminal import ago, bytes_words, duration_words, printable
 
 PEERS_SHOWN = 40
-PARTS = ("state", "controls", "round", "try", "given", "cost", "peers", "refused", "judge", "limits", "node")
+PARTS = ("state", "controls", "round", "try", "given", "peers", "judge", "refused", "cost", "limits", "node")
 # The entries of the Pause menu, with the arguments for the control API; "for" is in seconds.
 _PAUSES: Mapping[str, Mapping[str, Any]] = {
     "For 30 min": {"for": 1800},
@@ -51,13 +53,13 @@ _PAUSES: Mapping[str, Mapping[str, Any]] = {
 }
 # Number of questions that one use of "Try it" asks.
 TRIED = 20
-# Column title, field of the usage, divisor, decimal places.
-_COSTS = (
-    ("CPU hours", "cpu_seconds", 3600, 3),
-    ("kWh, estimated", "energy_wh", 1000, 2),
-    ("MB sent", "bytes_up", 1e6, 1),
-    ("MB received", "bytes_down", 1e6, 1),
-    ("GB written", "bytes_written", 1e9, 2),
+# Row title, field of the usage, its words.
+_COSTS: Sequence[tuple[str, str, Callable[[float], str]]] = (
+    ("CPU time", "cpu_seconds", duration_words),
+    ("Energy, estimated", "energy_wh", lambda wh: f"{wh / 1000:,.2f} kWh"),
+    ("Sent", "bytes_up", bytes_words),
+    ("Received", "bytes_down", bytes_words),
+    ("Written to disk", "bytes_written", bytes_words),
 )
 # Label and value format of each limit, by its key in the configuration.
 _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
@@ -93,9 +95,9 @@ def page(parts: Mapping[str, str], title: str) -> str:
         ' content="light dark"><link rel="icon" href="/static/icon.svg"><link rel="stylesheet"'
         ' href="/static/uPlot.min.css"><link rel="stylesheet" href="/static/page.css"><script defer'
         ' src="/static/uPlot.iife.min.js"></script><script defer'
-        ' src="/static/page.js"></script></head><body><main><header id="state"'
-        f' aria-live="polite">{parts["state"]}</header><p id="fresh"><span role="status"></span>'
-        ' <time></time></p><p id="said" role="status"></p><div'
+        ' src="/static/page.js"></script></head><body><main><header'
+        f' id="state">{parts["state"]}</header><p id="news" role="status"></p><p id="fresh"><span'
+        ' role="status"></span> <time></time></p><p id="said" role="status"></p><div'
         f' id="controls">{parts["controls"]}</div><section id="invitation"'
         ' aria-live="polite"></section><section><h2>Reward of each round (1: every answer is right)</h2>'
         f'<div id="round">{parts["round"]}</div>'
@@ -123,7 +125,7 @@ def parts(status: Status, peers: Sequence[KnownPeer], now: float) -> dict[str, s
         "cost": _cost(status.usage) if status.usage else "",
         "peers": _peers(status, peers, now),
         "refused": _refused(status),
-        "judge": _card("Judge", _paragraph(judge_words(status.judge))) if status.judge else "",
+        "judge": _judge(status.judge, status.peer_id) if status.judge else "",
         "limits": _limits(status.limits),
         "node": _node(status, now),
     }
@@ -144,27 +146,29 @@ def curve(status: Status) -> RewardCurve:
 
 
 def _state(status: Status) -> str:
-    model = status.model.model.rpartition("/")[2]
-    trouble = sentence(status.trouble)
+    model, learns = status.model.model.rpartition("/")[2], status.learning != FROZEN
+    early = learns and len(status.rewards) < 2 * SMOOTH_ROUNDS
+    cause, founds = sentence(status), _founds(status)
     notes = [*other_pauses(status), *(pause_words(each, COMES_BACK) for each in status.away)]
     return (
         f"<h1>{_text(status.name)} <small>in the swarm {_text(status.swarm.name)}</small></h1>"
+        + f'<p class="state {status.state}"><b>{status.state}</b>{": " * bool(cause)}{_marked(cause)}</p>'
+        + _paragraph(_headline(status), "headline")
+        + _paragraph(f"Whether it learns is shown after {2 * SMOOTH_ROUNDS} rounds." * early)
+        + _paragraph(helped_words(status.given), "helped")
+        + "".join(map(_paragraph, notes))
+        + _trouble(sentence(status.learning), calm=not learns)
+        + _trouble(
+            sentence(status.trouble),
+            _invite_button(primary=True) if founds and _runs(status) else "",
+            calm=founds,
+        )
         + _paragraph(
             f"This machine trains its own copy of the language model {model} on questions with known answers,"
             " and learns from the answers of the swarm's other machines."
-            if model
+            if model and learns
             else "",
             "soft",
-        )
-        + f'<p class="state {status.state}"><b>{status.state}</b> {_marked(sentence(status))}</p>'
-        + _paragraph(_headline(status), "headline")
-        + _paragraph(helped_words(status.given), "helped")
-        + "".join(map(_paragraph, notes))
-        + _trouble(sentence(status.learning))
-        + _trouble(
-            trouble,
-            _invite_button(primary=True) if _alone(status) and _runs(status) else "",
-            calm=trouble.startswith(FIRST_HERE),
         )
     )
 
@@ -183,6 +187,11 @@ def _alone(status: Status) -> bool:
     return not status.peers and not status.connected
 
 
+def _founds(status: Status) -> bool:
+    """Return whether the node is alone because it is the first of its swarm."""
+    return _alone(status) and sentence(status.trouble).startswith(FIRST_HERE)
+
+
 def _runs(status: Status) -> bool:
     return status.state not in (NodeState.STOPPING, NodeState.STOPPED)
 
@@ -196,10 +205,14 @@ def _controls(status: Status) -> str:
         return ""
     menu = "".join(_button(name, "pause", arguments) for name, arguments in _PAUSES.items())
     pauses = f'<details class="menu"><summary>Pause</summary><div>{menu}</div></details>'
-    alone, paused = _alone(status), bool(status.pauses)
+    paused = bool(status.pauses)
     return (
         (_button("Resume", "resume", kind="primary") if paused else "")
-        + ("" if alone and status.trouble else _invite_button(primary=alone and not paused))
+        + (
+            ""
+            if _founds(status)
+            else _invite_button(primary=_alone(status) and not paused and not status.trouble)
+        )
         + ("" if paused else pauses)
         + _button("Stop", "stop", kind="quiet")
     )
@@ -249,9 +262,9 @@ def _round(status: Status) -> str:
 def _try(keeps_first: bool | None) -> str:
     asks = _paragraph(
         "Asks the model questions that it trains on, as it is now and as it was at first; each waits for the"
-        " end of a round. To talk to it: swarmd chat"
+        " end of a round. To talk to it: `swarmd chat`"
     ) + _button(f"Ask {TRIED} questions", "compare")
-    absent = _paragraph("once the model is loaded" if keeps_first is None else NO_FIRST)
+    absent = _paragraph("Once the model is loaded." if keeps_first is None else NO_FIRST)
     return _card("Try it", asks if keeps_first else absent)
 
 
@@ -287,32 +300,26 @@ def invitation(text: str, notes: Iterable[str]) -> str:
 
 
 def _given(given: GivenRollouts, helped: int) -> str:
-    in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped else ""
+    in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped > given.used else ""
     said = _paragraph(given_words(given)) + _paragraph(in_all)
     return _card("Given to other nodes", said) if said else ""
 
 
 def _cost(usage: UsageReport) -> str:
     """Render the node's usage in each period, without figures that this machine cannot measure."""
-    times = [("Today", usage.today), ("This month", usage.month), ("In all", usage.total)]
-    figures = [cost for cost in _COSTS if any(getattr(row, cost[1]) is not None for _, row in times)]
+    periods = (usage.today, usage.month, usage.total)
     rows = [
-        [
-            name,
-            *(
-                "–" if (value := getattr(row, key)) is None else f"{value / unit:,.{places}f}"
-                for _, key, unit, places in figures
-            ),
-        ]
-        for name, row in times
+        [title, *("–" if (value := getattr(row, key)) is None else words(value) for row in periods)]
+        for title, key, words in _COSTS
+        if any(getattr(row, key) is not None for row in periods)
     ]
-    return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows))
+    return _card("Cost", _table(("Used", "Today", "This month", "In all"), rows))
 
 
 def _peers(status: Status, peers: Sequence[KnownPeer], now: float) -> str:
     shown, left_out = peers[:PEERS_SHOWN], len(peers) - PEERS_SHOWN
     table = _table(
-        ("Peer", "Where", "Last heard", "Received", "Refused", "Learnt from", "Round", "Model"),
+        ("Peer", "Where", "Last heard", "Messages", "Refused", "Learnt from", "Round", "Model"),
         (
             (
                 f"<b>{_text(peer.name)}</b> <code>…{_text(peer.id[-6:])}</code>",
@@ -327,17 +334,27 @@ def _peers(status: Status, peers: Sequence[KnownPeer], now: float) -> str:
             for peer in shown
         ),
     )
-    more = _paragraph(f"and {left_out} more: swarmd peers") if left_out > 0 else ""
+    more = _paragraph(f"and {left_out} more: `swarmd peers`") if left_out > 0 else ""
     return _card(
         "Other nodes",
-        _facts([("Heard", peers_words(status))])
-        + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some"))
+        (table + more if shown else _paragraph("None yet: the node trains alone until it meets some."))
+        + _paragraph(peers_words(status))
         + _details("Traffic", _facts([("Answers moved", exchange_words(status.exchange))])),
     )
 
 
 def _where(peer: KnownPeer) -> str:
-    return "through others" if peer.direction == "relayed" else (peer.address or "–").partition("/p2p/")[0]
+    return (
+        "through other nodes" if peer.direction == "relayed" else (peer.address or "–").partition("/p2p/")[0]
+    )
+
+
+def _judge(judge: JudgeStatus, peer_id: PeerId) -> str:
+    address = _text(f"{judge.url.rstrip('/')}/nodes/{peer_id}")
+    link = f'<p class="more"><a href="{address}" target="_blank" rel="noreferrer">Its answers, at the judge</a></p>'
+    # The address may come from an invitation. A node without a score may be unknown there.
+    linked = judge.score is not None and judge.url.startswith(("http://", "https://"))
+    return _card("Judge", _paragraph(judge_words(judge)) + link * linked)
 
 
 def _refused(status: Status) -> str:
@@ -361,8 +378,8 @@ def _limits(limits: Mapping[str, Any]) -> str:
         if (value and value not in ("100 %", "normal")) or key in ("when.battery", "when.hours")
     ]
     where = _paragraph(
-        "Limits, and when the node pauses, are set in the file that swarmd config path names; they hold from"
-        " the next join."
+        "Limits, and when the node pauses, are set in the file that `swarmd config path` names. They"
+        " hold from the next join."
     )
     return _card("Limits", _facts(on) + where) if limits else ""
 
@@ -377,7 +394,10 @@ def _node(status: Status, now: float) -> str:
     started, restarts = status.started_at, status.trainer.restarts
     facts = [
         ("Model", model_words(status.model)),
-        ("Running", ago(now - started).removesuffix(" ago") if started else ""),
+        (
+            "Running",
+            ago(now - started).removesuffix(" ago").replace("now", "under 1 min") if started else "",
+        ),
         ("Restarts", str(restarts) if restarts else ""),
     ]
     return _card(

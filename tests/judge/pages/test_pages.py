@@ -105,7 +105,7 @@ async def test_each_answer_has_its_question_and_why(site: httpx2.AsyncClient) ->
     assert task is not None
     for address in (f"/nodes/{PEER}", f"/evaluations/{entry['evaluation']}"):
         text = hostile.Parsed((await site.get(address)).text).text
-        assert task.question in text and entry["reason"] in text
+        assert task.question in text and entry["reason"].replace("correct", "right") in text
     assert str(task.entry["answer"]) in text
     unknown = await site.get("/evaluations/" + "0" * 32)
     assert unknown.status_code == 404 and "No answer with this id is stored" in unknown.text

@@ -267,7 +267,7 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         "paused: you paused it; swarmd resume",
         "training",
         (
-            "round 120: reward 0.3125, learnt from 3 of 4 own and 3 external rollouts, 32 answers of 12"
+            "round 120: reward 0.3125, learnt from 3 of 7 rollouts (4 own, 3 of other nodes), 32 answers of 12"
             " tokens (25 % cut, 50 % in the asked form), 17 in the pool, 2 peers, 3.4 s (generate 2.1, score"
             " 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
             " over 120 questions"
@@ -516,7 +516,7 @@ def test_the_status_as_lines() -> None:
     sure = {"url": "http://a", "score": 0.31, "interval": [0.234, 0.398], "n": 120, "cause": "", "remedy": ""}
     silent = {"score": None, "n": 0, "cause": "it did not answer", "remedy": "asked again in 30 s"}
     for judge, said in (
-        (sure, "judge    score 0.310 (0.234 to 0.398) over 120 questions, http://a"),
+        (sure, "judge    score 0.310 (95 % interval 0.234 to 0.398) over 120 questions, http://a"),
         (sure | silent, "judge    no score yet, http://a: it did not answer; asked again in 30 s"),
     ):
         assert said in status_lines(status_of(judge=judge))
@@ -526,10 +526,10 @@ def test_the_status_as_lines() -> None:
 
 def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_ended() -> None:
     learnt = round_sentence(LAST)
-    assert "learnt from 3 of 4 own and 3 external rollouts" in learnt
+    assert "learnt from 3 of 7 rollouts (4 own, 3 of other nodes)" in learnt
     assert "32 answers of 12 tokens (25 % cut, 50 % in the asked form)" in learnt
     nothing = round_sentence(replace(LAST, useful=0))
-    assert "nothing learnt from 4 own and 3 external rollouts" in nothing
+    assert "nothing learnt from 7 rollouts (4 own, 3 of other nodes)" in nothing
     assert "answers" not in round_sentence(replace(LAST, answers=AnswerFigures(0)))
 
 

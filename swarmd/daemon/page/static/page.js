@@ -33,6 +33,7 @@ function say(words) {
 }
 
 function show(update) {
+  if (document.title !== update.title) document.getElementById("news").textContent = update.title;  // a screen reader reads a new state
   document.title = update.title;
   for (const [id, html] of Object.entries(update.parts)) {
     const part = document.getElementById(id);
@@ -55,14 +56,15 @@ function smooth(values, over) {
 
 function draw({ last, rewards, external }) {
   const rounds = rewards.map((_, at) => last - rewards.length + 1 + at);
-  const kinds = [["With others' answers", "--with", true], ["Alone", "--alone", false]]
+  const kinds = [["With answers of other nodes", "--with", true], ["Alone", "--alone", false]]
     .map(([label, name, others]) => [label, name, rewards.map((reward, at) => (Boolean(external[at]) === others ? reward : null))])
     .filter(([, , values]) => values.some((value) => value !== null));  // the legend names what is drawn, and nothing else
   const data = [rounds, smooth(rewards, 10), ...kinds.map(([, , values]) => values)];
   const labels = kinds.map(([label]) => label).join();
   if (chart && chart.labels === labels) return chart.setData(data);
-  if (rounds.length < 2) return;
+  if (rounds.length < 2) return void (place.textContent = "The curve begins after two rounds.");
   if (chart) chart.destroy();
+  place.textContent = "";
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--edge"), width: 1 }, ticks: { show: false } };
   const points = (label, name) => ({ label, stroke: colour(name), fill: colour(name), paths: () => null, points: { show: true, size: 5, width: 0, fill: colour(name) } });

@@ -242,8 +242,22 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
     assert await in_browser(node, tab, look) == []
 
 
+async def test_an_empty_chart_says_when_it_begins(tab: Tab) -> None:
+    node = Node(status_of(rewards=[0.5], external=[0], round=1))
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        chart = "document.getElementById('chart').textContent"
+        tab.until(f"{chart} === 'The curve begins after two rounds.'")
+        node.status = changed(node.status, rewards=[0.5] * 2, external=[0] * 2, round=2)
+        tab.until("document.querySelector('#chart canvas')")
+        assert "begins" not in tab.run(chart)
+
+    assert await in_browser(node, tab, look) == []
+
+
 @pytest.mark.parametrize(
-    ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
+    ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With answers of other nodes"])]
 )
 async def test_the_legend_names_the_drawn_lines(tab: Tab, external: list[int], names: list[str]) -> None:
     node = Node(status_of(external=external))

@@ -13,6 +13,7 @@ from msgspec import convert, to_builtins
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
+from swarmd.daemon.diagnosis.learning import FROZEN
 from swarmd.daemon.local_api.status import LIMITS
 from swarmd.daemon.local_api.status_words import status_lines
 from swarmd.daemon.page import page, rendering
@@ -128,7 +129,8 @@ def test_foreign_texts_are_escaped() -> None:
         trouble={"cause": "c", "remedy": "r"},
     )
     shown = whole(hostile(full), convert(poisoned(to_builtins(PEERS)), list[KnownPeer]))
-    assert shown.tags == whole(full).tags  # not a tag or an attribute more
+    # Not a tag or an attribute more; a hostile address of a judge is no link.
+    assert shown.tags == whole(full).tags - {("a", ("href", "target", "rel"))}
     assert (
         "\x1b" not in shown.text and "\u202e" not in shown.text and shown.text.count("onerror=alert(1)") > 10
     )
@@ -136,7 +138,7 @@ def test_foreign_texts_are_escaped() -> None:
 
 def test_of_many_peers_the_rest_is_counted() -> None:
     many = PEERS * (rendering.PEERS_SHOWN + 3)
-    assert "and 3 more: swarmd peers" in rendering.parts(status_of(), many, 0.0)["peers"]
+    assert "and 3 more: <code>swarmd peers</code>" in rendering.parts(status_of(), many, 0.0)["peers"]
 
 
 def test_the_page_shows_the_status() -> None:
@@ -153,8 +155,10 @@ def test_the_page_shows_the_status() -> None:
         "3.4 s (generate 2.1, score 0.1, train 0.9, checkpoint 0.2)",
         "Since this start your machine helped 3 other nodes: they trained 30 times on its answers.",
         "120 rollouts since this start; used 30 times, by 3 other nodes",
-        "1.500",
-        "10.000",
+        "1.5 h",
+        "10.0 h",
+        "100.0 MB",
+        "3.00 GB",
         "/ip4/192.0.2.9/tcp/4001",
         "bad signature",
         "update",
@@ -188,11 +192,13 @@ def test_a_command_in_a_text_is_shown_as_one() -> None:
 
 def test_one_button_is_primary_and_a_trouble_has_its_own() -> None:
     alone = {"peers": 0, "connected": 0}
-    trouble = {"cause": "no peer is heard", "remedy": "invite some"}
+    trouble = {"cause": "no peer is heard", "remedy": "ask the operator"}
+    first = {"cause": f"{FIRST_HERE}: nobody is near", "remedy": "invite some"}
     for now, primary, where in (
         ({"peers": 2}, [], ""),
         (alone, ["Invite people"], "controls"),
-        (alone | {"trouble": trouble}, ["Invite people"], "state"),
+        (alone | {"trouble": first}, ["Invite people"], "state"),
+        (alone | {"trouble": trouble}, [], ""),
         ({"pauses": [PAUSE]}, ["Resume"], "controls"),
         (alone | {"pauses": [PAUSE]}, ["Resume"], "controls"),
         (alone | {"trouble": trouble, "state": "stopping"}, [], ""),
@@ -208,7 +214,27 @@ def test_somebody_who_founds_a_swarm_is_in_no_trouble() -> None:
     first = {"cause": f"{FIRST_HERE}: nobody is near", "remedy": "invite people"}
     for trouble, calm in ((first, True), ({"cause": "no peer is heard", "remedy": "x"}, False)):
         state = rendering.parts(status_of(trouble=trouble, peers=0, connected=0), PEERS, now=0.0)["state"]
-        assert ('class="trouble calm"' in state) is calm and "do-invite-people" in state
+        assert ('class="trouble calm"' in state) is calm and ("do-invite-people" in state) is calm
+
+
+def test_a_young_node_says_when_it_is_known_whether_it_learns() -> None:
+    for rounds, said in ((0, True), (19, True), (20, False)):
+        state = rendering.parts(status_of(rewards=[0.5] * rounds, round=rounds), PEERS, now=0.0)["state"]
+        assert ("Whether it learns is shown after 20 rounds." in state) is said
+
+
+def test_a_frozen_node_does_not_claim_to_learn() -> None:
+    frozen = status_of(learning=to_builtins(FROZEN), rewards=[])
+    state = rendering.parts(frozen, PEERS, now=0.0)["state"]
+    assert 'class="trouble calm"' in state and "--no-train" in state
+    assert "learns from the answers" not in state and "Whether it learns" not in state
+
+
+def test_the_judge_is_linked_once_it_knows_the_node() -> None:
+    judge = {"url": "https://judge.example/", "score": 0.5, "n": 12}
+    for told, link in ((judge, True), (judge | {"score": None}, False), (judge | {"url": "x:y"}, False)):
+        html = rendering.parts(status_of(judge=told), PEERS, now=0.0)["judge"]
+        assert (f'href="https://judge.example/nodes/{PEER}"' in html) is link and ("<a " in html) is link
 
 
 def test_the_first_facts_about_a_guest_are_shown_even_if_it_is_off() -> None:
@@ -313,11 +339,11 @@ def test_nothing_can_be_tried_without_the_first_weights() -> None:
     for kept, button in ((True, True), (False, False)):
         shown = rendering.parts(status_of(model={"keeps_first": kept}), PEERS, now=0.0)["try"]
         assert ("do-ask-20-questions" in shown) is button and ("train.kl_every" in shown) is not button
-    assert "once the model is loaded" in rendering.parts(status_of(model={}), PEERS, now=0.0)["try"]
+    assert "Once the model is loaded." in rendering.parts(status_of(model={}), PEERS, now=0.0)["try"]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    html = rendering.page(rendering.parts(status_of(), PEERS, now=0.0), "t")
+    html = rendering.page(rendering.parts(status_of(judge=None), PEERS, now=0.0), "t")
     for source in re.findall(r'(?:src|href)="([^"]*)"', html):
         assert source.startswith("/static/") and (page.STATIC / source.removeprefix("/static/")).is_file()
     assert "<script>" not in html and "style=" not in html and "<style" not in html
@@ -374,7 +400,10 @@ async def test_the_node_is_not_asked_before_somebody_looks() -> None:
 
 
 def test_the_total_contribution_is_shown() -> None:
-    assert "In all, other nodes" not in whole(status_of(given=GIVEN, usage=USAGE)).text
+    # A total that is not above this start's figure says nothing more: it is saved later.
+    for total in (0, GIVEN["used"]):
+        usage = USAGE | {"total": USAGE["total"] | {"helped": total}}
+        assert "In all, other nodes" not in whole(status_of(given=GIVEN, usage=usage)).text
     helped = USAGE | {"total": USAGE["total"] | {"helped": 1234}}
     shown = rendering.parts(status_of(given=GIVEN, usage=helped), PEERS, now=0.0)["given"]
     assert "In all, other nodes trained 1,234 times" in shown
