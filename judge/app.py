@@ -70,7 +70,9 @@ async def _refused(request: Request, error: Refused) -> Response:
 
 async def _no_such_page(request: Request, error: HTTPException) -> Response:
     refusal = Refusal(
-        error.status_code, str(error.detail).lower(), "Go on from the leaderboard; docs/judge-protocol.md lists the API."
+        error.status_code,
+        str(error.detail).lower(),
+        "Go on from the leaderboard; docs/judge-protocol.md lists the API.",
     )
     allowed = dict(error.headers or {})
     if allowed.get("Allow") == "HEAD":

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from p2p.types import PeerId
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.diagnosis.learning import FROZEN
 from swarmd.daemon.local_api.status_words import (
@@ -39,7 +40,6 @@ from swarmd.daemon.local_api.status_words import (
     time_words,
     workers_words,
 )
-from p2p.types import PeerId
 from swarmd.state.status import GivenRollouts, JudgeStatus, KnownPeer, NodeState, Status, UsageReport
 from swarmd.terminal import ago, bytes_words, duration_words, printable
 
@@ -188,7 +188,7 @@ def _alone(status: Status) -> bool:
 
 
 def _founds(status: Status) -> bool:
-    """Return whether the node is alone because it is the first of its swarm."""
+    # The node is alone because it is the first of its swarm.
     return _alone(status) and sentence(status.trouble).startswith(FIRST_HERE)
 
 

@@ -16,7 +16,7 @@ from p2p.types import Envelope, Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import CAUSES
-from swarmd.daemon.diagnosis.learning import trouble_of
+from swarmd.daemon.diagnosis.learning import FROZEN, trouble_of
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_of
 from swarmd.daemon.local_api.status_words import given_words, status_lines
@@ -209,13 +209,13 @@ def test_two_rounds_that_teach_nothing_are_a_trouble_until_one_teaches_something
     assert of.known.learning is None
 
 
-def test_a_frozen_model_is_no_trouble_and_progress_ends_with_its_round() -> None:
+def test_a_frozen_model_is_said_and_progress_ends_with_its_round() -> None:
     of = board()
     of.config = NodeConfig.model_validate({"round": {"train": "off"}})
     for number in (1, 2, 3):
         of.known.progress = StageProgress("generate", 1, 8, None)
         of.round_done(link.RoundDone(lines_of(number, 0), 42))
-    assert (of.known.learning, of.known.progress) == (None, None)
+    assert (of.known.learning, of.known.progress) == (FROZEN, None)
     of.known.progress = StageProgress("generate", 1, 8, None)
     of.say(NodeState.PAUSED, "you paused it", "swarmd resume")
     assert of.known.progress is None
