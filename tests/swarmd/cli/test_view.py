@@ -268,8 +268,8 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         "training",
         (
             "round 120: reward 0.3125, learnt from 3 of 7 rollouts (4 own, 3 of other nodes), 32 answers"
-            " of 12 tokens (25 % cut, 50 % in the asked form), 17 in the pool, 2 peers, 3.4 s (generate 2.1, score"
-            " 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
+            " of 12 tokens (25 % cut, 50 % in the asked form), 17 in the pool, 2 peers, 3.4 s (generate 2.1,"
+            " score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature; judged 0.310"
             " over 120 questions"
         ),
         r"peer \x1b[2J connected",
