@@ -351,7 +351,9 @@ def _where(peer: KnownPeer) -> str:
 
 def _judge(judge: JudgeStatus, peer_id: PeerId) -> str:
     address = _text(f"{judge.url.rstrip('/')}/nodes/{peer_id}")
-    link = f'<p class="more"><a href="{address}" target="_blank" rel="noreferrer">Its answers, at the judge</a></p>'
+    link = (
+        f'<p class="more"><a href="{address}" target="_blank" rel="noreferrer">Answers, at the judge</a></p>'
+    )
     # The address may come from an invitation. A node without a score may be unknown there.
     linked = judge.score is not None and judge.url.startswith(("http://", "https://"))
     return _card("Judge", _paragraph(judge_words(judge)) + link * linked)
