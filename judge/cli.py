@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,6 @@ from judge.config import SCHEMA, JudgeSettings, default_database, write_example
 from judge.errors import JudgeError
 from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
-from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.terminal import explained, printable, run_program, tell
 
@@ -276,35 +274,6 @@ def moderate(
         raise typer.BadParameter("peer or reason missing: give the peer's id, and the reason with --why")
     moderation.act(kept, act, peer, why, time.time())
     tell(f"{act}: {peer}. A running judge applies it within seconds.", sys.stdout)
-
-
-@app.command()
-def verify(
-    receipts: Annotated[Path, typer.Argument(help="A node's receipts.jsonl.", exists=True, dir_okay=False)],
-) -> None:
-    """Check the signatures of a node's receipts, without a judge. Exit code 1: at least one is not valid.
-
-    Prints how many receipts each judge signed. Compare these ids with the id of your judge.
-    """
-    judges: Counter[str] = Counter()
-    forged = 0
-    with receipts.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            why = "not signed by the judge named in it"
-            try:
-                fields = checked_receipt(json.loads(line))
-            except (ValueError, RecursionError):
-                # A full disk or a kill can truncate a line; the node writes the next receipt on a new line.
-                fields, why = None, "truncated or damaged: no receipt to check"
-            if fields is None:
-                forged += 1
-                print(f"line {number}: {why}")
-            else:
-                judges[fields["judge"]] += 1
-    for judge, many in judges.items():
-        print(f"{many:,} receipts, signed by the judge {judge}")
-    if forged:
-        raise typer.Exit(1)
 
 
 @contextmanager

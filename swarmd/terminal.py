@@ -38,8 +38,8 @@ def duration_words(seconds: float) -> str:
 
 
 def bytes_words(count: float) -> str:
-    """Format a number of bytes: "0.3 MB", "1.25 GB"."""
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    """Format a number of bytes: "0.3 MB", "0.12 GB"."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
 def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:

@@ -166,7 +166,7 @@ def test_a_time_that_is_no_number_is_refused(option: str) -> None:
 
 
 def test_the_help_fits_80_columns() -> None:
-    for command in ([], ["serve"], ["verify"]):
+    for command in ([], ["serve"], ["moderate"]):
         shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).output
         assert (
             "…" not in shown

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from p2p.types import PeerId
 from swarmd.daemon.diagnosis.isolation import FIRST_HERE
 from swarmd.daemon.diagnosis.learning import FROZEN
 from swarmd.daemon.local_api.status_words import (
@@ -349,7 +348,7 @@ def _where(peer: KnownPeer) -> str:
     )
 
 
-def _judge(judge: JudgeStatus, peer_id: PeerId) -> str:
+def _judge(judge: JudgeStatus, peer_id: str) -> str:
     address = _text(f"{judge.url.rstrip('/')}/nodes/{peer_id}")
     link = (
         f'<p class="more"><a href="{address}" target="_blank" rel="noreferrer">Answers, at the judge</a></p>'

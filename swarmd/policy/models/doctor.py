@@ -30,14 +30,13 @@ from swarmd.policy.models.fit import (
     Fit,
     FittedModel,
     fit,
-    gigabytes,
     plan_on,
     spelled_out,
     work_of,
 )
 from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.memory_plan import ITEMSIZE, PACKED, Plan, Shape, Workload
-from swarmd.terminal import printable
+from swarmd.terminal import bytes_words, printable
 
 SCHEMA = 1
 # Memory of interpreter and libraries in the daemon, the trainer and the verifier, measured with the model
@@ -74,7 +73,7 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
     products = (
         PACKED if plan.packed else "plain: no packed weights for this model, by this torch or in this memory"
     )
-    program = f", with {gigabytes(PROGRAM_BYTES)} for the program's processes" * (fit.device.type != "cuda")
+    program = f", with {bytes_words(PROGRAM_BYTES)} for the program's processes" * (fit.device.type != "cuda")
     rows = [
         ("dtype", _dtype(fit)),
         ("a round", f"about {_two_digits(seconds):g} s, with answers of full length"),
@@ -105,16 +104,16 @@ def explain(fit: FittedModel, seconds: float) -> list[str]:
     for phase in ("always", "answering", "training"):
         lines += ["", f"  {phase}"]
         lines += [
-            f"    {item.name:<{width}}  {item.formula:>{formulas}}  {gigabytes(item.bytes):>10}"
+            f"    {item.name:<{width}}  {item.formula:>{formulas}}  {bytes_words(item.bytes):>10}"
             for item in plan.items
             if item.phase == phase
         ]
     lines += [
         "",
-        f"  a round   {gigabytes(expected_memory(fit)):>10}  with {fit.work.batch} rollouts{program}",
-        f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
-        f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
-        f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are usable",
+        f"  a round   {bytes_words(expected_memory(fit)):>10}  with {fit.work.batch} rollouts{program}",
+        f"  at most   {bytes_words(plan.peak):>10}  always, and the larger of answering and training",
+        f"  at least  {bytes_words(plan.least):>10}  with one completion at a time",
+        f"  free      {bytes_words(plan.free):>10}  of which {bytes_words(plan.usable)} are usable",
     ]
     notes = [*fit.notes]
     if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
@@ -328,10 +327,10 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
             (
                 model.fit.source,
                 weights,
-                gigabytes(expected_memory(model.fit)),
-                gigabytes(model.download + model.checkpoints),
+                bytes_words(expected_memory(model.fit)),
+                bytes_words(model.download + model.checkpoints),
                 f"~{_two_digits(model.seconds):g} s",
-                fits if plan.fits else f"no, {gigabytes(plan.usable)} usable",
+                fits if plan.fits else f"no, {bytes_words(plan.usable)} usable",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

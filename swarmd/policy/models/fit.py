@@ -35,7 +35,7 @@ from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.tasks.curriculum import CURRICULA, LADDER_9
-from swarmd.terminal import printable
+from swarmd.terminal import bytes_words, printable
 
 # Values for generate.max_new_tokens = 0.
 NEW_TOKENS_TINY, NEW_TOKENS, NEW_TOKENS_THINKING = 16, 256, 4096
@@ -342,18 +342,14 @@ def _too_large(fit: Fit) -> str:
     would = next(_alternatives(fit), None)
     return (
         f"not enough memory for {fit.source}: training {method} in {plan.dtype} takes at least"
-        f" {gigabytes(plan.least)}, and {fit.device} has {gigabytes(plan.free)} free, of which"
-        f" {gigabytes(plan.usable)} are usable. Close other programs"
+        f" {bytes_words(plan.least)}, and {fit.device} has {bytes_words(plan.free)} free, of which"
+        f" {bytes_words(plan.usable)} are usable. Close other programs"
         + (
             f", or use the largest option that would fit: {would}."
             if would
             else "; no known model would fit."
         )
     )
-
-
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 10**8 else f"{count / 1e6:.2f} MB"
 
 
 def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:

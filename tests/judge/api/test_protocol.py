@@ -5,14 +5,12 @@ import json
 import random
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from judge import cli, config
+from judge import config
 from judge.api.requests import AnswersBody, QuestionsBody, plain
 from judge.evaluation.receipts import signed
 from judge.figures.leaderboard import LISTED_ANSWERS
@@ -94,31 +92,6 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
         [],
     ):
         assert checked_receipt(odd) is None  # type: ignore[arg-type] # a file may hold any value
-
-
-def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
-    judge = Identity(b"\x05" * 32)
-    good = [json.dumps(signed(judge, {"number": number})) for number in range(3)]
-    file = tmp_path / "receipts.jsonl"
-    file.write_text("\n".join(good))
-    done = CliRunner().invoke(cli.app, ["verify", str(file)])
-    assert (done.exit_code, done.output) == (0, f"3 receipts, signed by the judge {judge.peer_id}\n")
-    file.write_text(
-        "\n".join([good[0].replace('\\"number\\":0', '\\"number\\":9'), good[1], "no JSON", "\udcff"]),
-        errors="surrogateescape",
-    )
-    done = CliRunner().invoke(cli.app, ["verify", str(file)])
-    assert (
-        done.exit_code == 1
-        and "line 1: not signed" in done.output
-        and "line 3" in done.output
-        and "line 4" in done.output
-    )
-    # A line that a full disk cut off, and nesting too deep to read
-    file.write_text("\n".join([good[0][:40], good[1], "[" * 10**5]))
-    done = CliRunner().invoke(cli.app, ["verify", str(file)])
-    assert done.exit_code == 1 and "not signed" not in done.output
-    assert re.findall(r"line (\d): truncated", done.output) == ["1", "3"] and "1 receipts" in done.output
 
 
 @on_each_database

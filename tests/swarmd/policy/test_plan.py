@@ -538,7 +538,7 @@ def test_a_model_that_cannot_fit_is_told_with_the_largest_that_would(
     with pytest.raises(NoModel) as caught:
         found.require()
     assert str(caught.value).endswith(remedy)
-    assert f"cpu has {f'{gigabytes:.2f} GB' if gigabytes >= 1 else '0.00 MB'} free" in str(caught.value)
+    assert f"cpu has {f'{gigabytes:.2f} GB' if gigabytes >= 1 else '0.0 MB'} free" in str(caught.value)
     method = "all weights" if "lora" in settings else f"a LoRA adapter of rank {config.lora_rank}"
     assert f"training {method} in" in str(caught.value) and "Close other programs" in str(caught.value)
     there = replace(found, device=torch.device("mps")).refusal or ""

@@ -157,7 +157,7 @@ def test_the_page_shows_the_status() -> None:
         "120 rollouts since this start; used 30 times, by 3 other nodes",
         "1.5 h",
         "10.0 h",
-        "100.0 MB",
+        "0.10 GB",
         "3.00 GB",
         "/ip4/192.0.2.9/tcp/4001",
         "bad signature",
