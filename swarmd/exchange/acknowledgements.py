@@ -21,12 +21,12 @@ from p2p.types import Ask, PeerId, PeerRequest
 from swarmd.state.status import GivenRollouts
 
 VERSION: Final = 1
-# How often authors are told.
+# Seconds between two calls of `tell`.
 TELL_EVERY_S = 30.0
-# Authors told at a time.
+# Maximum number of authors that one call of `tell` sends a message to.
 AT_ONCE = 16
 ANSWER_TIMEOUT_S = 5.0
-# Authors that are still to be told, and peers that told us.
+# Maximum number of authors that wait for a message, and of peers whose messages we remember.
 MAX_PEERS = 1024
 HEARD = b"\x01"
 
@@ -72,7 +72,10 @@ class Acknowledger:
             await self.tell()
 
     async def tell(self) -> None:
-        """Tell the connected authors with the most used rollouts. Counts of unreached authors are kept."""
+        """Send their counts to the connected authors with the most used rollouts.
+
+        The counts of authors that were not reached are kept.
+        """
         there = self._untold.keys() & set(self._connected())
         most = sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]
         due = {author: self._untold[author] for author in most}

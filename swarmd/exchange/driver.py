@@ -1,7 +1,7 @@
 """Runs an exchange over a `p2p.member.Member`: makes events, and performs the outputs (trio).
 
-It has one queue and one loop, as an output may cause an event at once (the memory engine delivers inside
-`publish`), and an earlier `WakeAt` must not overtake a later one. It holds no rule of sharing.
+It has one queue and one loop, because an output may cause an event at once (the memory engine delivers inside
+`publish`), and an earlier `WakeAt` must not overtake a later one. The driver contains no rule of sharing.
 """
 
 import logging
@@ -32,9 +32,10 @@ from swarmd.exchange.events import (
 )
 from swarmd.exchange.exchange import Exchange
 
-# Most events in the queue. Frames over this limit are dropped; events about state never are.
+# Maximum number of events in the queue. Over this limit, frames are dropped; events about state are never
+# dropped.
 MAX_EVENTS = 4096
-# How often to look which members we are connected to.
+# Seconds between two checks of which members we are connected to.
 PEERS_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ class Admitted(_Value, frozen=True):
 
 
 class Answered(_Value, frozen=True):
-    """An `Ask` ended without being cancelled. reply: None if the peer was not reached."""
+    """An `Ask` ended and was not cancelled. reply: None if the peer was not reached."""
 
     number: int
     reply: bytes | Blob | None
@@ -56,7 +56,8 @@ class RoundBegan(_Value, frozen=True):
 class Share(_Value, frozen=True):
     """The trainer shares its own rollouts of a round.
 
-    blobs: of the rollouts; None for a rollout that no blob can hold. None in all: not encoded yet.
+    blobs: one for each rollout; None for a rollout that is too large for a blob. `blobs` itself is None if
+    nothing is encoded yet.
     """
 
     rollouts: tuple[Rollout, ...]
@@ -71,7 +72,7 @@ class Useless(_Value, frozen=True):
 
 
 class Leave(_Value, frozen=True):
-    """The node leaves soon: it sends its waiting messages at once, not at its next turn."""
+    """The node leaves soon: it sends its waiting messages now instead of at its next turn."""
 
 
 class SendFailed(_Value, frozen=True):
@@ -116,7 +117,7 @@ class Ask(_Value, frozen=True):
 
 
 class Cancel(_Value, frozen=True):
-    """End a question. Its answer, should it still come, is ignored."""
+    """End a question. If its answer still arrives, the answer is ignored."""
 
     number: int
 

@@ -47,9 +47,9 @@ from swarmd.types import Rollout
 
 # The kinds of frames that this version can use.
 KINDS = frozenset((wire.KIND, offers.KIND))
-# The least time between two turns: receivers drop frames over an author's quota.
+# The minimum time between two turns, because receivers drop frames over an author's quota.
 MIN_GAP_S = 0.5
-# Most own rollouts that wait to be encoded; the oldest are dropped.
+# Maximum number of own rollouts that wait to be encoded; over it, the oldest are dropped.
 MAX_UNSENT = 1024
 TOO_LARGE = (
     f"rollouts over {MAX_CONTENT_BYTES} bytes, or {MAX_BLOB_BYTES} compressed, are not shared: lower"
@@ -62,8 +62,9 @@ class Exchange:
 
     Args:
         sharing: its `take` and `caps` decide which rollouts are fetched.
-        model: the model's name, as other nodes are told it.
-        whole: bytes up to which a set of rollouts is gossiped; the rollouts of a larger one are offered.
+        model: the model's name that other nodes are told.
+        whole: a rollout set of at most this many bytes is gossiped whole; the rollouts of a larger set are
+        offered.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Exchange:
         return bool(self.unsent) or self.outgoing.waits
 
     def _decoded(self, event: Event) -> Event:
-        """Return the event with the values of its bytes. Nothing else here depends on the bytes."""
+        """Return the event with its bytes decoded. No other method of this class depends on the bytes."""
         match event:
             case Admitted(envelope, None):
                 found = (
@@ -181,7 +182,7 @@ class Exchange:
         if len(blobs) < len(rollouts):
             self._talk(TOO_LARGE)
         for _, blob in blobs:
-            # Recorded, so that another author's offer of this blob is recognised as a copy.
+            # This is recorded, so that another author's offer of this blob is recognised as a copy.
             self.market.author_of[blob.id] = rollouts[0].author
             self._out.append(Hold(blob))
         for offer in offers.encode(blobs, self._round, self.curriculum.specialties):

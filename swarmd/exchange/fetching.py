@@ -3,7 +3,7 @@
 Theory of operation. A fetch asks one holder after another. The next one is asked after HEDGE_S, or at once if
 the last one asked has answered without the blob. The first answer with the blob's id wins, and the other
 questions are cancelled. A holder that was not reached is asked once more. Each question ends after
-HOLDER_TIMEOUT_S, even if no answer ever comes, and so does each fetch. `p2p.blobs` has the question.
+HOLDER_TIMEOUT_S, even if no answer ever comes, and so does each fetch. `p2p.blobs` defines the question.
 
 A fetch is in one State; NEXT is the table of transitions.
 """
@@ -18,24 +18,27 @@ from p2p.types import PeerId, PeerRequest, Reason
 from swarmd.exchange.events import Ask, Cancel, Output, Report
 from swarmd.exchange.offers import Blob, Key, Offered
 
-# Most peers that are asked for one blob; some may have left.
+# Maximum number of peers that are asked for one blob; some of them may have left.
 MAX_HOLDERS = 32
-# Most open questions. Those to peers that have left take long, and must not delay the rest.
+# Maximum number of open questions. Questions to peers that have left take long, and must not delay the other
+# questions.
 QUESTIONS_AT_ONCE = 64
 # The delay until the next holder is asked as well.
 HEDGE_S = 0.5
-# The same delay if the likeliest holder does not have the blob: then few other peers have it.
+# The delay instead of HEDGE_S if the likeliest holder does not have the blob, because then few other peers
+# have it.
 HEDGE_MISSING_S = 0.05
 # The time for one holder to answer.
 HOLDER_TIMEOUT_S = 10.0
 # The id of the answer of a holder that does not have the blob.
 _MISSING_ID = content_id(MISSING)
-# The delay until a holder that was not reached is asked once more: no other peer may have the blob.
+# The delay until a holder that was not reached is asked once more, because it may be the only peer with the
+# blob.
 ASK_AGAIN_S = 1.0
 
 
 class State(Enum):
-    """The state of a fetch. The last four are ends."""
+    """The state of a fetch. The last four are final."""
 
     ON_TIME = "holds a place of the round, unless its author is on trial"
     LATE = "goes on, and its place is free for another author"
@@ -79,8 +82,8 @@ class Asked:
 class Fetch:
     """The fetch of one chosen offer's blob.
 
-    size: most bytes of the compressed blob. holders: peers that may have the blob, the likeliest first. Times
-    are seconds of the caller's clock.
+    size: maximum bytes of the compressed blob. holders: peers that may have the blob, the likeliest first.
+    Times are seconds of the caller's clock.
     """
 
     item: Offered
@@ -160,7 +163,7 @@ class Fetcher:
         elif reply.id == _MISSING_ID:
             fetch.replies[holder] = HolderReply.NO
             if fetch.hopeless and holder == fetch.holders[0]:
-                # From here on all other holders together have one deadline.
+                # From here on, all other holders share one deadline.
                 fetch.ends = min(fetch.ends, now + ASK_AGAIN_S)
         elif reply.size:
             self._emit(Report(holder, Reason.NOT_ASKED_FOR))
@@ -169,7 +172,7 @@ class Fetcher:
 
     def advance(self, now: float) -> Sequence[Fetch]:
         """Ask the holders that are due; return the fetches that ended without the blob."""
-        # Time-outs and ends first: they make room for other fetches' questions.
+        # Handle timeouts and ended fetches first, because they make room for other fetches' questions.
         for fetch in self.under_way.values():
             for number in [number for number, question in fetch.open.items() if question.ends <= now]:
                 fetch.settle(fetch.open[number].holder, now)
@@ -188,7 +191,7 @@ class Fetcher:
 
     @property
     def due(self) -> float:
-        """When `advance` has something to do."""
+        """Return the time of the next action of `advance`."""
         room = len(self.open) < QUESTIONS_AT_ONCE
         return min((fetch.due(room=room) for fetch in self.under_way.values()), default=math.inf)
 

@@ -1,10 +1,10 @@
 """Chooses among the offered rollouts for a round's training, and fetches only the chosen ones. Pure.
 
-Theory of operation. Offers wait on the board. A round has J places. The choice follows `[sharing] take`
-(`experience.batch.OfferChoice`) and the authors' credit (`Serving`). Places are filled when the round begins,
-and later in the round if there were too few offers. If a rollout cannot be fetched, is late, or belongs to
-another task than the offer said, another rollout takes its place. Fetching goes on while our own rollouts are
-generated; no round waits for it.
+Theory of operation. Offers wait on the board. A round has J places, one for each external rollout that it
+trains on. The choice follows `[sharing] take` (`experience.batch.OfferChoice`) and the authors' credit
+(`Serving`). Places are filled when the round begins, and later in the round if there were too few offers. If
+a rollout cannot be fetched, is late, or belongs to another task than the offer said, another rollout takes
+its place. Fetching goes on while our own rollouts are generated; no round waits for it.
 
 A fetch is in one State; `NEXT` is the table of transitions (`exchange.fetching`). Whether an author is on
 trial is a fact about the author, so it is not in the state of a fetch.
@@ -31,15 +31,16 @@ from swarmd.state.status import ExchangeFigures
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Lead, TaskRef
 
-# The time that a fetch gets even if its round ends: rounds of a tiny model are shorter than a round trip.
+# The minimum time of a fetch, even if its round ends: rounds of a tiny model are shorter than a round trip.
 MIN_FETCH_S = 5.0
 # The timeout of a fetch from a doubtful author (`Serving.doubtful`).
 DOUBTFUL_FETCH_S = 2.0
 # A fetch that takes longer goes on, but frees its place for another author.
 LATE_S = 2.0
-# Most other authors that are asked for a stranger's blob because they offer the same one.
+# Maximum number of other authors that are asked for a stranger's blob because they offer the same blob.
 OTHER_AUTHORS = 4
-# Most blobs that were fetched through a copied offer and are kept until their real author offers them.
+# Maximum number of blobs that were fetched through a copied offer and are kept until their real author offers
+# them.
 KEPT_COPIES = 16
 
 
@@ -47,9 +48,10 @@ class Market:
     """Holds the offers, the authors' credit and the fetches of one trainer.
 
     Args:
-        sharing: its `take` and `caps` decide the choice.
+        sharing: its `take` and `caps` determine which offers are chosen.
         emit: called with each output, in order.
-        tried: called with each author that was asked for an offered rollout, and whether it served it.
+        tried: called with each author that was asked for an offered rollout, and with whether it served the
+        rollout.
     """
 
     def __init__(
@@ -136,7 +138,8 @@ class Market:
             self._end(fetch, Step.ROUND_OVER)
         self._wanting, self._changed = self._wanted, True
         self._fill(now)
-        # Charged after the choice: these failures belong to the last round, not to this round's first choice.
+        # Charge these failures after the choice: they belong to the last round, and must not affect this
+        # round's first choice.
         for fetch in dropped:
             self._miss(fetch, now)
 
@@ -150,7 +153,10 @@ class Market:
 
     @property
     def places(self) -> int:
-        """How many places of the round are free. At most twice the wanted rollouts are fetched at a time."""
+        """How many places of the round are free.
+
+        At most twice as many rollouts as are wanted are fetched at the same time.
+        """
         return max(0, self._wanting - max(self.holding, len(self.under_way) - self._wanted))
 
     def answered(self, number: int, reply: Blob | None, now: float) -> None:
@@ -220,8 +226,8 @@ class Market:
         """Deliver a blob's rollout if it matches its own author's offer; charge an author that copied it."""
         item, replies = fetch.item, fetch.replies
         found = offers.rollout_of(blob, item)
-        # A copied offer does not harm the real author: if that author offers the same blob, it is used.
-        # The real author's offer of the blob.
+        # A copied offer does not harm the real author: if the real author offers the same blob, the blob is
+        # used. The real author's offer of the blob.
         named = self.board.offered.get((blob.author or item.author, item.id))
         real = named if found is Reason.NOT_ITS_OWN and named and named.ref == item.ref else None
         self._end(fetch, Step.BAD_BLOB if real is None and isinstance(found, Reason) else Step.GOOD_BLOB)
@@ -267,7 +273,8 @@ class Market:
         self._changed = True
 
     def _charge(self, fetch: Fetch, now: float) -> None:
-        """Charge the author for a blob that no holder had, or that the author itself does not have."""
+        """Charge the author of the offer for a blob that no holder had, or that the author itself does not
+        have."""
         author, since = fetch.item.author, fetch.since
         said, given = fetch.replies.get(author), now - since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):

@@ -40,15 +40,16 @@ from swarmd.types import Rollout, TaskRef
 # The envelope's kind.
 KIND = "offer"
 VERSION: Final = 1
-# Most bytes of one offer.
+# Maximum bytes of one offer.
 OFFER_BYTES = 1024
-# The same without the address, whose msgpack header takes two bytes more.
+# Maximum bytes of an offer without its address; the address has a msgpack header of two bytes.
 ITEMS_BYTES = OFFER_BYTES - max(PACKED_BYTES) - 2
-# Most items in one offer.
+# Maximum number of items in one offer.
 MAX_ITEMS = 64
-# A set up to this size is gossiped whole: an offer and a fetch would cost as many bytes and a round trip.
+# A set up to this size is gossiped whole, because an offer and a fetch would cost as many bytes, and one more
+# round trip.
 WHOLE_BYTES = 2 * 1024
-# Most offers on the board, and most chosen offers that are remembered.
+# Maximum number of offers on the board, and of chosen offers that are remembered.
 MAX_OFFERED = MAX_TAKEN = 8192
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -85,7 +86,7 @@ class Offered:
     author: PeerId
     ref: TaskRef
     id: bytes
-    size: int  # bytes of the blob
+    size: int  # size of the blob in bytes
     via: PeerId  # the peer that forwarded the offer to us; the author if unknown
     group: str = ""  # the author's network group, from the envelope
     round: int = 0  # our round in which the offer arrived; set by the board
@@ -101,7 +102,7 @@ Key = tuple[PeerId, bytes]  # an offer's author and its blob's id
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A blob, or another answer to a question for one."""
+    """A decoded blob, or another answer to a question for a blob."""
 
     id: bytes
     size: int  # bytes
@@ -159,7 +160,10 @@ def _encode(offer: _Offer) -> bytes:
 
 
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
-    """Return the offers in an envelope, or the reason for rejecting it. Never raises on any bytes."""
+    """Return the offers in an envelope, or the reason for rejecting it.
+
+    It never raises, whatever the bytes are.
+    """
     try:
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -220,7 +224,7 @@ def rollout_of(blob: Blob, item: Offered) -> wire.RolloutSet | Reason:
     found = blob.found if blob.author in (None, item.author) else Reason.NOT_ITS_OWN
     if not isinstance(found, wire.RolloutSet):
         return found or Reason.UNDECODABLE
-    # Without this check a false label would attract nodes that lack a specialty.
+    # Without this check, an offer with a false specialty would attract nodes that lack that specialty.
     return found if [rollout.ref for rollout in found.rollouts] == [item.ref] else Reason.MISLABELLED
 
 
@@ -261,7 +265,7 @@ class Board:
         self._taken: Latest[Key, None] = Latest(MAX_TAKEN)  # chosen offers, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
-        """Add the offers of tasks that we train on; return how many they are."""
+        """Add the offers of tasks that we train on; return their number."""
         good = [item for item in offered if self.trainable(item.ref)]
         for item in good:
             if item.key in self._taken or item.key in self.offered:
@@ -271,7 +275,7 @@ class Board:
             self.offered[item.key] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.key] = None
             if len(self.offered) > self._in_all:
-                # Free a quarter of the places at once, as each pass reads the whole board.
+                # Free a quarter of the places at once, because each pass reads the whole board.
                 held = [(key, its.group, its.author) for key, its in self.offered.items()]
                 kept = fair_share(held, self._in_all * 3 // 4)
                 for key in self.offered.keys() - kept:

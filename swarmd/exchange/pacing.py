@@ -9,12 +9,12 @@ a hostile node has nothing to lie about.
 
 - **Free.** While a node hears few authors, or less than half of the target rate, it sends whenever it has
   an offer: once a round. A newcomer has listened for its first round by then. When the topic becomes busy,
-  the node becomes paced and starts at FIRST_PACE.
+  the node becomes paced, and its first pace is FIRST_PACE.
 - **Paced.** Every CORRECT_EVERY_S, from a random first moment on, the node corrects its pace. It doubles the
   pace if it hears few authors, and multiplies it by up to two if it hears far less than the target. It halves
-  the pace at far more than the target, and lowers it a little at more. Else it adds a step. The step is a
-  small share of the pace, multiplied by the logarithm of target over pace, so that slower nodes catch up in
-  swarms of any size.
+  the pace if it hears far more than the target, and lowers it a little if it hears more. Otherwise it adds a
+  step. The step is a small share of the pace, multiplied by the logarithm of target over pace, so that slower
+  nodes catch up in swarms of any size.
 - **Weights.** An author counts for at most AUTHOR_CAP times the median author, and a network group for at
   most GROUP_CAP such authors. An author that never served counts by the share of tries in the last LONG_S in
   which such authors served. Without any try it does not count, once any author has served. So neither a
@@ -33,11 +33,12 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.exchange import offers
 
-# Offers a second of the whole topic. All nodes use the same: a node with a lower target only silences itself.
+# Target for the offers per second of the whole topic. All nodes use the same value: a node with a lower
+# target only silences itself.
 TARGET_PER_S = 0.2
 # With at most this many authors each node sends once in each of its rounds.
 FEW_AUTHORS = 16
-# How often the pace is corrected.
+# Seconds between two corrections of the pace.
 CORRECT_EVERY_S = 60.0
 # The two windows over which the rate is averaged. Authors are counted over the longer one.
 SHORT_S, LONG_S = 60.0, 300.0
@@ -45,9 +46,11 @@ SHORT_S, LONG_S = 60.0, 300.0
 FIRST_PACE = 1 / 240
 # A step, as a share of the pace; it is multiplied by the logarithm of target over pace.
 STEP = 0.008
-# Most steps in one correction if less than LOW of the target is heard; they at most double the pace.
+# Maximum number of steps in one correction if less than LOW of the target is heard; they at most double the
+# pace.
 MAX_STEPS = 10
-# The exponent of a correction. It is small, as all nodes correct at once, on a rate from only some 60 offers.
+# The exponent of a correction. It is small, because all nodes correct at the same time, and from a rate of
+# only about 60 offers.
 GAIN = 0.3
 # The factors of one correction.
 MIN_FACTOR, MAX_FACTOR = 0.5, 2.0
@@ -55,11 +58,11 @@ MIN_FACTOR, MAX_FACTOR = 0.5, 2.0
 LOW, FAR = 0.75, 2.0
 # A gap between two offers is drawn from 1 - SPREAD to 1 + SPREAD of the mean.
 SPREAD = 0.5
-# Most offers that are remembered.
+# Maximum number of offers that are remembered.
 MAX_OFFERS = 16_384
-# An author counts for at most so many times the median author.
+# An author counts for at most this many times the median author.
 AUTHOR_CAP = 2.0
-# A network group counts for at most so many authors.
+# A network group counts for at most this many authors.
 GROUP_CAP = 8
 
 
@@ -152,9 +155,10 @@ class Pacing:
         return None if math.isinf(self.pace) else 1 / self.pace
 
     def next_at(self, now: float) -> float:
-        """Return the time at which to ask again; at most `now` if an offer may be sent at once.
+        """Return the time of the next call; at most `now` if an offer may be sent at once.
 
-        It is the offer's turn, or the next correction of the pace if that comes earlier.
+        It is the time when the next offer may be sent, or of the next correction of the pace if that comes
+        earlier.
         """
         self._correct(now)
         if math.isinf(self.pace) or now >= (turn := self._sent_at + self._gap / self.pace):
@@ -174,13 +178,14 @@ class Pacing:
             self._correct_at = now + CORRECT_EVERY_S
             self.pace *= self._factor(authors, short, long)
             if authors <= 2 * FEW_AUTHORS:
-                # Otherwise some paced nodes could stay silent and uncounted beyond FEW_AUTHORS free nodes.
+                # Otherwise some paced nodes could stay silent, and uncounted, while there are more than
+                # FEW_AUTHORS free nodes.
                 self.pace = max(self.pace, FIRST_PACE * self.target)
             self._waited = False
         elif authors > FEW_AUTHORS and max(short, long) > self.target / 2:
             self.pace = FIRST_PACE * self.target
             self._correct_at = now + CORRECT_EVERY_S * self._rng.random()
-            # The first moment is random, as many nodes may begin at the same time.
+            # The first time is random, because many nodes may begin at the same time.
             self._sent_at, self._gap = now, 2 * self._rng.random()
         if self.pace >= self.target:
             self.pace = math.inf
@@ -207,9 +212,9 @@ MAX_WAITING = 64
 class Outgoing:
     """The queue of messages that wait for the node's pace. max_age: our rounds (`round.max_age`).
 
-    It keeps the messages of the last `max_age` rounds, as other nodes train on nothing older; older messages
-    are dropped. At each turn one offer carries as many items as fit, the newest first. A set that is gossiped
-    whole is not merged with another: the newest set is sent instead of an offer.
+    It keeps the messages of the last `max_age` rounds and drops older messages, because other nodes train on
+    nothing older. At each turn one offer carries as many items as fit, the newest first. A set that is
+    gossiped whole is not merged with another: the newest set is sent instead of an offer.
     """
 
     def __init__(self, pacing: Pacing, max_age: int) -> None:

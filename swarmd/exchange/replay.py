@@ -4,10 +4,12 @@
 
 A file has JSON lines. The first has the settings of the exchange, the seed of its random choices, and its
 state. Each further line is [time, event, digest of the outputs]. A full file is renamed to `<name>.1`, and a
-new one begins with the state at that time. So there are at most two files, and each can be replayed alone.
+new one begins with the state at that time. So there are at most two files, and each can be replayed without
+the other.
 
 A recording has no text of a rollout unless the operator asks for it, only the lengths; no address; and
-network groups under random names. `Exchange` decides by nothing of these: it decodes bytes first.
+network groups under random names. None of these affects a decision of `Exchange`, because it decodes bytes
+first.
 """
 
 import json
@@ -42,7 +44,8 @@ from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
 
-# Bytes of events in a file. The state before them has up to 2.4 MB after 2,000 rounds with few peers.
+# Maximum bytes of events in a file. The state that precedes the events takes up to 2.4 MB after 2,000 rounds
+# with few peers.
 FILE_BYTES = 2 * 1024 * 1024
 # The classes of recorded values, by name.
 _VALUES: Mapping[str, Any] = {
@@ -79,7 +82,8 @@ class Format:
         return blake2b(self.line(tuple(outputs)), digest_size=6).hexdigest()
 
     def _plain(self, value: object, name: str = "") -> object:
-        """Return a value as JSON can hold it, without private parts. name: of the field that holds it."""
+        """Return a value that JSON can hold, without private parts. name: of the field that holds the
+        value."""
         match value:
             case str() if name == "text" and not self.texts:
                 return [len(value), len(value.encode())]
@@ -113,7 +117,7 @@ class Recording(Format):
 
     Args:
         path: the file. A file of the previous run is renamed to `<name>.1`.
-        say: told once if the file cannot be written; the exchange goes on.
+        say: called once if the file cannot be written; the exchange goes on.
     """
 
     def __init__(
@@ -132,14 +136,14 @@ class Recording(Format):
             if self._room <= 0:
                 self._begin(now)
         except OSError as error:
-            # The rest of the run would be a recording with a gap.
+            # After a failed write the recording would have a gap, so it ends here.
             self._exchange.record = lambda *_: None
             self._say(f"{self._path}: {error.strerror}; events are not recorded until the next start")
 
     def _begin(self, now: float) -> None:
         exchange = self._exchange
         seed = exchange.rng.getrandbits(64)
-        # The state of the random generator would be 625 numbers.
+        # The full state of the random generator would take 625 numbers.
         exchange.rng.seed(seed)
         begun = {
             "versions": (installed_version(), sys.version),
@@ -231,7 +235,7 @@ def _restored(written: Any) -> Any:
         case {"dict": items}:
             return {_restored(key): _restored(value) for key, value in items}
         case {"Completion": [[characters, size], ended]}:
-            # Of its characters, some have 4 bytes, one may have 2 or 3, and the rest have 1.
+            # Some of its characters have 4 bytes, at most one has 2 or 3, and the rest have 1.
             text = "\U00010000" * ((size - characters) // 3) + ("", "é", "€")[(size - characters) % 3]
             return Completion(text.ljust(characters, "x"), ended)
         case dict():

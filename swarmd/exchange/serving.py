@@ -4,15 +4,15 @@ Pure; `now` is an argument, in seconds.
 
 An offer costs its author nothing, but costs us a fetch and a place in the round while it lasts. So each
 author has a credit. A served rollout adds to it, a failed fetch takes from it. An author without credit is
-set aside: its offers are not chosen for a while, each time twice as long. One served rollout ends that.
+set aside: its offers are not chosen for a while, each time twice as long. A served rollout clears this.
 
-- HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer
-  although another author served us in the last LATELY_S, so our own connection is not at fault. SOFT failure:
-  the author could not be reached. It may have left, or be behind NAT.
+- A HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer
+  although another author served us in the last LATELY_S, so our own connection is not at fault. A SOFT
+  failure: the author could not be reached. It may have left, or be behind NAT.
 - Fetches that ran at the same time count once: a node that restarts has failed once, not four times.
-- An author that served and then failed is on trial until it serves again. It gets no place of the round. One
-  extra fetch a round tries it, and more only if places stay free. So its failures cost no other author a
-  place, and a restarted node is back after one rollout.
+- An author that served and then failed is on trial until it serves again. It gets none of the round's places.
+  One extra fetch per round tries the author; it gets more fetches only if places stay free. So its failures
+  cost no other author a place, and a restarted node is back after one rollout.
 - An author that never served us is a stranger. New names cost nothing, so strangers also share one common
   credit. When that is used up, and some author serves, all strangers together get a quarter of a round, one
   rollout each. If all authors serve, none of these rules changes the choice.
@@ -83,7 +83,7 @@ class Serving:
         record.failing, record.again_at, record.aside = False, 0.0, FIRST_ASIDE_S
 
     def cost(self, said: HolderReply, connected: bool, now: float) -> int:
-        """Return the cost of a failure, HARD or SOFT. said: the author's own reply."""
+        """Return the cost of a failure, HARD or SOFT. said: the author's reply."""
         alive = connected and now - self._served_at < LATELY_S
         return HARD if said is HolderReply.NO or alive else SOFT
 
@@ -107,11 +107,11 @@ class Serving:
         return record.serves
 
     def serves(self, author: PeerId) -> bool:
-        """Return whether the author has served us, and has not been set aside since."""
+        """Return whether the author has served us and was not set aside afterwards."""
         return (record := self._authors.get(author)) is not None and record.serves and record.credit > 0
 
     def doubtful(self, author: PeerId) -> bool:
-        """Return whether a fetch from the author gets little time."""
+        """Return whether a fetch from the author gets only DOUBTFUL_FETCH_S."""
         failing = (record := self._authors.get(author)) is not None and record.failing
         return failing or (self._strangers == 0 and not self.serves(author))
 
@@ -132,7 +132,7 @@ class Serving:
         now: float,
         tried: int = 0,
     ) -> Sequence[Offered]:
-        """Choose at most `count` offers for the round's places, and some extra ones of authors on trial.
+        """Choose at most `count` offers for the round's places, and extra offers of authors on trial.
 
         The places go to authors that are neither set aside nor on trial. When the strangers' common credit is
         used up, strangers get their share and authors that serve get the rest.
@@ -168,7 +168,7 @@ class Serving:
     ) -> Sequence[Offered]:
         """Choose at most `count` offers, one of each author on trial that was not tried in this round.
 
-        free: places that no other author took; they may get further offers of authors on trial.
+        free: the places that are still empty; they may get further offers of authors on trial.
         """
         rng.shuffle(trials)
         untried = {item.author: item for item in trials if item.author not in self._tried}

@@ -52,7 +52,7 @@ class VirtualNode:
         clock: Callable[[], float],
     ) -> None:
         self.exchange, self._clock = exchange, clock
-        self.lead = Lead()  # set by the trainer after a round, for the next one
+        self.lead = Lead()  # set by the trainer at the end of a round, for the next round
         self._round, self._wake_at = 0, math.inf
         self._events: deque[Event] = deque()
         self.arrived: FairQueue[Rollout] = FairQueue()

@@ -20,14 +20,14 @@ from swarmd.types import Completion, Rollout, TaskRef
 # The envelope's kind.
 KIND = "rollouts"
 VERSION: Final = 1
-# Most rollouts in one body.
+# Maximum number of rollouts in one body.
 MAX_ROLLOUTS = 64
-# Most completions of one rollout.
+# Maximum number of completions of one rollout.
 MAX_COMPLETIONS = 64
-# Most characters of one completion: some 16,000 tokens of a reasoning model. A receiver's memory is bounded
-# by the bytes of a frame or blob, not by this limit.
+# Maximum number of characters of one completion: some 16,000 tokens of a reasoning model. A receiver's memory
+# is bounded by the bytes of a frame or blob, not by this limit.
 MAX_TEXT_CHARACTERS = 65_536
-# Most characters of a model's or a specialty's name.
+# Maximum number of characters of a model's or a specialty's name.
 MAX_NAME_CHARACTERS = 96
 
 
@@ -63,13 +63,13 @@ _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def model_for_others(name: str) -> str:
-    """Return the model's name for other nodes: of a path only the last part, as a path is private."""
+    """Return the model's name for other nodes: only the last part of a path, because a path is private."""
     is_path = name.startswith(("/", ".", "~")) or "\\" in name
     return re.split(r"[/\\]", name.rstrip("/\\"))[-1] if is_path else name
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
-    """Return one body. Receivers refuse more than MAX_ROLLOUTS."""
+    """Return one body. Receivers refuse a body with more than MAX_ROLLOUTS."""
     return _encoder.encode(
         _Body(
             VERSION,
@@ -88,7 +88,10 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
-    """Return the rollout set, or the reason for rejecting the body. Never raises on any bytes."""
+    """Return the rollout set, or the reason for rejecting the body.
+
+    It never raises, whatever the bytes are.
+    """
     try:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

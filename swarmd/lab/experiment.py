@@ -73,8 +73,9 @@ class _Strict(BaseModel):
 
 
 class Evaluation(_Strict):
-    every: Annotated[int, Field(ge=0)] = 0  # rounds between two evaluations; 0: only at the end
-    questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out, the same for every run; 0: none
+    every: Annotated[int, Field(ge=0)] = 0  # number of rounds between two evaluations; 0: only at the end
+    # Number of held-out questions, which are the same for every run; 0: none.
+    questions: Annotated[int, Field(ge=0, le=10_000)] = 0
     answers: Annotated[int, Field(ge=1, le=1024)] = 8  # sampled answers to each question
     # Specialties of the questions, such as a ladder's subjects at one level (`bf.2`); (): all.
     specialties: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -123,7 +124,7 @@ class _Group(_Strict):
 
     model_config = ConfigDict(extra="allow")
 
-    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: the file's, for an only group
+    nodes: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: as many as the file says (single group)
 
 
 class _Surroundings(_Strict):
@@ -239,7 +240,7 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
 
 
 def _swept(file: _File) -> Iterator[Mapping[str, Any]]:
-    """Yield the tables of settings; all except the baseline with every combination of the sweep's values."""
+    """Yield the tables of settings; each except the baseline with every combination of the sweep's values."""
     axes = [(section, key, values) for section, keys in file.sweep.items() for key, values in keys.items()]
     for table in file.setting or [{}] * bool(axes):
         if table.get("baseline"):
@@ -278,8 +279,8 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:
     """Build a node's configuration from layers of settings.
 
-    Later layers override earlier ones, key by key. All of them override the profile, which the last layer
-    with the key `profile` names.
+    Later layers override earlier ones, key by key. All layers override the profile; the last layer with the
+    key `profile` names it.
     """
     here, mistakes = f"{source}: {where}", list[str]()
     fixed = {"model.device": "cpu", "model.threads": 1, "swarm.engine": "none"}

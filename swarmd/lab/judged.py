@@ -35,7 +35,7 @@ from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.protocols import Reward
 from swarmd.state.status import Trouble
 
-# The size of the judge's bins (docs/judge-protocol.md), and within its limit of a question a second.
+# The judge's bins have the same size, and the judge's limit of one question a second is kept.
 EVERY_ROUNDS = 5
 
 
@@ -50,7 +50,7 @@ class JudgedSwarm(PlayedSwarm):
         self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
         self._judges = []
         for number, config in enumerate(setting.nodes):
-            # No other run has this key.
+            # No other run uses this key.
             key = Identity(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))
             said = partial(said_of, config, config.model.device, config.round.wanted)
             self._judges.append(JudgeClient(url, key, self.curriculum.digest, said=said))
@@ -106,7 +106,7 @@ def _comparisons(url: str) -> list[Any]:
 
 
 def judged_beside(experiment: Experiment, setting: Setting) -> str:
-    """Return the name of the setting with which this one is compared: itself, if it is a baseline."""
+    """Return the name of the setting with which this one is compared; a baseline is compared with itself."""
     if any(other.against == setting.name for other in experiment.settings):
         return setting.name
     return experiment.baseline_of(setting).name

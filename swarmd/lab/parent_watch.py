@@ -1,6 +1,6 @@
 """Processes that end together with their parent, even after kill -9.
 
-`python -m swarmd.lab.parent_watch PID MODULE …` runs a module so; PID: the parent.
+`python -m swarmd.lab.parent_watch PID MODULE …` runs a module as such a process; PID: the parent.
 """
 
 import os

@@ -2,11 +2,11 @@
 
 The network is the memory engine. Each node has its own weights, optimizer, questions, pool, identity and
 inbox, and runs the same code for round, exchange and policy as a real node. Nodes take turns, in a new order
-each round; a node may collect rollouts that earlier nodes shared in the same round. Nodes offer their sets of
+each round; a node may collect rollouts that were shared earlier in the same round. Nodes offer their sets of
 rollouts and fetch the chosen ones (`swarmd.exchange.virtual`); a setting may gossip whole sets instead.
 
 `python -m swarmd.lab.play FOLDER SETTING SEED` plays one run of a results folder (`swarmd.lab.results`) and
-prints a line for each round. An interrupted run starts again from its beginning.
+prints a line for each round. An interrupted run starts again from the beginning.
 """
 
 import random
@@ -246,7 +246,7 @@ def lines_of(
                 every = wanted.every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
                     line["evaluation"] = swarm.evaluate(questions, wanted, number, scored)
-                # The only figure that differs when the run is played again.
+                # CPU time is the only figure that differs when the run is played again.
                 line["cpu"] = [round(seconds, 3) for seconds in swarm.cpu]
                 yield line
         finally:
@@ -262,7 +262,7 @@ def play(
     told: called with the number of each finished round.
     """
     experiment = results.experiment
-    # Own tasks, rewards and strategies may have been changed since the runs before this one.
+    # Own tasks, rewards and strategies may have been changed since the earlier runs were played.
     results.resume(experiment)
     with results.writing(run) as append:
         for line in lines_of(experiment, experiment.setting(run.setting), run.seed, made):

@@ -179,7 +179,7 @@ def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
 def _reward_figure(found: Sequence[Column]) -> Any:
     """Draw SAPO's Figure 2: the average agent's reward by setting; the band covers all agents.
 
-    Agents are the nodes of all seeds.
+    A curve of a single round is drawn as a point.
     """
     figure, (axes,) = canvas(9, 5)
     for column, colour in zip(found, cycle(COLOURS), strict=False):
@@ -207,7 +207,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
     )
     # Interrupted runs may have nothing to show.
     if labels := axes.get_legend_handles_labels()[1]:
-        # The legend has about 11 letters an inch, and must not be wider than the figure.
+        # The legend fits about 11 letters per inch, and must not be wider than the figure.
         across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))
         figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     return figure

@@ -175,7 +175,8 @@ class Results:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs of `only`, seed by seed, so that settings have equally many if stopped early."""
+        """Return the runs of `only`, seed by seed, so that all settings have equally many runs if the
+        experiment is stopped early."""
         return [
             Run(setting.slug, seed)
             for seed in range(1, self.experiment.seeds + 1)

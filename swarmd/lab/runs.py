@@ -38,7 +38,7 @@ class RunsFailed(SwarmdError):
 class RunsProgress:
     """Progress of the runs, and the causes of failures.
 
-    It counts rounds of virtual time, because all runs of an experiment have about equally many.
+    It counts rounds of virtual time, because all runs of an experiment have about the same number of rounds.
     """
 
     total: int  # all runs, including those finished earlier
@@ -157,7 +157,8 @@ async def _play_run(
                     progress.advanced(run, int(line))
                     told(progress)
     code, words = process.returncode, said.decode(errors="replace").strip()
-    # The run may be finished all the same: another process that plays into this folder may have been first.
+    # The run may be finished nevertheless: another process that plays into this folder may have finished it
+    # first.
     if code and not results.path(run).exists():
         return last_words(code, words)
     if words:

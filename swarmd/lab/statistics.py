@@ -15,8 +15,8 @@ import msgspec
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.tasks.answers import pass_at
 
-# Quantiles of Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last one,
-# 1.96 + 2.37 / freedom is accurate to a thousandth or two (Cornish and Fisher).
+# Quantiles of Student's t, two-sided 95 %, by degrees of freedom, beginning with 1. Beyond the last one, 1.96
+# + 2.37 / freedom is accurate to one or two thousandths (Cornish and Fisher).
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
@@ -26,7 +26,7 @@ LATE_PARTS = 10
 # Questions in a window of the roughness: the same number in every setting, so that sampling noise is the
 # same.
 WINDOW_QUESTIONS = 512
-# The trend of a window is the mean of this many windows on each side.
+# The trend of a window is the mean of this many windows before it and this many after it.
 NEIGHBOURS = 2
 
 
@@ -269,7 +269,7 @@ def document(results: Results) -> list[dict[str, Any]]:
     """Return one JSON object per setting: its seeds, FIGURES, gain over its baseline, pass@k.
 
     The gain is in percent; pass@k is measured at the end. A figure is a mean over seeds, half of its 95 %
-    interval (None: one seed) and the number of seeds that have it; it is None if no seed has it.
+    interval (None: one seed) and the number of seeds that have the figure; it is None if no seed has it.
     """
     found, told = columns(results), []
     for column in found:

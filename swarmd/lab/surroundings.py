@@ -21,7 +21,7 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Task
 
 MARK: Final = "evil"  # the poisoners' word
-# Most draws until another question of the same kind has a different answer.
+# Maximum number of draws until another question of the same kind has a different answer.
 TRIES: Final = 100
 
 

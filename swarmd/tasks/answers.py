@@ -23,7 +23,7 @@ class GradeReason(Enum):
     UNSAFE = "unsafe characters"
     TIMEOUT = "timeout"  # scoring took too long; the scoring process was killed
     CRASHED = "crashed"  # the scoring process died twice
-    SKIPPED = "skipped"  # this rollout had already cost two workers, so this answer was not scored
+    SKIPPED = "skipped"  # this rollout's answers already killed two workers, so this answer was not scored
     NO_TASK = "no such task"  # the curriculum has no such task
     FAULT = "fault of the task plug-in"  # the plug-in raised, or did not return a number from 0 to 1
 
@@ -70,8 +70,8 @@ def pass_at(k: int, answers: int, right: int) -> float:
 # A node can be configured to sample at most 32,768 tokens per completion.
 MAX_COMPLETION_CHARACTERS = 131_072
 
-# Limits in characters. Each comment gives the longest honest answer to about 4,000 tasks. A logic task has
-# many right answers.
+# Limits in characters. The comment on each line gives the longest honest answer to about 4,000 tasks. A logic
+# task has many right answers.
 MAX_ANSWER_CHARACTERS: Mapping[str, int] = MappingProxyType(
     {
         "base_conversion": 64,  # 10

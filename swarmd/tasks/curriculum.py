@@ -22,7 +22,7 @@ from swarmd.types import Scored, Task, TaskRef
 TRAINING_TASKS = 900_000_000
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
-# A text is held out if the first byte of its SHA-256 (256 values) is below this.
+# A text is held out if the first byte of its SHA-256 is below this number, of 256 possible values.
 HELD_TEXTS = 16
 # Version of the set of tasks (source.py).
 TASKS_VERSION = 1
@@ -123,7 +123,7 @@ class Curriculum:
         return f"<answer>{text}</answer>" if missing else text
 
     def answer_end(self, text: str) -> int | None:
-        """Return the end of the part of a completion that decides its reward.
+        """Return the position at which the part of a completion that decides its reward ends.
 
         Returns None if the whole text decides it, or if there is no answer.
         """
@@ -150,7 +150,8 @@ class Curriculum:
         return _sixteen(f"{self.digest} {self.own_reward.digest}") if self.own_reward else self.digest
 
     def asks_as(self, digest: str) -> bool:
-        """Return whether a curriculum with this digest asks the same questions; its scoring may differ."""
+        """Return whether a curriculum with this digest asks the same questions; its scoring may be
+        different."""
         return digest == self.digest or any(
             digest == of.digest and of.questions == self.questions for of in CURRICULA.values()
         )
@@ -406,7 +407,7 @@ class DrawnTasks(ABC):
         return self.curriculum.trains_on(task.ref) and not self.curriculum.holds_out(task)
 
     def _unless_held_out(self, task: Task) -> Task:
-        """Return the task, or the next one by number whose text is not held out."""
+        """Return the task, or the next task by number whose text is not held out."""
         n = task.ref.n
         while self.curriculum.holds_out(task):
             n = (n + 1) % TRAINING_TASKS

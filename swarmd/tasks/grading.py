@@ -35,8 +35,8 @@ def solution(tasks: CurriculumTasks, task: Task) -> str:
     """Return a right answer.
 
     For logic tasks this is ReasoningGYM's example if it is right, else one premise, else all premises joined.
-    In fewer than one of a hundred logic tasks all premises are tautologies. No answer is right then, and the
-    example is returned.
+    In fewer than one of a hundred logic tasks all premises are tautologies. In that case no answer is right,
+    and the example is returned.
     """
     if task.entry["answer"] is not None:
         return str(task.entry["answer"])

@@ -22,10 +22,10 @@ from swarmd.types import Task, TaskRef
 SEED_BYTES = 32
 # Domain separator of a receipt's signature.
 RECEIPT = b"swarmd judge receipt v1"
-# A specialty is given up if this many numbers in a row name no task.
+# A specialty is given up if this many consecutive numbers name no task.
 MAX_FAILURES = 16
-# Numbers tried to find a held-out text. One text of sixteen is held out, so 512 tries fail once in 10^14
-# questions.
+# How many numbers are tried to find a held-out text. One text of sixteen is held out, so 512 tries fail once
+# in 10^14 questions.
 MAX_TRIES = 512
 
 

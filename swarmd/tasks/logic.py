@@ -4,8 +4,8 @@ A formula over k variables is an integer of 2**k bits: bit i is the formula's va
 Operators bind as in ReasoningGYM's parser: ¬, then ∧, ∨, →, ↔; the last four are left-associative.
 
 Malformed formulas are rejected. ReasoningGYM's parser takes any unknown text for another variable, so
-`premise ∨ junk` is entailed. It also tries every assignment, so twenty junk names cost it 10 s, and a plain
-`P∧P∧P…` of 255 characters 0.2 s.
+`premise ∨ junk` would count as entailed. It also tries every assignment, so twenty junk names cost it 10 s,
+and a plain `P∧P∧P…` of 255 characters 0.2 s.
 """
 
 import math
@@ -39,7 +39,8 @@ def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -
 
 
 def table(formula: str, variables: Sequence[str]) -> int | None:
-    """Return a formula's truth table; None if it is malformed or uses other than these one-letter variables.
+    """Return a formula's truth table; None if it is malformed or uses other variables than these one-letter
+    ones.
 
     Bit a of the table is the value under assignment a.
     """

@@ -25,7 +25,7 @@ from swarmd.terminal import printable
 from swarmd.types import Task, TaskRef
 
 PLUGIN_PROCESS = "swarmd.tasks.sandbox.plugin_process"
-# Failed draws of one question before the plug-in is given up.
+# Number of failed draws of one question after which the plug-in is given up.
 MAX_TRIES = 16
 
 log = logging.getLogger(__name__)

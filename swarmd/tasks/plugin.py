@@ -32,7 +32,8 @@ from swarmd.tasks.taskset import PREFIX, open_harness_task, open_taskset
 from swarmd.terminal import printable
 
 MAX_SPECIALTIES = 256
-# Answers that are scored at the start, since many rewards elsewhere are negative for wrong answers.
+# Answers that are scored at the start, because many rewards written for other frameworks are negative for
+# wrong answers.
 SAMPLES = ("", "0")
 # Prefix of a data set's folder in the hub's cache.
 _HUB = "datasets--"
@@ -123,10 +124,10 @@ def reward(plugin: Any, function: str, *arguments: object) -> float:
     given = called(plugin, function, *arguments)
     # Scalars of numpy and torch are not `float`; arrays and tensors with dimensions are no numbers.
     found = float(given) if isinstance(given, SupportsFloat) and not getattr(given, "ndim", 0) else -1.0
-    # Rounding: parts of a reward that should sum to 1 can exceed it slightly, as in 0.4 + 0.2 + 0.3 + 0.1.
+    # Rounding: parts of a reward that should sum to 1 can sum to slightly more, as in 0.4 + 0.2 + 0.3 + 0.1.
     number = round(found, 9)
     if not 0 <= number <= 1:
-        # This comparison rejects NaN, too.
+        # This comparison also rejects NaN.
         raise TaskFault(
             f"{function} gave {_shown(given)}, not a number from 0 to 1: give (r - least) / (most - least)"
         )
@@ -236,7 +237,7 @@ class _FileLoader(importlib.abc.SourceLoader):
 def _run_file(path: Path, content: bytes) -> Any:
     module = ModuleType("swarmd_own_tasks")
     module.__file__ = str(path)
-    # Dataclasses look their module up in sys.modules.
+    # Dataclasses look up their module in `sys.modules`.
     sys.modules[module.__name__] = module
     try:
         _FileLoader(path, content).exec_module(module)

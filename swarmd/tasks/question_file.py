@@ -22,7 +22,7 @@ from swarmd.tasks.sandbox.worker import PluginRefused
 
 HELD_OUT_SHARE = 0.1
 SPECIALTY = "questions"  # the specialty of lines that name none
-# The most mistakes that an error message lists.
+# Maximum number of mistakes that an error message lists.
 _MAX_MISTAKES = 5
 
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
@@ -161,7 +161,7 @@ def right_answer(given: object) -> str:
     for character in body:
         depth += (character == "{") - (character == "}")
         if depth < 0:
-            # The box ends before the text does, so it does not enclose all of it.
+            # The box ends before the text does, so it does not enclose the whole text.
             return text
     return body.strip()
 
@@ -169,7 +169,7 @@ def right_answer(given: object) -> str:
 def _place(question: str) -> float:
     """Map a question to a number from 0 to 1 by its text.
 
-    So a question stays on its side of the held-out split when the file grows.
+    So a question stays on the same side of the held-out split when the file grows.
     """
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64
 

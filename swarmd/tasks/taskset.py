@@ -22,7 +22,7 @@ from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
 PREFIX = "verifiers:"
-# The most tasks of a taskset that are used; a taskset may be infinite.
+# Maximum number of tasks of a taskset that are used; a taskset may be infinite.
 MAX_TASKS = 50_000
 # The arguments that a reward may take.
 _GIVEN = {"task", "trace"}
@@ -32,7 +32,7 @@ _PURE = "Name one whose rewards are functions of the task and the text"
 class OpenedTaskset(NamedTuple):
     lines: bytes  # of a question file; each answer is an index into `score`'s tasks
     score: Callable[[str, str], float]
-    identity: Sequence[str]  # covered by the digest, in addition to the package's files
+    identity: Sequence[str]  # covered by the digest, in addition to the files of the package
     file: Path  # the taskset's module
     notes: Sequence[str]  # sentences about tasks that were left out
 

@@ -26,8 +26,8 @@ from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
 
-# At niceness 10 a process gets about a tenth of a core that another program also wants. At 19 it would get a
-# seventieth; the daemon could then take the sudden slowdown for a trainer that hangs.
+# At niceness 10 a process gets about a tenth of a core that another program also wants. At niceness 19 it
+# would get a seventieth, and the daemon could take the sudden slowdown for a trainer that hangs.
 NICE: Final = 10
 # Appended to the usual duration of a start-up step.
 BUSY = "many times that if other programs use all cores"
@@ -38,7 +38,7 @@ def main() -> None:
 
     If the daemon ends, this process ends at once; saved checkpoints are complete.
     """
-    # Imports create no garbage; disabling the collector saves a quarter of the import time.
+    # Imports create no garbage, so disabling the collector saves a quarter of the import time.
     gc.disable()
     daemon = TrainerLink(socket.socket(fileno=int(sys.argv[1])), on_eof=lambda: os._exit(1))
     start = daemon.open()
@@ -48,7 +48,7 @@ def main() -> None:
     try:
         config = NodeConfig.model_validate_json(start.config)
         if (behind := rounds_done(Path(start.state_dir) / "checkpoints", config.round.rounds)) is not None:
-            # All rounds are done, so nothing needs to be loaded.
+            # All rounds were already done when the process started, so nothing needs to be loaded.
             daemon.tell(link.Stopped(behind))
             return
         low = config.limits.priority == "low"
@@ -64,7 +64,8 @@ def main() -> None:
             daemon.tell(
                 link.TrainerState(NodeState.STARTING, "loading PyTorch", f"wait: usually 2 s, {BUSY}")
             )
-            # This module imports PyTorch and little else, so the two steps are reported separately.
+            # This module imports PyTorch and little else, so the loading of PyTorch is reported as a separate
+            # step.
             from swarmd.policy.models import device  # noqa: F401
 
             daemon.tell(
@@ -82,7 +83,7 @@ def main() -> None:
         daemon.tell(link.TrainerFailed(str(error), error.exit_code))
     finally:
         daemon.close()
-        # At exit Python collects everything that is not frozen, which takes over a second.
+        # At exit Python would collect every object that is not frozen, which takes over a second.
         gc.freeze()
 
 

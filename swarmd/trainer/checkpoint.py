@@ -102,7 +102,7 @@ class Checkpoints:
         partial = self.folder / f"partial-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # A save that was killed left partial files, whose space is needed now.
+            # A save that was killed left partial files, and their space is needed now.
             for left in self.folder.glob("partial-*"):
                 shutil.rmtree(left, ignore_errors=True)
             partial.mkdir()
@@ -118,7 +118,7 @@ class Checkpoints:
         except OSError as error:
             raise _explained(error, self.folder) from error
         finally:
-            # The folder was renamed, or it is incomplete.
+            # Either the folder was renamed, or it is incomplete and useless.
             shutil.rmtree(partial, ignore_errors=True)
         self._prune(keep=final)
         self.size = sum(line["bytes"] for line in written.values())
@@ -223,7 +223,8 @@ class Timetable:
     def interval(self, size: int) -> float:
         """Return the seconds between two checkpoints of this size that the limit allows.
 
-        At least `every`: a small checkpoint is not written more often, even if the judge asks often.
+        The interval is at least `every`, so a small checkpoint is not written more often even if the judge
+        asks often.
         """
         return max(self.every, size * DAY_S / self.bytes_a_day)
 

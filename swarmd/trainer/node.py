@@ -80,7 +80,7 @@ def build(
         Gate(
             config.gate.margin,
             tasks.curriculum.answer_end,
-            # Otherwise the gate only reports.
+            # Without "on", the gate only reports.
             acts=config.gate.mode == "on"
             or (config.gate.mode == "auto" and remembering.parameters <= MEASURED_PARAMETERS),
         )

@@ -38,18 +38,18 @@ class ReceivingParts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundParts(ReceivingParts):
-    """Everything that `round.run_round` needs.
+    """Everything that `run_round` uses.
 
     The parts have mutable state, but the references to them never change.
     """
 
     policy: Policy
     build_batch: BatchBuilder
-    task_rng: random.Random  # a separate stream, so that received rollouts never change the questions
+    task_rng: random.Random  # a separate stream, so that received rollouts never affect the drawn questions
     clock: Callable[[], float]  # seconds, any epoch
     questions: int = 4  # I
     limits: AnswerLimits = field(default_factory=AnswerLimits)  # on the tokens of this node's own answers
-    resample: int = 0  # most attempts to replace questions without advantage
+    resample: int = 0  # maximum number of attempts to replace questions without advantage
     trains: bool = True  # False: a frozen policy that answers and shares
     # Updates a round; one, unless replay is on.
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)

@@ -7,9 +7,10 @@ from swarmd.types import STAGES
 
 # Rounds shorter than this are not reported, in seconds.
 QUIET_S = 2.0
-# Least seconds between two messages.
+# Minimum seconds between two messages.
 EVERY_S = 1.0
-# From this share of a stage on, the stage predicts the remaining time better than the last round does.
+# From this share of a stage on, the speed of the stage itself predicts the remaining time better than the
+# last round does.
 SURE_SHARE = 0.25
 
 
@@ -27,7 +28,7 @@ class RoundProgress:
         self._tell, self._clock = tell, clock
         self._stage = ""
         self._began = self._entered = self._told = 0.0
-        # Seconds of each stage of the last round; empty before the first one.
+        # Seconds that each stage of the last round took; empty before the first round.
         self.before: Mapping[str, float] = {}
 
     def begin(self) -> None:

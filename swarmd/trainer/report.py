@@ -74,7 +74,7 @@ def report_of(
     external = [s for s in batch if s.rollout.author != parts.me]
     before = [kept for step in steps for kept in step.before]
     staleness = [t - kept.scored.round for kept in before]
-    # Step i of this round is update `began` + i.
+    # Step i of this round is update number `began` + i.
     idle = [
         parts.pool.began + i - kept.last_use
         for i, step in enumerate(steps, 1)

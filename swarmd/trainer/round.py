@@ -5,7 +5,8 @@ It differs from the paper in four points:
 1. Rewards are never sent. External questions are regenerated from their numbers, and the answers scored here.
 2. A pool keeps external rollouts for `round.max_age` rounds, so a round never waits for a slow peer.
 3. A batch draws each external rollout once, under caps by author and network group, and through filters.
-4. By default, wrong external answers push nothing down (`sharing.weigh`; "paper" is the paper's way).
+4. By default, wrong external answers are not pushed down (`sharing.weigh`; "paper" does push them down, as
+   the paper does).
 
 The round knows protocols only (`RoundParts`): no torch, files or sockets, and no clock except `parts.clock`.
 """
@@ -26,8 +27,8 @@ from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
 from swarmd.types import STAGES, Completion, Generation, Rollout, RoundReport, Scored, Task
 
-# Most external rollouts scored per round, the newest that the caps allow; more only if a batch takes more. It
-# bounds the cost that many authors can cause.
+# Maximum number of external rollouts scored per round, the newest that the caps allow; more only if a batch
+# takes more. This limit bounds the cost that many authors can cause.
 SCORED_PER_ROUND = 256
 # Of one external rollout, at most this multiple of `parts.completions` is scored; at most `parts.completions`
 # are trained on.
@@ -40,8 +41,8 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     local = _own(t, parts, watch)  # B^n; R^n(q), q in B^n
 
     with watch("share"):
-        # Communicate(C^n(q)), q in S^n: the rollouts of B^n with an advantage. Receivers would drop the rest,
-        # because all its rewards are the same.
+        # Communicate(C^n(q)), q in S^n: the rollouts of B^n with an advantage. Receivers would drop the other
+        # rollouts, because all rewards in such a rollout are the same.
         parts.swarm.share([s.rollout for s in parts.sharing.to_share(local)], t)
     with watch("collect"):
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: the rollouts received so far

@@ -59,8 +59,9 @@ log = logging.getLogger(__name__)
 RETRY_FULL_DISK_S = 10.0
 # Longest wait; the daemon can end a wait at any moment.
 MAX_WAIT_S = 60.0
-# After a round longer than LONG_ROUND_S, wait QUESTION_S for the judge's question. The daemon asks for one
-# when it hears of the round, and its deadline would pass during another round of this length. Seconds.
+# After a round longer than LONG_ROUND_S, wait QUESTION_S for the judge's question. The daemon asks for a
+# question when it hears of the round, and the question's deadline would pass during another round of this
+# length. Seconds.
 LONG_ROUND_S, QUESTION_S = 30.0, 2.0
 # Seconds between two looks at the daemon's messages while waiting for generators.
 POLL_S = 0.1
@@ -93,7 +94,7 @@ class Trainer:
 
         An interrupted round does not count: its answers are lost, and other questions take its place.
 
-        after_first: called after the first round.
+        after_first: called once the first round is finished.
         """
         with suppress(RoundCut):
             self._rounds(after_first)
@@ -141,7 +142,8 @@ class Trainer:
             )
         seconds = {**report.seconds, "checkpoint": self.save_seconds}
         if self.workers:
-            # Generators answer meanwhile, so a round's seconds of generation are the seconds that it waited.
+            # Generators answer while a round trains, so the round's seconds of generation are the seconds
+            # that it waited for them.
             seconds["generate"] = self.waited
         judged = self.link.judged
         line = structs.replace(
@@ -185,7 +187,8 @@ class Trainer:
         return there
 
     def _others_are_here(self) -> bool:
-        """Return whether external rollouts suffice for a round, if this node asks nothing; wait if not.
+        """Return whether there are enough external rollouts for a round, if this node asks nothing; wait if
+        there are not.
 
         During a cooldown of the guard, only fresh ones count.
         """
@@ -232,7 +235,7 @@ class Trainer:
         if self.saved == self.round:
             return
         begun = time.perf_counter()
-        # Every round in a checkpoint has its metrics line, even after a power cut.
+        # Every round in a checkpoint must have its metrics line, even after a power cut.
         self._write_when_room(self.metrics.sync)
         state = run_state(self.round, self.seed, self.parts)
         self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
@@ -256,7 +259,7 @@ class Trainer:
             except CannotRecord as error:
                 if self.link.stopping:
                     raise
-                # Logged once; the state below keeps showing it.
+                # Logged once; the state that is set below keeps showing it.
                 if said != (said := str(error)):
                     log.warning("%s", said)
                 self.link.tell(
@@ -276,7 +279,7 @@ class Trainer:
 
     def _answer_judge(self) -> None:
         if (question := self.link.question()) is not None:
-            # The judge must grade weights that cannot be lost.
+            # Save first: the judge must grade weights that cannot be lost.
             self._save()
             answer = self.policy.answer(question.text)
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
@@ -371,7 +374,8 @@ def _asking_well(
     verifier: Verifier,
     clock: Callable[[], float],
 ) -> tuple[NodeConfig, LanguagePolicy, list[str]]:
-    """Return configuration and policy with the prompt style to train with, and notes; see `trial`."""
+    """Return configuration and policy with the prompt style to train with, and notes for the operator; see
+    `trial`."""
     curriculum = curriculum_of(config)
 
     def clock_until_stop() -> float:

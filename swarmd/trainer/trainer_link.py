@@ -16,7 +16,7 @@ from swarmd.types import Rollout
 
 
 class RoundCut(Exception):
-    """The node stops at once: the round is not finished."""
+    """The node stops at once, and the current round is not finished."""
 
 
 class TrainerLink:
@@ -89,7 +89,8 @@ class TrainerLink:
     def wait(self, seconds: float, *, rollouts: bool = False, questions: bool = True) -> None:
         """Wait until the time is over, or until an event needs the loop.
 
-        Events: a stop; with `questions`, a pause or a question; with `rollouts`, an external rollout.
+        These events are: a stop; with `questions`, a pause or a question; with `rollouts`, an external
+        rollout.
         """
         with self._changed:
             self._changed.wait_for(
@@ -112,10 +113,10 @@ class TrainerLink:
     def rest_along(self, on_rest: Callable[[bool], None]) -> None:
         """Let workers pause together with the loop.
 
-        on_rest: called now, and from now on by the reading thread, with whether to pause.
+        on_rest: called at once, and later by the reading thread, with whether to pause.
         """
         with self._changed:
-            # The lock is held, so that no change is missed in between.
+            # The lock is held, so that no change between the two steps is missed.
             self._on_rest = on_rest
             on_rest(self.must_rest)
 
@@ -203,5 +204,5 @@ class TrainerLink:
             try:
                 self._socket.sendall(link.pack(message or link.Alive()))
             except OSError:
-                # The reading thread sees the same end, and acts on it.
+                # The reading thread also sees that the link has ended, and acts on it.
                 return

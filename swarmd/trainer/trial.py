@@ -30,11 +30,11 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.types import Generation
 
-# Seconds for all styles together.
+# Seconds for the trial of all styles together.
 SECONDS: Final = 60.0
-# Most questions per style, and fewest before the trial may end because a style works.
+# Maximum number of questions per style, and minimum number before the trial may end because a style works.
 QUESTIONS, LEAST_QUESTIONS = 9, 4
-# Least tokens of an answer on a slow model: the required form with a short result takes about ten.
+# Minimum tokens of an answer on a slow model: the required form with a short result takes about ten.
 LEAST_TOKENS: Final = 16
 FILE: Final = "prompts.json"
 
@@ -116,8 +116,8 @@ def tried(
 ) -> Mapping[PromptStyle, StyleFigures]:
     """Ask questions in the allowed styles, until one works or SECONDS are over.
 
-    Each question is asked in one style after another, up to the first that works so far. The trial uses
-    separate random numbers, so training is the same as without it.
+    Each question is asked in one style after another, up to and including the first style that works so far. The
+    trial uses separate random numbers, so training is the same as without it.
 
     Args:
         tasks: opened for the trial, so that they begin at the easiest level.
@@ -149,8 +149,8 @@ def tried(
                 break
         if number >= LEAST_QUESTIONS and not whole and any(seen.works for seen in found.values()):
             break
-        # As many tokens as the remaining time allows, if the next questions take as long per token as this
-        # one.
+        # Allow as many tokens as the remaining time permits, if the next questions take as long per token as
+        # this one.
         share = (end - clock()) / max(LEAST_QUESTIONS - number, 1) / 2
         most = max(LEAST_TOKENS, int(most * share / max(clock() - began, 1e-6)))
     return found

@@ -36,8 +36,8 @@ from swarmd.types import Ages, Scored, Task, WorkerCounts, WorkerFigures
 
 # Rounds whose questions a generator holds: the one it answers and the next one.
 ROUNDS_AHEAD: Final = 2
-# Most rollouts that wait for a trainer with replay. Without replay, one round's rollouts wait, besides those
-# in work.
+# Maximum number of rollouts that wait for a trainer with replay. Without replay, one round's rollouts wait,
+# in addition to those that are being generated.
 MAX_STORED: Final = 1024
 # Tokens per second are averaged over this many rounds.
 RATE_ROUNDS: Final = 32
@@ -157,7 +157,8 @@ def open_workers(
     replay = config.replay.mode == "on"
     with ExitStack() as stack:
         size = sum(w.nbytes for w in policy.trained.values())
-        # Room for the weights; with several trainers, also for Adam's two moments, which the ranks read once.
+        # Room for the weights; with several trainers, also for Adam's two moments, which each rank reads
+        # once.
         folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         handover = WeightWriter(folder)

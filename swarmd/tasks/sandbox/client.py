@@ -54,13 +54,14 @@ __all__ = [
 # Scores the completions of each item, in order, as `Verifier.judge` does.
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 ATTEMPTS = 3
-# The most answers in one request: usually, and if an answer is longer than MAX_OWN_ANSWER_CHARACTERS.
+# Maximum number of answers in one request: usually, and if an answer is longer than
+# MAX_OWN_ANSWER_CHARACTERS.
 MAX_ANSWERS, MAX_LONG_ANSWERS = 1024, 32
-# The most kinds of a plug-in's faults that are logged.
+# Maximum number of kinds of a plug-in's faults that are logged.
 MAX_FAULT_KINDS = 100
 # ReasoningGYM takes two seconds to load on an idle machine.
 START_TIMEOUT_S = 60.0
-# For each item, on a busy machine: two of its answers may time out.
+# The timeout for each item, on a busy machine: two of its answers may time out.
 ITEM_TIMEOUT_S = 2.0
 # Each attempt's timeouts are this many times the last attempt's, in case the machine is slow. No answer can
 # exhaust them, as the worker has its own limits.

@@ -41,7 +41,7 @@ from swarmd.tasks.sandbox.pipe import (
 
 # CPU seconds that an answer may take, including the regeneration of its task.
 ANSWER_CPU_S = 0.2
-# The most workers that one item may cost; its remaining answers are skipped.
+# Maximum number of workers that one item may cost; its remaining answers are skipped.
 MAX_LOST_WORKERS = 2
 # A worker is replaced after this many answers.
 WORKER_ANSWERS = 4096
@@ -76,7 +76,7 @@ class TaskFault(Exception):
     def __init__(self, what: str, *, fatal: bool = False) -> None:
         """Describe a plug-in's fault.
 
-        fatal: whether its worker must be replaced, since it ran out of memory.
+        fatal: whether its worker must be replaced, because it ran out of memory.
         """
         super().__init__(what[: pipe.MAX_FAULT_CHARACTERS])
         self.fatal = fatal
@@ -124,7 +124,8 @@ class Worker:
                 seccomp.die_with_parent(verifier)
                 _be_worker(jobs, results, work)
             finally:
-                # Never return or raise: the fork must not run on in its copy of the verifier's stack.
+                # Never return or raise: the forked process must not continue in its copy of the verifier's
+                # stack.
                 os._exit(1)
         os.close(jobs)
         os.close(results)
@@ -146,7 +147,7 @@ class Worker:
         try:
             pipe.send(self._jobs, request, self._latest())
         except OSError as error:
-            # TimeoutError: the worker does not read. BrokenPipeError: the worker has died.
+            # TimeoutError: the worker does not read its requests. BrokenPipeError: the worker has died.
             raise WorkerLost(
                 GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
             ) from error
