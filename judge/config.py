@@ -23,22 +23,22 @@ from swarmd.config.schema import Schema
 
 MAX_ASK_BYTES = 4 * 1024
 
-# Most bytes of all answers to a question. One answer of MAX_ANSWER_CHARACTERS, all escaped, has 192 KiB.
+# Maximum bytes of all answers to a question. One answer of MAX_ANSWER_CHARACTERS, all escaped, has 192 KiB.
 MAX_ANSWERS_BYTES = 512 * 1024
-# Most answers to a question.
+# Maximum number of answers to a question.
 MAX_ANSWERS = 16
-# Most questions in one request.
+# Maximum number of questions in one request.
 MAX_QUESTIONS = 8
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
-# Most open questions of all peers together.
+# Maximum number of open questions of all peers together.
 OPEN_QUESTIONS = 5_000
-# Most open questions per network: of peers without a record, and of peers with a record.
+# Maximum number of open questions per network: of peers without a record, and of peers with a record.
 NEWCOMERS_QUESTIONS = 64
 NETWORK_QUESTIONS = 1_000
-# Most answers that wait for the verifier.
+# Maximum number of answers that wait for the verifier.
 SCORING_BACKLOG = 128
-# Most questions that wait to be generated.
+# Maximum number of questions that wait to be generated.
 QUESTIONS_BACKLOG = 128
 # Rate limit of a peer: a burst of ASK_BURST questions, then one question every ASK_S.
 ASK_BURST = 10
@@ -47,7 +47,7 @@ ASK_S = 1.0
 # NETWORK_ASKS_PER_S a second.
 NETWORK_ASKS_PER_S = 50.0
 NETWORK_ASK_BURST = 500.0
-# Peers whose rate limit is remembered.
+# Number of peers whose rate limit is remembered.
 REMEMBERED_PEERS = 10_000
 # Bytes of questions and answers written per day, as (one machine, one network group), by whether the peer has
 # a record. A peer needs ten answers, some 50 kB, to get a record.
@@ -58,7 +58,8 @@ WRITTEN_A_DAY: Mapping[bool, tuple[float, float]] = MappingProxyType(
 QUESTION_BYTES = 2_048
 # How often the asker's model name may be stored for one question: once for each bin that it closes.
 MODEL_NAMES = 36
-# Below this free disk space, peers without a record are refused. A million short evaluations take as much.
+# Below this free disk space, peers without a record are refused. A million short evaluations take this much
+# space.
 FREE_BYTES = 512 * 2**20
 # A listed peer is forgotten if it was silent for this long while the judge ran, or for keep_days if that is
 # longer.
@@ -69,7 +70,7 @@ AHEAD_S = 3_600.0
 # Seconds between two prunings, and between two dials of the invitation's addresses.
 PRUNE_S = 3_600.0
 DIAL_S = 600.0
-# Seconds for a body to arrive, and most bytes that arrive at once from one network.
+# Seconds for a body to arrive, and maximum bytes that may be arriving from one network at the same time.
 BODY_S = 5.0
 ARRIVING_BYTES = 16 * 2**20
 CONNECTIONS = 4_096
@@ -87,10 +88,10 @@ PROBE_S = 2.0
 FAILED_S = 30.0
 # Like LEADERBOARD_S, for the comparison of swarm and solo nodes of a model.
 COMPARISON_S = 10.0
-# Most cached answers of each of these two kinds.
+# Maximum number of cached answers of each of these two kinds.
 ANSWERS_KEPT = 16
 
-# Most uploads of weights that arrive or wait: in all, and of one network.
+# Maximum number of uploads of weights that arrive or wait: in all, and from one network.
 VERIFIED_WAITING = 8
 VERIFIED_WAITING_OF_A_NETWORK = 2
 # Rate limit of a network's uploads: a burst of VERIFIED_BURST, then one every VERIFIED_PAUSE_S.

@@ -107,7 +107,7 @@ class Identity:
             return cls.load(path)
         except NoKeyFile:
             cls(os.urandom(KEY_BYTES)).write(path)
-        # Another process may have made the file first. Its key then counts.
+        # Another process may have made the file first. In that case, the other process's key is used.
         return cls.load(path)
 
     def sign(self, domain: bytes, message: bytes) -> bytes:

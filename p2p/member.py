@@ -36,7 +36,7 @@ from p2p.types import (
     Verdict,
 )
 
-# Seconds between two looks at the network groups of connected peers.
+# Seconds between two readings of the network groups of connected peers.
 NOTE_PEERS_EVERY_S = 10.0
 # Seconds between two searches for another node with our key.
 TWINS_EVERY_S = 5.0

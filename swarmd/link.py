@@ -20,7 +20,7 @@ from swarmd.types import Lead, RoundLine, ShownRollout
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 # The trainer sends a heartbeat if it has sent nothing else for this many seconds.
 HEARTBEAT_S = 2.0
-# Most queued rollouts in each direction.
+# Maximum number of queued rollouts in each direction.
 MAX_WAITING_ROLLOUTS = 1024
 # Size of the length before each message.
 _HEADER_BYTES = 4

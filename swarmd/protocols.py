@@ -34,8 +34,8 @@ class Policy(Protocol):
     ) -> Sequence[Generation]:
         """Sample `completions` answers to each question, in order.
 
-        limits: the most tokens of an answer to each question, if it is lower than the configured limit; 0, or
-            no limits, leaves the configured one.
+        limits: the maximum number of tokens of an answer to each question, if it is lower than the configured
+            limit; 0, or no limits, leaves the configured one.
         """
 
     def answer(self, question: str) -> Completion:

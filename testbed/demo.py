@@ -35,9 +35,9 @@ from testbed.local_swarm import LocalNode, checkpoints, local_swarm
 app = typer.Typer()
 
 MODEL = "tiny-latent"  # learns for longer than tiny, so sharing has time to help
-# Least seconds of a round, so that all nodes stay at about the same round and a killed node catches up.
+# Minimum seconds of a round, so that all nodes stay at about the same round and a killed node catches up.
 MIN_ROUND_S = 0.8
-# Most seconds of work that the killed node loses. The default, a minute, is half of a demo of two minutes.
+# Maximum seconds of work that the killed node loses. The default, a minute, is half of a demo of two minutes.
 CHECKPOINT_S = 5.0
 # The demo fails after this many seconds without a finished round.
 STALL_S = 300.0

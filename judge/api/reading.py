@@ -36,9 +36,9 @@ SCHEMA = 1
 SEEN_STEP_S = 60
 # Points of each peer's curve.
 BOARD_POINTS = 24
-# Most rows of one answer; about as many as fit into PAGE_BYTES.
+# Maximum number of rows of one answer; about this many fit into PAGE_BYTES.
 WHOLE_ROWS = 40
-# Most bytes of JSON for the leaderboard's rows.
+# Maximum bytes of JSON for the leaderboard's rows.
 PAGE_BYTES = 90_000
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]

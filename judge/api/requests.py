@@ -12,9 +12,9 @@ from judge import config
 from judge.api.signing import signing_headers
 from judge.types import Attributes, QuestionRequest
 
-# Most combining marks on one letter.
+# Maximum number of combining marks on one letter.
 MAX_MARKS = 2
-# Most characters of a cleaned text. NFKC can lengthen a text, so the limit applies after it.
+# Maximum number of characters of a cleaned text. NFKC can lengthen a text, so the limit applies after it.
 MAX_CHARACTERS = 64
 
 

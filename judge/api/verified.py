@@ -16,7 +16,7 @@ from judge.figures.verification import found
 from judge.verified.tier import OFF, UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
-# Most bytes of JSON for the answers.
+# Maximum bytes of JSON for the answers.
 PAGE_BYTES = 192 * 1024
 
 

@@ -22,7 +22,10 @@ from swarmd.types import Task, TaskRef
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A question. Window and place prove that the judge followed the peer's order, without picking."""
+    """A question.
+
+    Window and place prove that the judge followed the peer's order and did not pick the question.
+    """
 
     task: Task
     window: QuestionWindow

@@ -17,9 +17,9 @@ from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, progress
 from judge.types import Attributes
 
-# Most models in the list of models.
+# Maximum number of models in the list of models.
 MAX_MODELS = 50
-# Most models in which one peer is compared: model names are free, and each adds rows that stay.
+# Maximum number of models in which one peer is compared: model names are free, and each adds rows that stay.
 PEER_MODELS = 8
 
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))

@@ -3,9 +3,10 @@
 Every evaluation of the last `keep_days` stays, and of at least two windows, so that its seed can be checked.
 Of older evaluations, each peer keeps its newest WINDOW_QUESTIONS and those that its curve shows. A silent
 peer is forgotten with all its rows: after two windows if it was never listed; otherwise after it was silent
-in all the windows that the judge opened during FORGET_DAYS or `keep_days`, if that is longer. So neither time
-in which the judge did not run counts, nor a jump of the clock. The sequence number is deleted too, so a peer
-is only forgotten if its number is older than the numbers that unknown peers may use (`JudgeService.claim`).
+in all the windows that the judge opened during FORGET_DAYS or `keep_days`, if that is longer. So time in
+which the judge did not run does not count, and neither does a jump of the clock. The sequence number is
+deleted too, so a peer is only forgotten if its number is older than the numbers that unknown peers may use
+(`JudgeService.claim`).
 
 Sums keep their value: a peer's totals in its row, the sums of swarm and solo in judge/store/arms.py.
 """
@@ -26,7 +27,8 @@ from judge.store.tables import (
 
 # Peers pruned in one step.
 STEP_PEERS = 20
-# Most old evaluations of a peer that are kept for its curve, at even steps; more than CURVE_POINTS.
+# Maximum number of a peer's old evaluations that are kept for its curve, at even steps; more than
+# CURVE_POINTS.
 KEPT_POINTS = 64
 
 

@@ -378,7 +378,7 @@ def _further(answers: Sequence[Completion], scores: Sequence[ScoredAnswer]) -> s
     return json.dumps(rows, ensure_ascii=False) if rows else None
 
 
-# Most steps in one transaction.
+# Maximum number of steps in one transaction.
 MAX_STEPS = 64
 T = TypeVar("T")
 Step = tuple[Callable[..., Any], Sequence[object]]

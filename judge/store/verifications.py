@@ -16,9 +16,9 @@ from judge.store.tables import verifications as table
 from p2p.types import PeerId
 from swarmd.tasks.answers import added
 
-# Most ended uploads kept per peer.
+# Maximum number of ended uploads that are kept per peer.
 KEPT_UPLOADS = 5
-# Most attempts at an upload if the judge was killed during its evaluation.
+# Maximum number of attempts to evaluate an upload, if the judge was killed during an evaluation of it.
 MAX_TRIES = 2
 
 

@@ -14,7 +14,7 @@ K = TypeVar("K")
 MOST = 112
 # New connections from one machine: rate and burst. Each costs a handshake before we know the peer.
 ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
-# A network group may open this many times as many.
+# A network group may open this many times as many connections as one machine.
 GROUP_FACTOR = 4.0
 # A peer that connected this long ago has found other members by now, so it can be evicted.
 SERVED_S = 60.0
@@ -24,7 +24,7 @@ def one_too_many(held: Mapping[K, Sequence[Hashable]], newcomer: Sequence[Hashab
     """Return the holder to evict for a newcomer if all slots are taken; None to refuse the newcomer.
 
     It is the youngest holder in the largest network group, there in the largest machine, and so on. The
-    newcomer is counted, and of equally large groups its own is taken.
+    newcomer counts as a member of its group; of equally large groups, the newcomer's group is chosen.
 
     held: the path of each holder, for example network group and machine, oldest first. All paths have the
         same length.

@@ -31,8 +31,8 @@ GRAYLIST_THRESHOLD = -20.0
 BAN_THRESHOLD = -50.0
 MAX_BAN_S = 24 * 3600.0
 MAX_PEERS = 8192
-# Duplicate frames that a peer may send without a charge. It regains one each second and one for each new
-# frame.
+# Duplicate frames that a peer may send without a charge. The peer may send one more each second, and one more
+# for each new frame.
 REPEATED_FRAMES = 200.0
 
 # Costs of an author's offences. They are guesses, tested by the attacks in tests/attacks.

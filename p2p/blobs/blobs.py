@@ -18,15 +18,15 @@ from backports import zstd
 from p2p.types import PeerId, PeerRequest
 
 ID_BYTES = 12
-# Most bytes of a blob (compressed).
+# Maximum bytes of a blob (compressed).
 MAX_BLOB_BYTES = 256 * 1024
-# Most bytes of a blob's content (inflated).
+# Maximum bytes of a blob's content (inflated).
 MAX_CONTENT_BYTES = 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
 # The answer of a peer that does not have the blob.
 MISSING = b"\0"
-# No checksum, as the id is one. The header has the content's size, so that a too large blob is rejected
-# before anything is inflated.
+# No checksum, because the id already serves as one. The header has the content's size, so that a too large
+# blob is rejected before anything is inflated.
 _PACKED: Final[dict[int, int]] = {
     zstd.CompressionParameter.compression_level: 3,
     zstd.CompressionParameter.checksum_flag: 0,
@@ -56,7 +56,8 @@ def pack(content: bytes) -> bytes:
 def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
     """Return the content, of at most `limit` bytes. Raises BadBlob.
 
-    A blob is rejected by the size in its header, and no more bytes than that are inflated.
+    A blob is rejected if its header states a larger size, and no more bytes than the header states are
+    inflated.
     """
     try:
         if not (claimed := zstd.get_frame_info(blob).decompressed_size) or claimed > limit:
@@ -66,7 +67,7 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
         content = frame.decompress(blob, max_length=claimed + 1)
     except zstd.ZstdError as error:
         raise BadBlob(str(error)) from None
-    # At the frame's end zstd itself has compared the size with the header's.
+    # When zstd reaches the frame's end, it has already checked the size against the header.
     if not frame.eof or frame.unused_data:
         raise BadBlob("cut off, or more than one frame")
     return content

@@ -26,8 +26,8 @@ MISSING_S = 10.0
 # Seconds between two DHT lookups. The time doubles from the first value to the last.
 DHT_FIRST_S, DHT_EVERY_S = 3.0, 120.0
 # The share of later lookups that a node makes if it has enough members. For a lookup all nodes of a swarm
-# connect to the same 20 nodes, which are nearest to its key, and stay for DHT_IDLE_S. The addresses from one
-# lookup serve fetches for two hours.
+# connect to the same 20 nodes, which are nearest to its key, and stay connected for DHT_IDLE_S. The addresses
+# from one lookup serve fetches for two hours.
 DHT_TURNS = 1 / 4
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Connections(Protocol):
         """Return new addresses of connected peers, from their identify messages."""
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Dial a peer. Return None if no peer answers, or another one."""
+        """Dial a peer. Return None if no peer answers, or if another peer answers."""
 
     async def hang_up(self, peer: PeerId) -> None:
         """End all connections to a peer. Does not fail if the peer is gone."""

@@ -26,7 +26,7 @@ from p2p.types import Ask, Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
 # Questions of one peer, rate and burst: 25 rounds a second with a question for each of four rollouts.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 100.0, 1000.0
-# Frames that wait to be sent.
+# Maximum number of frames that wait to be sent.
 MAX_QUEUED_FRAMES = 64
 # Seconds that a frame waits until we have a neighbour.
 MAX_WAIT_S = 15.0

@@ -24,16 +24,18 @@ from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
 # Timeout to send a question, and to receive an answer.
 MESSAGE_TIMEOUT_S = 10.0
-# Concurrent questions to one peer. As many streams are kept, because a new stream costs more than an answer.
+# Maximum number of concurrent questions to one peer. The same number of streams is kept, because a new stream
+# costs more than an answer.
 AT_ONCE = 2
-# Questions that are answered at once, in all and of one peer. The latter is more than AT_ONCE, because we
-# learn late that a question has ended.
+# Maximum number of questions that are answered at the same time, in all and of one peer. The limit for one
+# peer is larger than AT_ONCE, because we learn late that a question has ended.
 SERVED_AT_ONCE, SERVED_EACH = 64, 8
 # Seconds that a stream waits for the next question.
 IDLE_S = 60.0
-# Streams that wait for a next question, in all and of one peer.
+# Maximum number of streams that wait for a next question, in all and of one peer.
 IDLE_AT_ONCE, IDLE_EACH = 128, 2
-# Streams that we keep for our questions, and for how long: less than IDLE_S of the other side.
+# Maximum number of streams that we keep for our questions, and seconds for which we keep them: fewer than
+# IDLE_S of the other side.
 MAX_KEPT, KEPT_S = 64, 45.0
 CHUNK_BYTES = 64 * 1024
 _LENGTH = struct.Struct(">I")

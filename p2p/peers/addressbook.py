@@ -15,9 +15,9 @@ from p2p.peers.buckets import MISS_EVERY_S, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Kn
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
-# Known peers, not counting those that the operator named.
+# Maximum number of known peers, not counting those that the operator named.
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE
-# Addresses of one peer.
+# Maximum number of addresses of one peer.
 MAX_ADDRESSES = 8
 MAX_FILE_BYTES = 8 * 1024 * 1024
 # Probability that a draw takes a peer that we reached before, if there is one.

@@ -25,7 +25,7 @@ NEW_BUCKETS, TRIED_BUCKETS, SIZE = 256, 128, 16
 NEW_REACH, LOCAL_REACH, SHARE = 2, 4, 4
 # The wait after a failed dial; it doubles with each further failure.
 FIRST_WAIT_S = 1.0
-# The longest wait for a peer that was connected less than _FRESH_S before the failure, and for other peers.
+# The longest waits: for a peer that was connected less than _FRESH_S before the failure, and for other peers.
 FRESH_WAIT_S = 8.0
 STALE_WAIT_S = 300.0
 _FRESH_S = 600.0

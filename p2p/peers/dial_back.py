@@ -34,7 +34,7 @@ DIALS_PER_S, DIALS_AT_ONCE = 1.0, 8.0
 ASK_AGAIN_S = 0.5
 # Timeout of one member's answer.
 MEMBER_TIMEOUT_S = 8.0
-# Members that we ask at most.
+# Maximum number of members that we ask.
 MAX_ASKED = 4
 # The outcome and an IPv6 address.
 MAX_REPLY_BYTES = 17

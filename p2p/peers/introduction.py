@@ -28,9 +28,9 @@ from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
 VERSION: Final = 1
 MAX_ANSWER_BYTES = 2560
-# Swarms in an answer.
+# Maximum number of swarms in an answer.
 MAX_SWARMS = 16
-# Peers that we ask at most.
+# Maximum number of peers that we ask.
 MAX_ASKED = 6
 # Timeout of one peer's answer.
 PEER_TIMEOUT_S = 5.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import zeroconf
 
 SERVICE = "_p2p._udp.local."
-# Addresses of one node.
+# Maximum number of addresses of one node.
 MAX_ADDRESSES = 8
 # Seconds between two checks whether our addresses have changed.
 CHECK_EVERY_S = 15.0

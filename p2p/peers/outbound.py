@@ -17,11 +17,11 @@ from p2p.netgroup import group_of
 from p2p.peers.addressbook import AddressBook, Candidate
 from p2p.types import PeerId
 
-# Connected members that we want, including inbound ones.
+# Number of connected members that we want, including inbound ones.
 TARGET_MEMBERS = 8
-# Network groups in which we want a member that we dialled.
+# Number of network groups in which we want a member that we dialled.
 GROUPS = 10
-# Connections that we dialled, including those to nodes outside our swarm.
+# Maximum number of connections that we dialled, including those to nodes outside our swarm.
 MAX_OUTBOUND = 20
 DIALS_AT_ONCE = 4
 # Seconds in which a dialled peer must prove to be in our swarm.
@@ -130,9 +130,9 @@ class Outbound:
 # A connection that was made for a question ends after this long without a question. In a large swarm other
 # nodes need its slot.
 IDLE_S = 2.0
-# The same for connections that the library's DHT made.
+# The same limit for connections that the library's DHT made.
 DHT_IDLE_S = 60.0
-# Connections made for questions.
+# Maximum number of connections made for questions.
 MAX_VISITS = 32
 
 

@@ -33,13 +33,13 @@ NOTHING = b"\x00"
 RENEW_S = 60.0
 # Seconds for which we keep a card that was left with us.
 KEPT_S = 25.0
-# Peers whose cards we keep.
+# Maximum number of peers whose cards we keep.
 MAX_PEERS = 1024
-# Sessions of one peer whose cards we keep.
+# Maximum number of sessions of one peer whose cards we keep.
 MAX_SESSIONS = 2
 # After the last proof a twin counts as running for this long, unless `shown_nothing` shows that it ended.
 FRESH_S = 90.0
-# Peers with which we leave our card.
+# Maximum number of peers with which we leave our card.
 MAX_ASKED = 4
 DOMAIN = b"swarmd session v1"
 

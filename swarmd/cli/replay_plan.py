@@ -126,7 +126,7 @@ def _one_round(
     ]
     between = clock()
     while (report := policy.update(batch, unweighed)).skipped:
-        # The next one scales a gradient in float16 by less. The learner gives up if no scale helps.
+        # The next update scales a gradient in float16 by less. The learner gives up if no scale helps.
         between = clock()
     trained = clock()
     if not report.tokens:

@@ -62,7 +62,7 @@ def _watch(folder: Path, as_json: bool) -> None:
     """Show the running node until interrupted, or until it stops: then NotRunning, exit code 6."""
     from swarmd.cli.views.plain import Lines
 
-    # Not a view of the node's own: where nobody reads on, this ends.
+    # Unlike the node's own views, this one ends the command if nobody reads its output any more.
     view: View = Lines(lambda text: tell(text, sys.stdout), time.monotonic)
     if not as_json and shows_pages(sys.stdout):
         from rich.console import Console
@@ -273,7 +273,7 @@ def bug_report(
 
 
 def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
-    """Collect versions, settings and, where a node runs, its status, as files by name."""
+    """Collect versions, settings and, if a node runs, its status, as files by name."""
     packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")
     versions = {"system": platform.platform(), "python": sys.version} | {
         name: installed_version(name) for name in packages

@@ -91,20 +91,20 @@ class ModelConfig(_Section):
 
 class RoundConfig(_Section):
     local: Annotated[int, Field(ge=0, le=1024)] = 4  # I: questions that the node asks itself and answers
-    external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: most rollouts of other nodes in the batch
+    external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: maximum of other nodes' rollouts in the batch
     completions: Annotated[int, Field(ge=2, le=64)] = 8  # L
-    # Most questions asked to replace one rollout without an advantage.
+    # Maximum number of questions asked to replace one rollout without an advantage.
     resample: Annotated[int, Field(ge=0, le=64)] = 0
     # Own rounds for which an external rollout is kept.
     max_age: Annotated[int, Field(ge=1, le=1000)] = 2
     train: Literal["on", "off"] = "on"  # off: a frozen model that answers and shares, and learns nothing
-    rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: run forever
-    # Least seconds of a round, which leaves time to other programs.
+    rounds: Annotated[int, Field(ge=0)] = 0  # stop after this many rounds; 0: run forever
+    # Minimum seconds of a round, which leaves time to other programs.
     pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0
 
     @property
     def wanted(self) -> int:
-        """Most external rollouts that a round can use."""
+        """Maximum number of external rollouts that a round can use."""
         return self.external if self.train == "on" else 0
 
 
@@ -127,7 +127,7 @@ class GenerateConfig(_Section):
     # The Python interpreter of the engine's environment; "": the engine finds one.
     engine_python: str = ""
     engine_memory: Annotated[float, Field(gt=0, le=1)] = 0.4  # share of the device's memory it may take
-    # Most seconds for its start, or for loading new weights.
+    # Maximum seconds for its start, or for loading new weights.
     engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     # Further command-line arguments for it.
     engine_args: Annotated[tuple[str, ...], Field(description="a list of texts")] = ()
@@ -141,7 +141,7 @@ class TrainConfig(_Section, LossSettings):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     # Updates between two measurements of the KL divergence from the initial weights; 0: never.
     kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10
-    # Most tokens in a forward pass; 0: as many as fit this machine.
+    # Maximum number of tokens in a forward pass; 0: as many as fit this machine.
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0
     loss: Literal[tuple(LOSSES)] = "grpo"  # type: ignore[valid-type]
     loss_mean: Literal[tuple(MEANS)] = "token"  # type: ignore[valid-type]  # unit of the mean: every token of the batch, or every completion
@@ -187,7 +187,7 @@ class GateConfig(_Section):
     # it; report: count it and train on it; off: no check; auto: on for models of up to 100 million
     # parameters, report for larger ones, for which nothing was measured.
     mode: Literal["auto", "on", "report", "off"] = "auto"
-    # Factor of a limit, on the value that 99 of 100 own completions stay below.
+    # A limit is this factor times the value that 99 of 100 own completions stay below.
     margin: Annotated[float, Field(ge=1, le=100)] = 1.5
 
 

@@ -66,7 +66,10 @@ class Invitation:
 
 
 def write_invitation(invitation: Invitation) -> str:
-    """Write an invitation as text, with its checksum. Reading it gives host names back as /dns."""
+    """Write an invitation as text, with its checksum.
+
+    `read_invitation` turns host names into /dns addresses.
+    """
     fields = [(key, getattr(invitation, key)) for key in ("curriculum", "digest", "model")]
     places: dict[PeerId, list[str]] = {}
     for peer, endpoint in map(parse_bootstrap, invitation.bootstrap):

@@ -71,7 +71,7 @@ ASKED = {
 }
 # How long the trainer may take to finish its round after it was told to stop.
 GRACE_S = 600.0
-# The same if it was told to cut the round: it finishes one token or micro-batch, and saves.
+# The same time if the trainer was told to cut the round: it finishes one token or micro-batch, and saves.
 NOW_GRACE_S = 15.0
 
 

@@ -273,8 +273,7 @@ class Market:
         self._changed = True
 
     def _charge(self, fetch: Fetch, now: float) -> None:
-        """Charge the author of the offer for a blob that no holder had, or that the author itself does not
-        have."""
+        """Charge the author of an offer for a blob that no holder had, or that the author itself lacks."""
         author, since = fetch.item.author, fetch.since
         said, given = fetch.replies.get(author), now - since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):

@@ -205,7 +205,7 @@ class Pacing:
 
 
 Message = tuple[str, bytes]  # kind and body
-# Most waiting messages of one round; the oldest are dropped.
+# Maximum number of waiting messages of one round; the oldest are dropped.
 MAX_WAITING = 64
 
 

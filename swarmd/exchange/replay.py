@@ -82,8 +82,10 @@ class Format:
         return blake2b(self.line(tuple(outputs)), digest_size=6).hexdigest()
 
     def _plain(self, value: object, name: str = "") -> object:
-        """Return a value that JSON can hold, without private parts. name: of the field that holds the
-        value."""
+        """Return a value that JSON can hold, without private parts.
+
+        name: of the field that holds the value.
+        """
         match value:
             case str() if name == "text" and not self.texts:
                 return [len(value), len(value.encode())]

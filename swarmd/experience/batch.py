@@ -18,7 +18,8 @@ from swarmd.experience.strategies import MIN_WEIGHT, TAKES, Candidate, Sharing, 
 from swarmd.protocols import Sampler
 from swarmd.types import Author, Lead, Scored
 
-# Most draws for one batch. Bounds the time spent on a pool full of rollouts that the filters reject.
+# Maximum number of draws for one batch. This bounds the time spent on a pool full of rollouts that the
+# filters reject.
 MAX_DRAWS = 4
 
 C = TypeVar("C", bound=Candidate)

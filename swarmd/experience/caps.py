@@ -28,7 +28,7 @@ from swarmd.types import Author
 
 # The caps, as shares of one choice.
 AUTHOR_SHARE = 0.5
-# Most places of one author, as a multiple of an even share.
+# Maximum number of places of one author, as a multiple of an even share.
 EVEN_FACTOR = 2.0
 GROUP_SHARE = 0.25
 # Cap for all authors of unknown group together.

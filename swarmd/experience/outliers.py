@@ -34,7 +34,7 @@ STRETCH_TOKENS = 4
 ONE_LOOK = 1 / 8
 # Lowest pass rate of an author, so that its rollouts are still drawn now and then.
 MIN_PASS_RATE = 1 / 8
-# Most authors whose pass rate is remembered.
+# Maximum number of authors whose pass rate is remembered.
 MAX_AUTHORS = 1024
 # The gate was measured on models up to this size. For a larger one it only reports, unless gate.mode is "on".
 MEASURED_PARAMETERS = 100_000_000

@@ -18,7 +18,7 @@ from swarmd.types import Scored, TaskRef, Tokens
 
 # If more rollouts than this arrive within max_age rounds, the oldest are dropped.
 CAPACITY = 1024
-# Most external rollouts remembered as already trained on.
+# Maximum number of external rollouts that are remembered as already trained on.
 MAX_USED = 4096
 
 Key = tuple[PeerId, TaskRef]
@@ -29,7 +29,7 @@ class PoolLimits:
     """The limits of a pool with replay; shares are fractions of the capacity."""
 
     own: PeerId  # this node's peer id
-    max_age: int  # most rounds that a local rollout is kept
+    max_age: int  # maximum number of rounds that a local rollout is kept
     positive_bias: float = 0.0  # delta: share of the older rollouts with a right and a wrong completion
     # Share of all external rollouts together, so that they do not crowd out local ones.
     external_share: float = 1.0
@@ -161,9 +161,9 @@ class Pool:
     def _trim(self) -> None:
         """With replay, keep the freshest (1 − delta)·N, and of the rest the freshest delta·N that teach.
 
-        One walk from the freshest does this; no author, and not all external authors together, exceed their
-        share. A dropped rollout never returns, so walking at each arrival gives the same result as one walk
-        over everything, apart from the shares.
+        One pass from the freshest rollout does this; neither an author nor all external authors together
+        exceed their share. A dropped rollout never returns, so walking at each arrival gives the same result
+        as one walk over everything, apart from the shares.
         """
         if (limits := self.limits) is None:
             if len(self._kept) > self.capacity:

@@ -44,7 +44,7 @@ class Replay:
 
     pool: Pool
     schedule: ReplaySchedule
-    batch: int  # B: most rollouts of one update
+    batch: int  # B: maximum number of rollouts of one update
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int
     sharing: Sharing = field(default_factory=Sharing)

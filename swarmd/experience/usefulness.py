@@ -10,7 +10,7 @@ from swarmd.types import Scored, TaskRef
 # Useless rollouts in a row that cost an author one charge; as many as one body holds. An honest node shares
 # only rollouts that have an advantage.
 USELESS_IN_A_ROW = 64
-# Most authors remembered.
+# Maximum number of authors that are remembered.
 MAX_AUTHORS = 4096
 
 

@@ -175,8 +175,10 @@ class Results:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs of `only`, seed by seed, so that all settings have equally many runs if the
-        experiment is stopped early."""
+        """Return the runs of `only`, seed by seed.
+
+        So all settings have about equally many finished runs if the experiment is stopped early.
+        """
         return [
             Run(setting.slug, seed)
             for seed in range(1, self.experiment.seeds + 1)

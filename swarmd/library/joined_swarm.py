@@ -52,7 +52,7 @@ from swarmd.trainer.parts import ReceivingParts
 from swarmd.trainer.round import score_others, take_in
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 
-# Most seconds that `close` waits for answers that are still being scored.
+# Maximum seconds that `close` waits for answers that are still being scored.
 CLOSE_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -135,8 +135,8 @@ def join(
         curriculum: the swarm's curriculum, as in `swarmd join --curriculum`.
         bootstrap: addresses of peers to connect to first.
         listen: addresses to listen on; by default all interfaces, at a port derived from the key.
-        external: most rollouts of other nodes that you can use between two calls of `collect`.
-        completions: most answers to one question that you can use.
+        external: maximum number of other nodes' rollouts that you can use between two calls of `collect`.
+        completions: maximum number of answers to one question that you can use.
         seed: seed of the questions that are drawn.
         folder: keeps the key and the known peers; used by one program or node at a time. The default is next
             to the node's folder.

@@ -25,7 +25,7 @@ from swarmd.state.folder import StateFolder
 from swarmd.state.status import NodeState, Status
 from swarmd.types import Lead, Rollout
 
-# Most groups that the program shared and that wait to be scored; the oldest are dropped.
+# Maximum number of groups that the program shared and that wait to be scored; the oldest are dropped.
 MAX_HELD = 64
 # Seconds that the engine gets at the end to send its last messages.
 LEAVE_S = 1.0
@@ -97,7 +97,8 @@ class Network:
     def status(self) -> Status:
         """Return the status; the network thread makes it while that runs."""
         if self._token is not None:
-            with contextlib.suppress(RuntimeError, trio.Cancelled):  # trio has ended, or another runs here
+            # Fails if trio has ended, or if this thread runs another trio.
+            with contextlib.suppress(RuntimeError, trio.Cancelled):
                 return trio.from_thread.run_sync(self._status, trio_token=self._token)
         return self._status()
 

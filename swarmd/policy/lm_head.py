@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from swarmd.policy.models.device import gives_float32
 
-# The most terms of a sum in a product. With more than 32,766 terms, MPS on M1 and M2 also adds memory after
-# the operands, and up to torch 2.13 reports no error (pytorch/pytorch#193487). The gradient with respect to a
-# token's states has one term for each token of the vocabulary.
+# Maximum number of terms of a sum in a product. With more than 32,766 terms, MPS on M1 and M2 also adds
+# memory after the operands, and up to torch 2.13 reports no error (pytorch/pytorch#193487). The gradient with
+# respect to a token's states has one term for each token of the vocabulary.
 MOST_TERMS = MappingProxyType({"mps": 2**14})
 
 

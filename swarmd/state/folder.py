@@ -29,7 +29,7 @@ METRICS_FILE = "metrics.jsonl"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
 EVENTS_FILE = "events.jsonl"  # the exchange's events (`exchange.replay`)
-# Least free disk space when a node starts: two checkpoints of the model tiny have 20 MB.
+# Minimum free disk space when a node starts: two checkpoints of the model tiny have 20 MB.
 MIN_FREE_BYTES = 24_000_000
 # How long to wait for the lock. `in_use` holds it for an instant without owning the folder.
 _LOCK_WAIT_S = 0.2

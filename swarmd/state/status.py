@@ -95,7 +95,7 @@ class ModelDescription(msgspec.Struct, frozen=True):
     dtype: str = ""
     parameters: int | None = None
     lora: int | None = None  # rank
-    # Most tokens of an answer, and of a question with its answer.
+    # Maximum number of tokens of an answer, and of a question with its answer.
     new_tokens: int | None = None
     context: int | None = None
     # Example turns before each question, and the text with which each answer begins.

@@ -150,8 +150,7 @@ class Curriculum:
         return _sixteen(f"{self.digest} {self.own_reward.digest}") if self.own_reward else self.digest
 
     def asks_as(self, digest: str) -> bool:
-        """Return whether a curriculum with this digest asks the same questions; its scoring may be
-        different."""
+        """Return whether a curriculum with this digest asks the same questions, maybe scored otherwise."""
         return digest == self.digest or any(
             digest == of.digest and of.questions == self.questions for of in CURRICULA.values()
         )

@@ -39,11 +39,7 @@ def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -
 
 
 def table(formula: str, variables: Sequence[str]) -> int | None:
-    """Return a formula's truth table; None if it is malformed or uses other variables than these one-letter
-    ones.
-
-    Bit a of the table is the value under assignment a.
-    """
+    """Return a formula's truth table; None if it is malformed or has an unknown variable."""
     columns = {name: _column(i, len(variables)) for i, name in enumerate(variables)}
     signs = (sign for sign in formula if sign not in " \n")
     value = evaluated(signs, columns.get, _BINARY, {"¬": lambda a: ~a})

@@ -187,11 +187,7 @@ class Trainer:
         return there
 
     def _others_are_here(self) -> bool:
-        """Return whether there are enough external rollouts for a round, if this node asks nothing; wait if
-        there are not.
-
-        During a cooldown of the guard, only fresh ones count.
-        """
+        """Return whether external rollouts suffice for a round of a node that asks nothing; else wait."""
         self.parts.pool.forget(self.round + 1)
         oldest = self.round + 1 - self.config.round.max_age if self.parts.schedule.resting else 0
         there = [scored for scored in self.parts.pool.snapshot() if scored.round >= oldest]
@@ -374,8 +370,7 @@ def _asking_well(
     verifier: Verifier,
     clock: Callable[[], float],
 ) -> tuple[NodeConfig, LanguagePolicy, list[str]]:
-    """Return configuration and policy with the prompt style to train with, and notes for the operator; see
-    `trial`."""
+    """Return configuration and policy with the prompt style to train with, and notes; see `trial`."""
     curriculum = curriculum_of(config)
 
     def clock_until_stop() -> float:

@@ -116,8 +116,8 @@ def tried(
 ) -> Mapping[PromptStyle, StyleFigures]:
     """Ask questions in the allowed styles, until one works or SECONDS are over.
 
-    Each question is asked in one style after another, up to and including the first style that works so far. The
-    trial uses separate random numbers, so training is the same as without it.
+    Each question is asked in one style after another, up to and including the first style that works so far.
+    The trial uses separate random numbers, so training is the same as without it.
 
     Args:
         tasks: opened for the trial, so that they begin at the easiest level.

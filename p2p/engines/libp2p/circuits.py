@@ -42,9 +42,9 @@ RESERVATIONS = 2
 RENEW_AFTER = 0.5
 # Longest duration of a reservation that we believe.
 MAX_RESERVATION_S = 3600.0
-# Inbound circuits that we accept at once.
+# Maximum number of inbound circuits that are open at the same time.
 INBOUND_CIRCUITS = 16
-# Connected relays that we try for one peer.
+# Maximum number of connected relays that we try for one peer.
 RELAYS_TRIED = 4
 
 log = logging.getLogger(__name__)

@@ -26,15 +26,15 @@ from p2p.engines.libp2p.streams import MeteredStream
 from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import counted
 
-# Addresses of one peer; our nodes announce fewer than ten.
+# Maximum number of addresses of one peer; our nodes announce fewer than ten.
 MAX_ADDRESSES = 16
-# Protocols of one peer; our nodes have about twenty.
+# Maximum number of protocols of one peer; our nodes have about twenty.
 MAX_PROTOCOLS = 64
-# Bytes of one address (104 at most through a relay), and letters of a protocol's name.
+# Maximum bytes of one address (104 at most through a relay), and letters of a protocol's name.
 MAX_LENGTH = 128
-# Bytes of a peer id; ids of Ed25519 and RSA keys have fewer than 42.
+# Maximum bytes of a peer id; ids of Ed25519 and RSA keys have fewer than 42.
 MAX_ID_BYTES = 64
-# Bytes of a signed peer record.
+# Maximum bytes of a signed peer record.
 MAX_RECORD_BYTES = 2048
 
 
@@ -107,14 +107,14 @@ def _readable(address: Any) -> bool:
 
 # 20 providers and 20 closer peers, each with the most addresses that the peer store keeps.
 MAX_MESSAGE_BYTES = 192 * 1024
-# Streams served at once, in all and of one peer.
+# Maximum number of streams served at the same time, in all and for one peer.
 MAX_STREAMS, MAX_STREAMS_EACH = 64, 4
 # Longest life of one stream. p2pd keeps its stream open for the next question, and then opens another one.
 STREAM_S = 30.0
 # Cost of a read (`metering`). A question takes three reads, so a peer may ask 50 a second.
 READ_COST = 20.0
-# Keys of provider records. One with BUCKET_SIZE providers, each with MAX_ADDRESSES of MAX_LENGTH, takes
-# 80 KB.
+# Maximum number of keys of provider records. A key with BUCKET_SIZE providers, each with MAX_ADDRESSES of
+# MAX_LENGTH, takes 80 KB.
 MAX_KEYS = 256
 
 
@@ -132,7 +132,7 @@ class BoundedId(ID):  # type: ignore[misc]  # the library is not typed for us
 
 for module in (kad_dht, peer_routing, provider_store):
     module.ID = BoundedId
-    module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE_BYTES  # the library takes 4 MiB
+    module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE_BYTES  # the library allows 4 MiB
 
 
 class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us

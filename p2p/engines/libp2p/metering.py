@@ -37,7 +37,8 @@ MAX_NEGOTIATION_LINES = 32
 MAX_LINE_BYTES = 1024
 # Streams that a peer may open, rate and burst: ten times as many as members need (docs/p2p.md).
 STREAMS_PER_S, STREAMS_AT_ONCE = 20.0, 200.0
-# All peers that come through one relay share this many times as many, because new keys are free there.
+# All peers that come through one relay may together open this many times as many streams as one peer, because
+# new keys are free there.
 RELAYED_FACTOR = 5.0
 
 

@@ -38,7 +38,7 @@ from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
-# Most data in one yamux frame.
+# Maximum bytes of data in one yamux frame.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_SIZE - HEADER_SIZE
 # Bytes that are read before a window update is sent.
 WITHHELD_BYTES = 64 * 1024
@@ -46,13 +46,15 @@ WITHHELD_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 10.0
 # Timeout of a stream's wait for its window. It is longer because the other side may have a rate limit.
 WINDOW_TIMEOUT_S = 30.0
-# Replies that wait to be written; a frame has 12 bytes.
+# Maximum bytes of replies that wait to be written; a reply has 12 bytes.
 MAX_OWED_BYTES = 64 * 1024
-# Unread bytes of one connection: 64 full windows.
+# Maximum unread bytes of one connection: 64 full windows.
 MAX_BUFFERED_BYTES = 16 << 20
-# Unread bytes of all connections, not counting one full window of each, and seconds between two counts.
+# Maximum unread bytes of all connections, not counting one full window of each, and seconds between two
+# counts.
 MAX_UNREAD_BYTES, WINDOW_BYTES, UNREAD_EVERY_S = 48 << 20, 256 * 1024, 0.1
-# Streams of a connection that have not ended on both sides. The library forgets ended streams in 90 s.
+# Maximum number of a connection's streams that have not ended on both sides. The library forgets ended
+# streams in 90 s.
 MAX_HALF_CLOSED_STREAMS = 1024
 # Reads (Noise messages and parts of yamux frames) from all connections of one machine. An empty frame takes
 # us 0.015 ms, a message of one byte 0.06 ms. Seven nodes that share at once cause about 700 reads a second.
@@ -110,7 +112,8 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
 
         The library's timeout is five seconds, too short for a peer with a rate limit.
         """
-        # Seconds between two looks. It grows, so that many streams with a closed window do not keep us busy.
+        # Seconds between two checks of the window. It grows, so that many streams with a closed window do not
+        # keep us busy.
         pause = 0.01
         with trio.move_on_after(WINDOW_TIMEOUT_S):
             while self.send_window <= 0 and not (self.closed or self.send_closed):

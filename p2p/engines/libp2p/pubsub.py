@@ -50,10 +50,9 @@ GOSSIP_PEERS = 6
 MAX_BACK_OFF_S = 600
 # Length of a message's sequence number in all libraries.
 NUMBER_BYTES = 8
-# Messages that we request from a peer at once (IWANT). They come in one RPC, and most of our messages have
-# 2 KiB.
+# Maximum number of messages that we request from a peer in one RPC (IWANT). Most of our messages have 2 KiB.
 MAX_WANTED = 128
-# IWANTs of one neighbour that wait for our upload.
+# Maximum number of a neighbour's IWANTs that wait for our upload.
 MAX_ASKING = 4
 # Longest id of a message: its author's id and its sequence number.
 MAX_MESSAGE_ID_BYTES = 64
@@ -246,9 +245,10 @@ class Router(GossipSub):  # type: ignore[misc]
             do_px=False,  # a pruning peer could make us dial anything
             prune_back_off=10,
             max_idontwant_messages=1000,
-            # It would slow the heartbeat of an unhealthy swarm, and it finds every small swarm unhealthy.
+            # Adaptive gossip slows the heartbeat of an unhealthy swarm, and it considers every small swarm
+            # unhealthy.
             adaptive_gossip_enabled=False,
-            spam_protection_enabled=False,  # `RateLimit` and the inbox do this
+            spam_protection_enabled=False,  # `RateLimit` and the inbox protect against spam instead
             eclipse_protection_enabled=False,  # it wants three addresses in the mesh; one LAN may have fewer
             # The library keeps whole messages this long for each connected peer outside this swarm.
             pending_messages_ttl=3.0,

@@ -301,7 +301,7 @@ async def _answer(stream: Any, status: StatusCode, **more: Any) -> None:
 
 
 DCUTR = TProtocol("/libp2p/dcutr")
-# Addresses of the other side that we dial.
+# Maximum number of the other side's addresses that we dial.
 MAX_DIALLED = 2
 TRIES, TRY_AGAIN_S = 6, 10.0
 # Timeout of one try.

@@ -110,19 +110,22 @@ def _size(data: bytearray) -> int | None:
     return size if len(data) >= size else None
 
 
-# Forwarded frames that wait for one neighbour. A frame counts as MAX_BYTES / MAX_FRAMES bytes at least, so
-# that neither many small frames nor a few large ones push out other authors' frames.
+# Limits of the forwarded frames that wait for one neighbour: number and bytes. A frame counts as MAX_BYTES /
+# MAX_FRAMES bytes at least, so that neither many small frames nor a few large ones push out other authors'
+# frames.
 MAX_FRAMES, MAX_BYTES = 256, 512 * 1024
 # Forwarded frames are joined in one RPC until it has this many bytes.
 JOINED_BYTES = 16 * 1024
-# Our own frames that wait for one neighbour.
+# Maximum number of our own frames that wait for one neighbour.
 MAX_OWN_FRAMES = 64
-# Control RPCs that wait. If one is refused, the library sends it again if it matters.
+# Maximum number of control RPCs that wait for one neighbour. If an RPC that matters is refused, the library
+# sends it again.
 MAX_CONTROL_RPCS = 64
-# Forwarded frames to one neighbour: three quarters of its limit for a connection.
+# Rate and burst of forwarded frames to one neighbour: three quarters of its limit for a connection.
 PACE_PER_S, PACE_BURST = 150.0, 300.0
 PACE_BYTES_PER_S, PACE_BURST_BYTES = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
-# RPCs of forwarded frames to one neighbour. Each RPC is a separate write, so faster frames are joined.
+# Rate and burst of RPCs with forwarded frames to one neighbour. Each RPC is a separate write, so frames that
+# come faster are joined in one RPC.
 PACE_RPCS_PER_S, PACE_BURST_RPCS = 10.0, 20.0
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
 # The ingress of messages that a neighbour requested (IWANT).

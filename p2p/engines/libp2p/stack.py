@@ -54,7 +54,7 @@ from p2p.rate_limit import RateLimit, counted
 from p2p.topic import Topic
 from p2p.types import Score
 
-# Streams that one peer may have open to us.
+# Maximum number of streams that one peer may have open to us.
 MAX_STREAMS = 64
 
 log = logging.getLogger(__name__)

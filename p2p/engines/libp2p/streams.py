@@ -256,7 +256,7 @@ class IncomingStream:
 
 
 class OutgoingStream(IncomingStream):
-    """A stream that we opened, on which the negotiation goes along with the first question.
+    """A stream that we opened; its negotiation is sent together with the first question.
 
     Implements `ByteStream`.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Enough for a conversation that fills the context of a large model, as JSON.
 MAX_BODY_BYTES: Final = 2**20
-# Most sets of ignored fields that are reported, because clients may invent names.
+# Maximum number of sets of ignored fields that are reported, because clients may invent names.
 MOST_TOLD: Final = 20
 HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 

@@ -37,7 +37,7 @@ class CannotAnswer(ConfigError):
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     temperature: float | None = None  # None: as in training
-    tokens: int | None = None  # most tokens; None: as many as in training
+    tokens: int | None = None  # maximum number of tokens; None: as many as in training
     stop: tuple[str, ...] = ()  # the answer ends before the first of these
     seed: int = 0
 

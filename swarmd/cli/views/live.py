@@ -43,8 +43,8 @@ EVENTS = 6
 HINT_ROWS = 20
 # How long the last page waits for a terminal that accepts no output.
 LAST_PAGE_S = 1.0
-# Least seconds between two drawings while the node is paused and the page would only count the time: drawing
-# costs 10 ms of CPU, and the daemon reports its status every half second.
+# Minimum seconds between two drawings while the node is paused and the page would only count the time:
+# drawing costs 10 ms of CPU, and the daemon reports its status every half second.
 DRAW_PAUSED_S = 5.0
 # The facts of `swarmd status` that the page shows.
 SHOWN = ("paused", "now", "learning", "model", "peers", "refused", "judge", "trainer", "workers", "away")
@@ -266,7 +266,7 @@ def _header(status: Status, now: float, width: int) -> Text:
     lines = wrap(cause + f" → {remedy}" * bool(remedy), max(1, width), break_on_hyphens=False) or [""]
     text.append("\n" + "\n".join(lines))
     begin = len(text) - sum(map(len, lines)) - len(lines) + 1
-    text.stylize(colour, begin, begin + len(cause))  # valid because a line break replaces a space
+    text.stylize(colour, begin, begin + len(cause))  # a line break replaces a space
     return text
 
 

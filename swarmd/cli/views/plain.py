@@ -33,9 +33,9 @@ from swarmd.types import RoundLine
 
 log = logging.getLogger(__name__)
 
-# Least seconds between two lines about rounds: a small model plays several rounds a second.
+# Minimum seconds between two lines about rounds: a small model plays several rounds a second.
 ROUNDS_EVERY_S: Final = 60.0
-# Least seconds between two lines about a start in progress.
+# Minimum seconds between two lines about a start in progress.
 STARTING_EVERY_S: Final = 5.0
 
 

@@ -23,15 +23,15 @@ from swarmd.daemon.local_api.roster import Roster
 from swarmd.state.status import Trouble
 
 CHECK_EVERY_S = 2.0
-# After so many seconds alone, other nodes had time to be found.
+# After this many seconds alone, other nodes had time to be found.
 SETTLED_S = 18.0
 # Seconds between two searches for the cause; SEARCH_LATER_S applies after LATER_S alone.
 SEARCH_EVERY_S, SEARCH_LATER_S, LATER_S = 10.0, 30.0, 300.0
 # Seconds between two searches while a peer is heard.
 CALM_S = 25.0
-# After so many seconds alone, silence itself is reported.
+# After this many seconds alone, silence itself is reported.
 PATIENT_S = 900.0
-# A peer of a small swarm counts as gone after being disconnected for so many seconds.
+# A peer of a small swarm counts as gone after it was disconnected for this many seconds.
 LEFT_S = 10.0
 
 log = logging.getLogger(__name__)

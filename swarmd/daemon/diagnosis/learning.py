@@ -32,7 +32,7 @@ class Lately:
     made: int  # the node's own answers
     cut: int
     in_form: int
-    limit: int  # on their tokens, mean, if the node chose it; 0: the configured limit
+    limit: int  # mean limit on an answer's tokens, if the node chose it; 0: the configured limit
     tokens: int  # in the node's own answers
     rewards: float
 

@@ -219,7 +219,7 @@ def _socket_path(state_dir: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise _absent(state_dir) from None
     if not in_use(state_dir):
-        # The folder is a copy, and the socket belongs to the node that runs in the original.
+        # This state folder is a copy, and the socket belongs to the node that runs in the original folder.
         raise _absent(state_dir)
     return path
 

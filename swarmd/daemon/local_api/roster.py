@@ -14,7 +14,7 @@ from p2p.latest import Latest
 from p2p.types import PeerId
 
 MAX_AUTHORS = 1024
-# An author is no longer heard after a silence of so many of its usual gaps.
+# An author is no longer heard after a silence of this many of its usual gaps.
 GAPS = 2.5
 # Seconds of silence after which an author is no longer heard: minimum, after its first frame, maximum.
 MIN_SILENCE_S, FIRST_SILENCE_S, MAX_SILENCE_S = 60.0, 150.0, 3600.0

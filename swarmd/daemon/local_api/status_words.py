@@ -355,7 +355,7 @@ def judge_words(judge: JudgeStatus) -> str:
 
 
 def mean_reward_words(status: Status) -> str:
-    """Format the mean reward of the last rounds; "" before the first."""
+    """Format the mean reward of the last rounds; "" before the first round."""
     newest = recent(status.rewards)
     return f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}" if newest else ""
 

@@ -19,7 +19,7 @@ from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
 # Seconds between two readings of the node's status while a page is open.
 REFRESH_S = 1.0
-# After so many seconds without news, send a heartbeat. page.js waits three times as long for one.
+# After this many seconds without news, send a heartbeat. page.js waits three times as long for one.
 HEARTBEAT_S = 5.0
 # Operations of the control API that the page may call.
 ALLOWED = ("pause", "resume", "stop", "invitation", "compare")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-# Give up after so many deaths without progress between them.
+# Give up after this many deaths without progress between them.
 HOPELESS_DEATHS = 5
 
 

@@ -105,7 +105,8 @@ class TrainerChild:
             else:
                 status = await self._talk_until_end(process, ours)
                 cause = self._ending or _cause(status, self.log_file)
-                # A killed process may have met a short lack of memory, or a person; that need not come again.
+                # The process was killed, perhaps by a person or because memory was short for a moment, so the
+                # cause need not come again.
                 lasting = not self.ready and status not in (-signal.SIGKILL, -signal.SIGTERM)
             if self.finished or self._told_to_stop.is_set() or self.failed is not None:
                 return

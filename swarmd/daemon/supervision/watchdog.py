@@ -16,7 +16,7 @@ from swarmd import link
 from swarmd.state.status import NodeState, Trouble
 from swarmd.terminal import duration_words
 
-# The most seconds that one check may add.
+# Maximum number of seconds that one check may add.
 MAX_COUNTED_S: Final = 2.0
 
 

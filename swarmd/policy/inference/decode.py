@@ -31,14 +31,15 @@ class Sampling:
     The policy is softmax(logits / temperature) over the whole vocabulary, without truncation.
     """
 
-    limit: int  # the most new tokens of any sample
-    context: int  # the most tokens of prompt and completion together
+    limit: int  # maximum number of new tokens of a sample
+    context: int  # maximum number of tokens of prompt and completion together
     ends: frozenset[int]
     temperature: float  # 0: always the likeliest token, with log-probabilities at temperature 1
-    limits: tuple[int, ...] = ()  # the most new tokens for each prompt, at most `limit`; (): `limit` for all
+    # Maximum number of new tokens for each prompt, not above `limit`; (): `limit` for all.
+    limits: tuple[int, ...] = ()
 
     def room(self, i: int, prompt: Sequence[int]) -> int:
-        """Return the most new tokens of a sample for prompt number i; 0 if the prompt fills the context."""
+        """Return the maximum number of new tokens for prompt number i; 0 if the prompt fills the context."""
         return max(0, min(self.limits[i] if self.limits else self.limit, self.context - len(prompt)))
 
 
@@ -75,8 +76,8 @@ def decode(
         copies: samples per prompt.
         sampling: the parameters of decoding.
         generator: the source of randomness.
-        cache_tokens: the most tokens whose keys and values are held at once. One prompt's completions are
-            always decoded together, even if they need more.
+        cache_tokens: maximum number of tokens whose keys and values are held at the same time. One prompt's
+        completions are always decoded together, even if they need more.
         between: called before each forward pass; returns the version of the weights, which it may have
             changed in place. Keys and values of earlier tokens are kept (PipelineRL, arXiv 2509.19128,
             section 4). Nothing else that is computed from weights may be kept between passes.
@@ -148,7 +149,7 @@ def decode_rows(
 
     Args:
         rows: the cache with the prompts.
-        room: the most tokens of each row.
+        room: maximum number of tokens of each row.
         sampling: the parameters of decoding.
         generator: the source of randomness.
         between: see `decode`.

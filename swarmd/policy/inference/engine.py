@@ -126,7 +126,8 @@ class EngineOptions:
     device: str  # cpu, cuda or mps
     dtype: str  # float32, bfloat16 or float16
     lora_rank: int | None  # None: all weights are trained
-    context: int | None  # most tokens of prompt and answer together; None: the model names no limit
+    # Maximum number of tokens of prompt and answer together; None: the model names no limit.
+    context: int | None
     url: str = ""  # URL of a running server; "": the engine starts one
     python: str = ""  # the interpreter of the engine's own environment
     memory: float = 0.4  # the share of the device's memory that it may use

@@ -32,8 +32,8 @@ class OwnEngine:
     ) -> None:
         """Wrap a network.
 
-        tokens: the most tokens whose keys and values are held at once; lowered when memory runs out. packed:
-            use packed weights if possible, until memory runs out.
+        tokens: maximum number of tokens whose keys and values are held at the same time; lowered when memory
+            runs out. packed: use packed weights if possible, until memory runs out.
         """
         self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
         self._packed = packed

@@ -23,7 +23,7 @@ from swarmd.policy.inference.recorded_step import RecordedStep, records
 from swarmd.policy.models.device import gives_float32, to_device
 from swarmd.policy.recurrent import State, Step
 
-# The most prompt tokens of one forward pass, unless a single prompt is longer.
+# Maximum number of prompt tokens in one forward pass, unless a single prompt is longer.
 PREFILL_TOKENS: Final = 8192
 # With fixed shapes, the readable part of the own tokens' memory grows by this many tokens, or by this share
 # of the present tokens if that is more.
@@ -56,7 +56,7 @@ class SharedPrefix:
             network: an adopted network.
             prompts: the token ids of Q prompts.
             copies: rows per prompt.
-            steps: the most tokens of a row.
+            steps: maximum number of tokens of a row.
             device: the network's device.
             blocks: the network's layers for the steps; None for the network's modules.
             fixed: whether steps keep their shapes as long as possible; by default if steps are recorded.

@@ -16,5 +16,5 @@ except ValueError as error:
     kept = {name: os.environ.pop(name) for name in HUB if name in os.environ}
     import huggingface_hub.constants  # noqa: F401
 
-    # A child process shall find the same fault.
+    # The variables are restored, so that a child process finds the same fault.
     os.environ.update(kept)

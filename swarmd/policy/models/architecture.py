@@ -37,7 +37,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.files.model_folder import Stored, checked_folder, read_config_json, weight_map
 from swarmd.policy.models.memory_plan import Shape
 
-# The most modules of a network; 512 ordinary layers have about 7,000.
+# Maximum number of modules of a network; 512 ordinary layers have about 7,000.
 MAX_MODULES: Final = 20_000
 # Architectures whose padded batches were compared with single sequences
 # (tests/swarmd/policy/test_architectures.py).
@@ -148,7 +148,7 @@ def has_other_parts(document: dict[str, Any]) -> bool:
 def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.Module:
     """Build the network without its weights (meta device), to count parameters before any large download.
 
-    most: the most modules. Raises NoModel if there are more, or swarmd cannot train the model.
+    most: maximum number of modules. Raises NoModel if there are more, or swarmd cannot train the model.
     """
     made = itertools.count(1)
 

@@ -404,11 +404,13 @@ class Chat:
         return _composed(found.removeprefix(self.opening)) == _composed(text.removeprefix(self.opening))
 
     def encode(self, completion: Completion, limit: int) -> list[int]:
-        """Return at most `limit` token ids of another node's answer, as if this node had sampled it.
+        """Return at most `limit` token ids of another node's answer, as if this node had sampled that text.
 
         The opening is in the prompt, so an answer that begins differently gets no ids. The end token is added
-        only if the answer ended by itself and there is room. Control tokens that are spelled out in the text
-        are encoded as plain text, so that a peer's text cannot end an answer or open a new turn.
+        only if the answer ended by itself and there is room.
+
+        Control tokens that are spelled out in the text are encoded as plain text, so that a peer's text
+        cannot end an answer or open a new turn.
         """
         if not completion.text.startswith(self.opening):
             return []

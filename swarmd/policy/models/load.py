@@ -191,7 +191,7 @@ def in_peft(network: nn.Module, config: "LoraConfig") -> Any:
     from peft import get_peft_model
 
     with warnings.catch_warnings():
-        # peft reads a deprecated property of transformers, and the operator cannot change this.
+        # The operator cannot avoid this warning: peft reads a deprecated property of transformers.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(network, config)
 

@@ -43,15 +43,15 @@ NF4_BITS: Final = 4 + 8 / 64 + 32 / (64 * 256)
 USABLE_SHARE: Final = 0.9
 # Memory that libraries take at the first step: 200 to 290 MB were measured on a CPU.
 WORKSPACE_BYTES: Final = 2**28
-# The most tokens of a micro-batch; larger ones are not faster.
+# Maximum number of tokens of a micro-batch; larger ones are not faster.
 MAX_TOKENS: Final = 8_192
 # Checkpointing is switched on if a micro-batch without it would have fewer tokens than this.
 ENOUGH_TOKENS: Final = 4_096
-# The most bytes of keys and values held at once while answering.
+# Maximum bytes of keys and values held at the same time while answering.
 CACHE_BYTES: Final = 2**31
 # Numbers in a chunk of logits: 4 MiB in float32, which fit into CPU caches during several passes over them.
 HEAD_NUMBERS: Final = 2**20
-# The fewest tokens in a chunk, for any vocabulary: fewer would make matrix products slow.
+# Minimum number of tokens in a chunk, for any vocabulary: fewer would make matrix products slow.
 HEAD_TOKENS: Final = 256
 # A logit, its log-probability and its gradient, in float32.
 LOGIT_BYTES: Final = 12
@@ -189,7 +189,8 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         checkpointing = dtype == "nf4" or tokens > most_plain
     else:
         checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
-        # In nf4 always: otherwise the backward pass would hold every layer's unpacked weights.
+        # nf4 always uses checkpointing: otherwise the backward pass would hold every layer's unpacked
+        # weights.
         checkpointing |= dtype == "nf4"
         fitting = most if checkpointing else most_plain
         # A power of two, so that small changes of the free memory rarely change the micro-batches, and with

@@ -25,8 +25,9 @@ class QuestionQueue:
     def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, enough: int) -> None:
         """Start with an empty queue.
 
-        draw: draws the given number of tasks. ahead: the most questions in flight per generator. enough: the
-            total of questions in flight and finished rollouts at which no more questions are handed out.
+        draw: draws the given number of tasks. ahead: maximum number of questions in flight per generator.
+            enough: the total of questions in flight and finished rollouts at which no more questions are
+            handed out.
         """
         self._draw, self._ahead, self._enough = draw, ahead, enough
         self._out: dict[int, dict[int, Task]] = {}  # generator -> id -> question in flight

@@ -105,7 +105,7 @@ MAX_SKIPS_IN_A_ROW: Final = 5
 # STEPS_TO_DOUBLE updates.
 FIRST_SCALE: Final = 2.0**14
 STEPS_TO_DOUBLE: Final = 200
-# The most logits of a padded micro-batch: half a GiB in float32, held about three times over.
+# Maximum number of logits of a padded micro-batch: half a GiB in float32, held about three times over.
 MAX_PADDED_LOGITS: Final = 2**27
 
 
@@ -121,7 +121,7 @@ class Learning:
     train: TrainConfig  # with the learning rate and the importance cap filled in
     # The sampling temperature, since ratios and entropy refer to the distribution that is sampled.
     temperature: float
-    micro_batch_tokens: int  # the most tokens of one forward pass
+    micro_batch_tokens: int  # maximum number of tokens of one forward pass
     checkpointing: bool = False  # gradient checkpointing from the start; else after the first lack of memory
     # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the size of the vocabulary.
     head_tokens: int = 0

@@ -97,8 +97,8 @@ def rows_of(
         batch: scored rollouts.
         advantages: of each rollout's completions (`swarmd.experience.advantages`).
         chat: encodes prompts and completions.
-        limit: the most tokens of a completion.
-        context: the most tokens of a prompt and its completion.
+        limit: maximum number of tokens of a completion.
+        context: maximum number of tokens of a prompt and its completion.
         mean: maps the lengths of all completions of the batch, including those without a gradient, to the
             weight of each completion's tokens in the loss.
     """
@@ -215,8 +215,8 @@ def _lay(
 def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> Iterator[list[Row]]:
     """Group rows, longest first, into padded micro-batches of at most `budget` tokens.
 
-    A single row may exceed the budget. head_tokens: the most completion tokens of one group, each of which
-    needs a row of logits as wide as the vocabulary.
+    A single row may exceed the budget. head_tokens: maximum number of completion tokens of one group, each of
+    which needs a row of logits as wide as the vocabulary.
     """
 
     def fits(group: Sequence[Row], row: Row) -> bool:

@@ -180,9 +180,9 @@ _DTYPE_NAMES: Final = {
 def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     """Encode tensors of any device and layout as a safetensors file.
 
-    The bytes are an independent copy. `safetensors.torch.save` makes the same file (huggingface/safetensors,
-    "Format"), but through NumPy and with two more copies. That takes two to five times as long for the
-    hundreds of small tensors of a small model.
+    The bytes are an independent copy. `safetensors.torch.save` writes the same bytes
+    (huggingface/safetensors, "Format"), but it goes through NumPy and makes two more copies. That takes two
+    to five times as long for the hundreds of small tensors of a small model.
     """
     # Largest elements first, so that each tensor starts at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

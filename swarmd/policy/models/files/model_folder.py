@@ -45,7 +45,7 @@ MAX_JSON_BYTES: Final = 2**24
 MAX_HEADER_BYTES: Final = 2**25
 # The largest models have about 130 layers.
 MAX_LAYERS: Final = 512
-# The most for a width, a number of heads, or a vocabulary.
+# Maximum of a width, a number of heads, or a vocabulary.
 MAX_SIZE: Final = 2**22
 _SIZES: Final = re.compile(r"size|dim|width|heads|n_head|n_embd|experts|depth|cycles")
 # Keys that contain one of these words are left out, since swarmd chooses their values. A language model has
