@@ -1,6 +1,7 @@
 """docs/vectors equals our codecs' output, and our decoders accept and refuse as it says."""
 
 import json
+import re
 
 import msgpack
 import pytest
@@ -42,3 +43,10 @@ def test_frames_are_signed_as_the_page_says() -> None:
         author = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["value"][3]))
         # Raises if it does not hold.
         author.verify(frame[-64:], b"swarmd\x00\x0fswarmd frame v1" + frame[:-66])
+
+
+def test_the_page_begins_with_a_frame_of_the_vectors() -> None:
+    page = (vectors.FOLDER.parent / "wire.md").read_text(encoding="utf-8")
+    example = page.partition("\n\n    ")[2].partition("\n\n")[0]
+    shown = "".join(re.findall(r"^ *([0-9a-f]{2,})(?:  .*)?$", example, re.MULTILINE))
+    assert shown in {entry["frame"] for entry in stored("frames")["good"]}

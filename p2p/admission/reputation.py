@@ -10,7 +10,7 @@ each time for twice as long, up to MAX_BAN_S.
 
 A forwarder is charged only for frames that it could have checked (the REJECT checks) and for their number.
 Faults that only regeneration can find are charged to the author. A forwarder of bad frames is banned already
-at GRAYLIST_THRESHOLD, but for LONGEST_BAN_S at most, because some engines forward frames before they are
+at GRAYLIST_THRESHOLD, for LONGEST_BAN_S at most, because some engines forward frames before they are
 checked (docs/p2p.md).
 
 Only the newest MAX_PEERS scores are remembered. That is no weakness: an attacker can take a new key more

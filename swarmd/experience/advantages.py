@@ -47,7 +47,7 @@ def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
 
 
 def among_ours(scored: Scored, success: float) -> Scored:
-    """Put a single good external answer into a group with this node's own answers; return any other unchanged.
+    """Put a single good external answer into a group with our own answers; return any other unchanged.
 
     success: the mean reward of this node's answers in that specialty. Under any loss, the advantage is then
     high where this node fails and low where it succeeds; if it hardly ever fails, all rewards are equal and

@@ -1,9 +1,12 @@
 """Whose request it is: the golden example, agreement of the three implementations, and forgeries."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from judge.api.requests import QuestionsBody
 from judge.api.signing import HEADERS, verify_request
 from judge.errors import Refusal
 from judge.evaluation.sessions import claim
@@ -48,6 +51,16 @@ def test_our_client_signs_as_the_golden_file() -> None:
         nanoseconds=lambda: 1_700_000_000_000_000_000,
     )
     assert client.signed(TARGET, BODY) == GOLDEN
+
+
+def test_the_page_begins_with_a_valid_request() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "judge-protocol.md").read_text(encoding="utf-8")
+    example = page.partition("\n\n    ")[2].partition("\n\n    201 ")[0]
+    head, _, body = "\n".join(line.removeprefix("    ") for line in example.split("\n")).partition("\n\n")
+    (method, target), *headers = (line.split(" ", 1) for line in head.split("\n"))
+    given = {name.removesuffix(":"): value for name, value in headers}
+    assert isinstance(verify_request(method, target, raw(given), body.encode()), Signed)
+    assert QuestionsBody.model_validate_json(body).questions == 1
 
 
 def fields(peer: SigningPeer) -> dict[str, bytes]:
