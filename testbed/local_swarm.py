@@ -23,7 +23,7 @@ UNASKED_PORTS = range(10_000, 32_000)
 
 
 def checkpoints(every: float) -> dict[str, str]:
-    """Return the environment of a node that saves a checkpoint every so many seconds.
+    """Return the environment of a node that saves a checkpoint every few seconds.
 
     For short runs: the daily limit of bytes written is lifted.
     """

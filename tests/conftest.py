@@ -1,4 +1,4 @@
-"""Every run is the same run.
+"""Two runs with one seed are equal.
 
 Property tests draw from a fixed seed, and no test depends on how busy the machine is.
 """

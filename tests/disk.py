@@ -1,4 +1,4 @@
-"""A disk that fails at one step: the test cuts off a sequence of writes at every possible place in turn."""
+"""A disk that fails at one step: a test makes a sequence of writes fail at each possible step in turn."""
 
 import errno
 import os

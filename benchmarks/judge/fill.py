@@ -200,7 +200,7 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
             took, size, before = [], 0, cpu_seconds([process.pid])["judge"]
             for place in range(times):
                 begun = time.monotonic()
-                # As much as one network may have
+                # Wait if this network has used up its limit.
                 while (answer := http.get(address(place))).status_code == 429:
                     time.sleep(float(answer.headers["retry-after"]))
                     begun = time.monotonic()
@@ -216,7 +216,7 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
 def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
     """Return the addresses of every page and answer.
 
-    If an answer has several parts, no two calls ask for the same one.
+    If an answer has several parts, each call asks for another part.
     """
     after: int | None = 0
     nodes: list[str] = []

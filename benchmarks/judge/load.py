@@ -38,7 +38,7 @@ from testbed.signing_peer import SigningPeer, encode
 
 @dataclass
 class Load:
-    """The measured load."""
+    """The figures of a measured load."""
 
     seconds: list[float] = field(default_factory=list)  # of each request
     errors: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ class Caller:
 
     async def post(self, peer: SigningPeer, target: str, document: dict[str, Any]) -> tuple[int, Any]:
         body = encode(document)
-        # As a proxy would say: fresh keys of one network are limited
+        # As if from several networks, behind a proxy: fresh keys of one network are limited.
         network = int(peer.identity.public_key[0])
         near = {"host": "judge", "content-length": str(len(body)), "x-forwarded-for": f"198.18.{network}.7"}
         headers = {**peer.headers("POST", target, body), **near}

@@ -1,4 +1,4 @@
-"""How often the judge calls the swarm better if it is not (A/A), and if it is by a fifth (power).
+"""How often the judge calls the swarm better: if it is not (A/A), and if it is better by a fifth (power).
 
     python -m benchmarks.judge.significance --runs 1000
 
@@ -22,7 +22,7 @@ from judge.figures.intervals import LEVEL, paired_test
 from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock
-LOOK = 5  # of them between two looks
+LOOK = 5  # number of these rounds between two checks
 ARMS = ("swarm", "solo")
 
 
@@ -50,7 +50,7 @@ def node_answers(sharing: str, node: int, gain: float, rng: random.Random) -> It
 
 
 def answers(swarm: int, solo: int, gain: float, rng: random.Random) -> list[Answer]:
-    """Return the answers of all nodes, by the clock."""
+    """Return the answers of all nodes, in the order of the clock."""
     nodes = [
         (sharing, node) for sharing, many in zip(ARMS, (swarm, solo), strict=True) for node in range(many)
     ]

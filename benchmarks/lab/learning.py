@@ -96,7 +96,7 @@ def main() -> None:
 def held_out(
     config: NodeConfig, state_dir: Path | None, verifier: Verifier, items: int, samples: int
 ) -> dict[str, float]:
-    """Return pass@1 by specialty of the newest checkpoint, or of the model as it came."""
+    """Return pass@1 by specialty of the newest checkpoint, or of the model before the run."""
     policy = LanguagePolicy.open(config, seed=0)
     if state_dir is not None:
         found = Checkpoints(state_dir / "checkpoints").newest()

@@ -46,7 +46,7 @@ NODES = 16  # of each kind in the picture `long`
 LINE_OF_TEXT = 0.022
 # Rounds in the mean of each point of the picture `long`, and rounds between two points.
 WINDOW, STEP = 250, 50
-# What a picture's name ends with, by the page's width in pixels.
+# The end of a picture's name, by the page's width in pixels.
 WIDTHS = {"": 1280, "-narrow": 390}
 QUALITY = 85  # of WebP, in percent
 # Space between the last shown element of the page and the picture's edge.

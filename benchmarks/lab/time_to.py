@@ -155,7 +155,7 @@ def played(arm: str, seed: int, shares: str, python: Path) -> Curve:
 
 
 def reached(curve: Curve) -> float:
-    """Return the seconds to the target, between two evaluations in proportion; inf: never."""
+    """Return the seconds to the target, interpolated between two evaluations; infinity if never reached."""
     for (before, low), (after, high) in itertools.pairwise(curve):
         if high >= TARGET:
             return before + (after - before) * (TARGET - low) / (high - low)

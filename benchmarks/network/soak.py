@@ -3,7 +3,7 @@
     python -m benchmarks.network.soak [--nodes 8] [--per-second 5] [--bytes 600] [--minutes 30]
         [--engine libp2p|hivemind|mixed] [--json]
 
-All nodes together publish so many frames a second. Memory is the resident set of a node and its child (p2pd),
+All nodes together publish --per-second frames. Memory is the resident set of a node and its child (p2pd),
 as a mean over the minute that ends with the settling time, and over the last one; growth is of the node that
 grew most.
 """

@@ -35,7 +35,7 @@ from testbed.local_swarm import LocalNode, checkpoints, local_swarm
 
 # Seconds, instead of the default minute: a kill every few seconds has to meet new and old checkpoints
 CHECKPOINT = 5.0
-LOOK = 0.1  # seconds between two looks
+LOOK = 0.1  # seconds between two checks
 PATIENCE = 240.0  # seconds for anything to happen
 
 

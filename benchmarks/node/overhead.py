@@ -32,7 +32,7 @@ from swarmd.types import RoundLine
 from testbed.local_swarm import LocalNode, local_swarm
 
 SETTLING = 5  # rounds
-LOOK = 0.5  # seconds between two looks at the lines
+LOOK = 0.5  # seconds between two checks at the lines
 WORK = ("generate", "score", "train")
 REST = ("share", "collect", "checkpoint")
 
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def split(lines: Sequence[RoundLine]) -> dict[str, list[float]]:
-    """Return the seconds of each round but the first, by part; "overhead" is all of "round" but work."""
+    """Return the seconds of each part of every round except the first; "overhead" excludes the work."""
     found: dict[str, list[float]] = {name: [] for name in ("round", *WORK, *REST, "gap", "overhead")}
     for before, line in itertools.pairwise(lines):
         wall, stages = line.time - before.time, line.seconds

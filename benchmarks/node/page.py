@@ -89,7 +89,7 @@ def _measure(
 
 
 def _share(process: psutil.Process, seconds: float) -> float:
-    """Return the share of a core that a process takes for so many seconds."""
+    """Return the share of a core that a process takes for this many seconds."""
     before, begun = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
     after = process.cpu_times()

@@ -91,7 +91,7 @@ def without_wheels(version: str, folder: Path) -> Iterator[str]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project, overrides = folder / "pyproject.toml", folder / "overrides.txt"
     project.write_text(re.sub(r"requires-python = .*", 'requires-python = ">=3.11"', text), encoding="utf-8")
-    # Pure Python, built without a compiler.
+    # A pure Python package, which builds without a compiler.
     pure = [f"--no-binary={name}" for name in ("python-baseconv", "varint", "zss")]
     lines = (ROOT / "overrides.txt").read_text(encoding="utf-8")
     while True:

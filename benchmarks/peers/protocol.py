@@ -1,4 +1,4 @@
-"""How a side of a comparison is driven.
+"""The driver of one side of a comparison.
 
 A child process plays one round for each line it reads, and answers with one JSON line.
 

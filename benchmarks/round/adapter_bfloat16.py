@@ -100,7 +100,7 @@ def main() -> None:
 def play(
     rate: float, marks: Sequence[int], fresh: bool, seed: int, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """Yield figures after each of so many updates."""
+    """Yield figures after each of this many updates."""
     base = make(seed)
     network, exact = (
         with_adapter(copy.deepcopy(base).to(device, dtype), RANK, seed).eval()
@@ -143,7 +143,7 @@ def play(
 def engine_apart(
     rate: float, marks: Sequence[int], seed: int, device: torch.device
 ) -> Iterator[dict[str, float]]:
-    """Yield how far the built-in engine is from the learner, before the first and after so many updates."""
+    """Yield how far the built-in engine is from the learner, before the first and after this many updates."""
     network = with_adapter(make(seed).to(device), RANK, seed).eval()
     adopt(network)
     learner, generator = learner_of(network, rate), torch.Generator().manual_seed(seed + 1)

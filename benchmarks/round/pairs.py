@@ -19,7 +19,7 @@ LONGEST = 1024  # tokens of a completion: with the longest prompt it fits the mo
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared: the options that all comparisons have."""
+    """The options that all comparisons have."""
 
     size: str = "2.4m"
     lengths: str = "varied"

@@ -123,7 +123,7 @@ def gone(dtype: str, kind: str, steps: int, rate: float) -> tuple[Tensor, Tensor
 
 
 def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
-    """Set the same gradients for every way: a direction of each weight's own, and noise as large."""
+    """Set the same gradients for each method: a fixed direction per weight, plus noise of the same size."""
     directions, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + step)
     for weight in weights.values():
         gradient = torch.randn(weight.shape, generator=directions) + torch.randn(

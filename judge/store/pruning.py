@@ -39,7 +39,7 @@ def prune(db: Connection, after: str, before: float, silent: float, silent_windo
         after: the last id of the step before.
         before: evaluations asked earlier than this time are pruned.
         silent: unlisted peers that were last seen before this time are forgotten.
-        silent_windows: listed peers are forgotten after so many whole windows of silence.
+        silent_windows: listed peers are forgotten after this many whole windows of silence.
     """
     opened = select(windows.c.opened).where(windows.c.opened.is_not(None)).order_by(windows.c.number.desc())
     left = db.scalar(opened.offset(silent_windows).limit(1)) or 0.0

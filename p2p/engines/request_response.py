@@ -97,7 +97,7 @@ class Responder:
     Args:
         answer: returns the answer to a peer's question.
         admits: returns whether this peer may ask another question; called before the question is read.
-        upload: waits until an answer of so many bytes may be sent.
+        upload: waits until an answer of this many bytes may be sent.
     """
 
     def __init__(

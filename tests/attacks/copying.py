@@ -24,8 +24,8 @@ from testbed.probe import build_engine, lines, options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of
 
-# The thief's kinds: it copies all ids; half of them; all, half of them replaced by ids that nobody has; all,
-# with the number and the size of another rollout.
+# Ways to copy: all ids; half of them; all, with half of them replaced by ids that nobody has; all, with
+# another rollout's number and size.
 HOW = ("all", "some", "mixed", "changed")
 
 

@@ -89,9 +89,7 @@ async def connection(
         try:
             async for part in parts:
                 await stream.write(part)
-        except (
-            Exception
-        ):  # hung up on, in the words of the layer that finds it first: the other threads go on
+        except Exception:  # hung up on; each layer raises another exception
             return
 
 

@@ -117,7 +117,7 @@ class Flood:
                 await stream.write(rpc)
                 self.messages += self._batch
                 await trio.sleep(max(0.0, begun + self.messages / self._rate - time.monotonic()))
-        except Exception:  # hung up on, in the words of whichever layer finds it first: `ended` tells when
+        except Exception:  # hung up on; each layer raises another exception
             await trio.sleep_forever()
 
 

@@ -4,7 +4,7 @@ Prints a table; nothing is attacked and no node learns from another.
 
     python -m tests.attacks.gate_margins [--rounds 0 50 150] [--margins 1 1.25 1.5 2] [--questions 200]
 
-Each of the tiny models trains alone, and is kept as it was after so many rounds. Each of them then answers
+Each of the tiny models trains alone, and is kept as it was after this many rounds. Each of them then answers
 the same questions; each node judges the other nodes' usable rollouts by limits from its own answers, and one
 node's rollouts with each poison in their right answers.
 """
@@ -27,7 +27,7 @@ from tests.attacks.learners import COMPLETIONS, Swarm, settings
 from tests.attacks.test_poisoner import POISONS, Poison
 
 ANYBODY = PeerId("anybody")
-POISONED = ("tiny", 50)  # whose rollouts the poisons are put into
+POISONED = ("tiny", 50)  # the model into whose rollouts the poisons are put
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Judge:
 
 
 def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int, LanguagePolicy]]:
-    """Yield the models as they were after so many rounds alone. Each is trained before the next is given."""
+    """Yield the models after this many rounds alone. Each is trained before the next is given."""
     for number, model in enumerate(("tiny", "tiny-latent")):
         swarm = Swarm(verifier, 2000)
         learner = swarm.join(number, settings(model, round={"local": 8, "external": 0}))

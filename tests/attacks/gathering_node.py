@@ -53,7 +53,7 @@ class Node:
         near: PeerId = "",
         late: float = 0.0,
     ) -> None:
-        """near, late: frames that did not come by this peer are heard so many seconds later."""
+        """near, late: frames that did not come by `near` are heard `late` seconds later."""
         self.identity, self._rng, self._near, self._late = identity, rng, near, late
         self._nursery: trio.Nursery | None = None
         self.got = 0  # rollouts, in this round
@@ -77,7 +77,7 @@ class Node:
         return self.identity.peer_id
 
     async def run(self, seconds: float, ended: Callable[["Node"], None]) -> None:
-        """Play rounds of so many seconds until cancelled. `ended` is called at the end of each."""
+        """Play rounds of this many seconds until cancelled. `ended` is called at the end of each."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self.driver.run, self.member)
             while True:

@@ -31,7 +31,7 @@ async def begin(host: Any, victim: Any, half: bytes) -> None:
     try:
         stream = await host.new_stream(victim.peer_id, list(MESHSUB))
         await stream.write(half)
-    except Exception:  # reset, or hung up on, in the words of whichever layer finds it first
+    except Exception:  # reset, or hung up on; each layer raises another exception
         return
 
 

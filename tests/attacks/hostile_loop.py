@@ -1,4 +1,4 @@
-"""How much slower a program's training loop gets while hostile peers attack the swarm that it has joined.
+"""Measures how much a program's training loop slows down while hostile peers attack its swarm.
 
 python -m tests.attacks.hostile_loop [--seconds 30] [--through-node] [ATTACK…]
 

@@ -33,7 +33,7 @@ LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
 
 
 def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
-    """Return the settings of a node as an operator has them, but for these sections."""
+    """Return an operator's usual settings, except for these sections."""
     rounds = {"local": LOCAL, "external": EXTERNAL, "completions": COMPLETIONS}
     return NodeConfig.model_validate(
         {"model": {"name": model, "device": "cpu", "threads": 1}, "round": rounds, **sections}

@@ -69,7 +69,7 @@ class Leech:
                     self.taken += len(answer)
             except Broken:
                 pass  # the victim reset the stream
-            except Exception:  # no stream, in the words of whichever layer finds it first
+            except Exception:  # no stream; each layer raises another exception
                 pass
             await trio.sleep(AGAIN_S)
 

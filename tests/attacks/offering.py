@@ -32,7 +32,7 @@ KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all 
 
 
 def body(rng: random.Random, ids: int = IDS) -> bytes:
-    """Return an offer of so many rollouts that do not exist."""
+    """Return an offer of this many rollouts that do not exist."""
     index = TINY_9.specialties.index("bf")
     items = [(index, rng.randrange(2**16), rng.randrange(500, 20_000), rng.randbytes(12)) for _ in range(ids)]
     return offers._body(1, items)

@@ -111,7 +111,7 @@ async def open_streams(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_listen, secured, count, nursery.cancel_scope)
         begun = time.monotonic()
-        with contextlib.suppress(Exception):  # hung up on, in the words of whichever layer finds it first
+        with contextlib.suppress(Exception):  # hung up on; each layer raises another exception
             for number in range(1, 2 * limit, 2):
                 await secured.write(opening(kind, number))
                 count.opened += 1
@@ -126,7 +126,7 @@ async def send_frames(address: str, identity: Identity, kind: str, count: Count)
     """Write frames that nobody needs on one connection, until it ends."""
     count.dials += 1
     secured, frames = await connect(address, identity), frame(TYPE_WINDOW_UPDATE, 0, 1) * 1000
-    with contextlib.suppress(Exception):  # hung up on, in the words of whichever layer finds it first
+    with contextlib.suppress(Exception):  # hung up on; each layer raises another exception
         while True:
             await secured.conn.read_writer.read_write_closer.write(sealed(secured, frames, FRAMES[kind]))
             count.opened += 1000
@@ -134,7 +134,7 @@ async def send_frames(address: str, identity: Identity, kind: str, count: Count)
 
 
 def sealed(secured: Any, data: bytes, size: int) -> bytes:
-    """Encrypt the data in Noise messages of so many bytes, as they travel."""
+    """Encrypt the data in Noise messages of this many bytes, as they travel."""
     pieces = (secured.conn.encrypt(data[at : at + size]) for at in range(0, len(data), size))
     return b"".join(len(piece).to_bytes(2, "big") + piece for piece in pieces)
 
@@ -178,7 +178,7 @@ async def open_connections(
                         raise ConnectionError
             else:
                 await (await connect(address, next(identities))).close()
-        except Exception:  # in the words of whichever layer finds it first
+        except Exception:  # each layer raises another exception
             count.refused += 1
         else:
             count.opened += 1

@@ -59,7 +59,7 @@ class Stalling:
                         await stream.write(b"?")
                 while await stream.read(1000):
                     pass
-            except Exception:  # the victim ended it, in the words of whichever layer finds it first
+            except Exception:  # the victim ended it; each layer raises another exception
                 pass
             ended += 1
 

@@ -168,7 +168,7 @@ def throw(folder: Path) -> dict[str, dict[str, float]]:
 def test_every_bomb_is_refused_at_once_and_costs_no_memory(tmp_path: Path) -> None:
     figures = throw(tmp_path)
     assert len(figures) == 9 and not worst(figures, "taken") and worst(figures, "more_MiB") < 16
-    assert worst(figures, "ms") < 50  # 5 ms on a machine that has nothing else to do
+    assert worst(figures, "ms") < 50  # 5 ms on an idle machine
     assert 150_000 < figures["says 200 MiB"]["bytes"] < 256 * 1024
 
 

@@ -43,7 +43,7 @@ THIEF = key_of(SEED, 0).peer_id
 
 @dataclass
 class Network:
-    """Honest nodes with so many neighbours each. degree: 0: the thief's frames come first everywhere."""
+    """Honest nodes with this many neighbours each. degree: 0: the thief's frames come first everywhere."""
 
     degree: int
     rng: random.Random

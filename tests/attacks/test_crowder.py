@@ -88,13 +88,13 @@ def attack(
 
 
 def heard(one: ProbeProcess, other: ProbeProcess) -> bool:
-    """Whether the other has a frame of the one, which sends another."""
+    """Whether one node still hears a frame that the other one sends now."""
     one.order(publish=600)
     return any(said["author"] == one.peer_id for said in other.said("got"))
 
 
 def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess], count: int) -> int:
-    """Of the last frames of a node, times those who should have them, how many are missing."""
+    """Count the missing frames: a node's last frames, times their intended receivers."""
     sent = [said["sent"] for said in sender.said("sent")][-count:]
     got = [
         {said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers

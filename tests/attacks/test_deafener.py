@@ -92,7 +92,7 @@ class Victim:
 
     @staticmethod
     def verify(parsed: Frame, frame: bytes) -> Envelope | Reason:
-        if parsed.signature == bytes(64):  # the attacker's, who made each a thousand times faster
+        if parsed.signature == bytes(64):  # the attacker's frames, unsigned to save time
             return Envelope(
                 peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
             )
@@ -282,7 +282,8 @@ class Life:
 @pytest.mark.net
 def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
     result = attack(tmp_path, seconds=5.0, rate=300.0, connections=4)
-    # How many get in depends on how busy the machine is: it is enough that the attack took place.
+    # The number of admitted frames depends on how busy the machine is: it is enough that the attack took
+    # place.
     assert result.missed <= 0.01 and result.admitted > 300 and result.disk < 1.0
 
 

@@ -2,7 +2,8 @@
 
 `pytest -s` prints the figures.
 
-The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only sockets are
+The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only the sockets are
+simulated: a hostile address always answers, an honest one if its owner is online, an invented one never.
 played: a hostile address always answers, an honest one if its owner is online, a lie never. The rules are
 the attacker's: all his peers are always up; they name his peers alone, and, if he lies, invented ones with
 invented network groups; nine tenths of the addresses that honest peers name are his as well; a crowd of his

@@ -58,8 +58,8 @@ class Result:
 
 
 def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0, count: int = 0) -> tuple[int, int]:
-    """Frames of honest nodes, times those who should have them, and how many are missing once no more have
-    come for so long. count: of each node the last so many, in place of all.
+    """Frames of honest nodes times their intended receivers, and how many are missing once no more have
+    arrived for a while. count: only the last `count` frames of each node.
     """
 
     def look() -> tuple[int, int]:
@@ -149,7 +149,7 @@ def test_a_flooder_is_cut_off_and_costs_other_nodes_nothing(
     A busy machine, and the honest ones' reads, which count as of the same, keep the rate below the limit.
     """
     result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds, batch=batch)
-    assert result.never == 0  # within 2 s if the machine has nothing else to do
+    assert result.never == 0  # within 2 s on an idle machine
     assert result.written_first < nodes * RATE * 2 and result.let_in_again == 0
     assert result.honest_lost <= result.honest_sent // 30 and result.restarts == 0
 

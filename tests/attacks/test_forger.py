@@ -1,11 +1,11 @@
-"""Forger: 10,000 frames that no honest author signed, so that they are taken for one's, or use up one's
+"""Forger: sends 10,000 frames that no honest author signed, to impersonate an author or to use up an author's
 quota.
 
-The code is the real one: `p2p.member`, its inbox and its reputation. What he tries: frames with flipped bits,
-cut, spliced, written in another spelling of msgpack; signatures moved by the order of the group, swapped, of
-another domain or another message; frames in other peers' names over his own signature; keys of small order,
-whose "signatures" hold for anything. He sends them by a few of his connections, by ones of a hundred peers,
-or unnamed, as if the engine does not say who handed a frame over.
+The code is the real one: `p2p.member`, its inbox and its reputation. The attacker tries: frames with flipped
+bits, cut, spliced, or encoded in another form of msgpack; signatures moved by the order of the group,
+swapped, of another domain or another message; frames in other peers' names over his own signature; keys of
+small order, whose "signatures" are valid for any message. He sends them by a few of his connections, by ones
+of a hundred peers, or unnamed, as if the engine does not say who handed a frame over.
 """
 
 import random
@@ -78,7 +78,7 @@ def cut_or_spliced(world: World, frame: bytes) -> bytes:
 
 
 def respelled(world: World, frame: bytes) -> bytes:
-    """The same content, signature included, in msgpack that says it longer; or with its signature as text."""
+    """The same content, signature included, in a longer msgpack encoding; or with its signature as text."""
     fields = msgpack.unpackb(frame)
     number = fields[4]
     longer = {

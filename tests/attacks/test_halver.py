@@ -21,7 +21,7 @@ EVERY = 0.5  # seconds between two honest frames
 class Result:
     halves: int  # RPCs begun
     cuts: int  # connections hung up on
-    cut_off: float  # the longest of them lived, in seconds after it had begun all
+    cut_off: float  # lifetime of the longest connection, in seconds after all its RPCs were begun
     mib: float  # more, of the victim, at most
     cpu: float  # share of a core
     honest: int  # frames, times those who should have them

@@ -71,7 +71,7 @@ class Hall:
 
 
 async def crowd(hall: Hall, keys: int) -> dict[str, float]:
-    """Let honest peers answer, and then so many keys answer one question each, right."""
+    """Let honest peers answer, and then this many keys answer one question each, right."""
     for number in range(HONEST):
         for turn in range(ANSWERS):
             id, right = await hall.ask(f"honest {number}")

@@ -33,7 +33,7 @@ from tests.judge.test_serving import address, client, serving
 
 MIB = 2**20
 PAGES = 40  # that each asks for
-LONG = Identity(b"\x4c" * 32).peer_id  # whose page it is
+LONG = Identity(b"\x4c" * 32).peer_id  # the peer whose page is read
 
 
 def fill(folder: Path, answers: int) -> None:
@@ -49,7 +49,7 @@ def fill(folder: Path, answers: int) -> None:
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
-    """The cost of an honest node's evaluations for so long, and so many times.
+    """The cost of an honest node's evaluations for so long, and this many times.
 
     Seconds for both calls of each.
     """
@@ -114,7 +114,7 @@ def test_readers_that_never_read_cost_little_memory_and_no_time(tmp_path: Path) 
     found = attack(tmp_path, seconds=0.0, answers=40)
     assert 64 < found["page_KiB"] <= 256
     assert found["more_MiB"] <= 64
-    assert found["longest"] < 10  # 0.1 on a machine that has nothing else to do
+    assert found["longest"] < 10  # 0.1 on an idle machine
 
 
 ATTACK = Attack(attack, {"page_KiB": 256, "more_MiB": 64, "longest": 0.5})

@@ -1,6 +1,6 @@
 """Liars: three in ten nodes share false rollouts. `pytest -s` prints the figures.
 
-They cannot send rewards or truths, for the wire has no place for either (they try). So they lie with its
+They cannot send rewards or truths, because the wire has no field for either (they try). So they lie with its
 material: wrong answers, truths of other tasks, references to tasks that are not there or not for training,
 and text that is meant for the verifier rather than for a model. Every reward of every batch is held against a
 second opinion, which shares no code with the verifier.
@@ -35,7 +35,7 @@ from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, over_seeds, settin
 
 LIARS = 0.3
 HONEST = "nobody lies"
-PORT = 9  # where nobody listens
+PORT = 9  # nothing listens at this port
 PATH = "/nonexistent/liar"
 PLAIN = {
     "propositional_logic": re.compile(r"[A-Z∧∨¬→↔() ]{1,80}"),

@@ -215,7 +215,7 @@ def test_a_template_has_limited_time_and_memory(template: str, why: str) -> None
 def test_a_contained_template_is_rendered_like_our_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of the working folder takes no module's place."""
+    """A file in the working folder never replaces an imported module."""
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("raise ImportError")
     template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}{{ enable_thinking }}"

@@ -1,6 +1,6 @@
 """Names: an attacker sends one small rollout set under each of 14,500 fresh keys.
 
-No rule is broken: what does it cost to show them?
+No rule is broken; the test measures the cost of displaying the authors.
 
 The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. An honest
 author in the crowd's company sends now and then, and its rollouts are useful.
@@ -64,7 +64,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
         crowd = Crowd(daemon)
         crowd.send(HONEST)
-        daemon.sharing.roster.useful(HONEST.peer_id, "gcd")  # as its trainer says
+        daemon.sharing.roster.useful(HONEST.peer_id, "gcd")  # as the trainer would report
         crowd.come(range(1, names + 1))
         reply = trio.run(_asked, daemon, folder)
     found = {

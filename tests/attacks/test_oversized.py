@@ -31,7 +31,7 @@ DRAWN = 400  # tasks, to find those that share one answer
 
 
 class Oversized:
-    """Sends `LOCAL` rollouts a round, each with so many completions."""
+    """Sends `LOCAL` rollouts a round, each with this many completions."""
 
     def __init__(self, swarm: Swarm, number: int, many: int) -> None:
         self.tasks, self.rng, self.many = CurriculumTasks(TINY_9), random.Random(number), many

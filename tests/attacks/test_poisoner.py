@@ -153,7 +153,7 @@ class Stranger:
 
 
 def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[Stranger]:
-    """Both tiny models, one node of each as it comes and one that has trained alone so many rounds, in one
+    """Both tiny models, one node of each as it comes and one that has trained alone this many rounds, in one
     swarm without an attacker.
     """
     swarm, names = Swarm(verifier, seed), []

@@ -35,7 +35,7 @@ class Beside:
 
 
 async def there_and_back(stream: Any, size: int) -> int:
-    """Send so many bytes through a circuit, and return how many came back."""
+    """Send this many bytes through a circuit, and return how many came back."""
     came = 0
     with trio.move_on_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:

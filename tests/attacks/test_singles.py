@@ -3,7 +3,7 @@
 `pytest -s` prints the figures.
 
 A person's right answer has no group; a node judges it by its own success
-(`experience.advantages.among_ours`). So a single answer is the cheapest thing to make that is trained on. The
+(`experience.advantages.among_ours`). So a single answer is the cheapest rollout that others train on. The
 crowd knows all solutions, and each of its keys sends as many rollouts as an honest node asks questions. The
 same crowd with whole groups, which always could be sent, is the comparison.
 """
@@ -26,7 +26,7 @@ from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, over_seeds, settings
 
-# Of the nine the one that tiny-latent learns first, by an answer that says nothing: P ∨ Q
+# Of the nine specialties, tiny-latent learns this one first, by a trivial answer: P ∨ Q
 EASY = "propositional_logic"
 NOBODY = "nobody"
 MODEL = "tiny-latent"

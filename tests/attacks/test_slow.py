@@ -45,7 +45,7 @@ class World:
         return float(found["seconds"]) if found["bytes"] else PATIENCE
 
     def fetches(self, count: int, *, first: Sequence[str] = ()) -> float:
-        """Return the median of so many fetches."""
+        """Return the median of this many fetches."""
         return statistics.median(self.fetch(self.victim, self.honest, first=first) for _ in range(count))
 
 

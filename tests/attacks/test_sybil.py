@@ -60,7 +60,7 @@ def rewards(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[t
 
 
 class Listened(VirtualNode):
-    """Remembers who was heard."""
+    """Remembers the authors that were heard."""
 
     heard: Counter[PeerId]
 
@@ -162,7 +162,7 @@ def crowd(
 
 
 def fair(groups: int) -> float:
-    """The share of a batch, half of which is external, that so many groups have among the honest groups."""
+    """The share of a batch, half of which is external, that this many groups have among the honest groups."""
     return groups / (HONEST + groups) / 2
 
 

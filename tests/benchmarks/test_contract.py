@@ -77,7 +77,7 @@ def test_unmeasurable_figures_are_reported(
 def test_without_a_network_the_message_says_how_to_make_the_environment(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text("#!/bin/sh\nexit 1\n")  # as pip does without a network
+    python.write_text("#!/bin/sh\nexit 1\n")  # pip fails like this without a network
     python.chmod(0o700)
     with pytest.raises(SystemExit, match=r"(?s)could not be made.*pip install .*trl==1.16.0.*--environment"):
         environments.environment_of("trl", tmp_path)

@@ -1,4 +1,4 @@
-"""How the comparison of runs with replay and without is made, on curves drawn by hand."""
+"""Comparisons of runs with and without replay, on made-up curves."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ from benchmarks.lab.replay import Run, compare, rising
 
 
 def climbing(rate: float, seed: int, slope: float, end: float = 0.6, trained: float = 0.5) -> Run:
-    """From 0.2 to `end` at so much a rollout, looked at every 10."""
+    """The curve goes from 0.2 to `end` by a fixed amount per rollout, and is read every 10 rollouts."""
     curve = [(g, g * trained, min(end, 0.2 + slope * g)) for g in range(0, 410, 10)]
     return Run(rate, seed, curve, pass_1=end, pass_8=0.8)
 

@@ -77,7 +77,7 @@ def test_hostile_nodes_are_reported_for_their_own_fault(name: str, reason: str) 
 
 
 class Recorder(Node):
-    """Records its events, and answers each question with a blob of so many bytes."""
+    """Records its events, and answers each question with a blob of this many bytes."""
 
     blob = 1000
 

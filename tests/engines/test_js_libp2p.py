@@ -43,7 +43,7 @@ from tests.swarm.test_meeting import started
 
 PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
-# A connection may bring so many messages in this time; above that it is cut off.
+# A connection may bring this many messages in this time; above that it is cut off.
 AT_ONCE_S = AT_ONCE / 200
 # The quotas are another test's. A burst is no longer than our limit: of a longer one, which arrives out of
 # order, the latest would be taken for old copies.

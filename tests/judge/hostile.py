@@ -68,7 +68,8 @@ ATTRIBUTES = """
 
 
 def fill(database: Path, at: float = 1_700_000_000.0) -> None:
-    """Each node has as many answers as a page of it shows; every text of a stranger is another one of ALL.
+    """Each node has as many answers as one page shows; every text that a stranger can write is another one of
+    ALL.
 
     at: when the first question was asked, in seconds since 1970. A judge forgets peers that were silent for a
     month by its own clock.

@@ -135,7 +135,7 @@ async def test_a_request_captured_before_its_peer_was_forgotten_is_refused(court
     await court.service.expire()
     court.wall.now += 2 * court.service.settings.window + 100.0
     await court.service.prune()
-    court.service._sequences.clear()  # as a restart does
+    court.service._sequences.clear()  # as after a restart
     assert await standing(court, peer) == {}
     response = await court.http.post("/v1/evaluations", **captured)
     refused(response, 409, "sequence number")

@@ -60,7 +60,7 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 
 def caddy(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
-    """How it checks its file, and how it runs."""
+    """The commands that check its file and that run it."""
     program = shutil.which("caddy") or pytest.skip("caddy is not installed")
     chain, key = certificate(folder)
     text = (ROOT / "packaging" / "Caddyfile.example").read_text()

@@ -201,7 +201,7 @@ def test_a_verdict_on_an_upload_names_that_upload_and_is_signed() -> None:
             pages[f"/v1/verified/{ID}"] = {**done, **lie}
             with pytest.raises(SwarmdError, match="breaks the judge's protocol"):
                 outcome(url, ID)
-        # The terminal would obey it.
+        # A terminal would execute this control sequence.
         for odd in (
             {"weights": "\x1b[2J", **receipts.signed(JUDGE, {**said, "weights": "\x1b[2J"})},
             {"signature": signed["signature"] + "\r"},
@@ -259,7 +259,7 @@ def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
 
 @pytest.mark.net
 def test_a_judge_behind_a_redirect_is_named_as_such(run: Run) -> None:
-    """As Caddy redirects http to https."""
+    """Caddy redirects http to https like this."""
 
     class Redirects(Handler):
         def get(self) -> None:

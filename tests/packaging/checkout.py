@@ -1,4 +1,4 @@
-"""The checkout's own files, and its command lines as the real parsers read them."""
+"""The repository's own packaging files, and its command lines, parsed by the real parsers."""
 
 import importlib.util
 from collections.abc import Sequence

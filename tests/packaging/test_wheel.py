@@ -1,5 +1,5 @@
-"""What others install: the wheel holds the three packages, the tiny models and the settings, the source
-distribution the rest as well.
+"""The built packages: the wheel holds the three packages, the tiny models and the settings; the source
+distribution holds everything else as well.
 """
 
 import email

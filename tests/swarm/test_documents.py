@@ -79,7 +79,7 @@ NOT_RUN = {
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Return the fenced blocks of a language, without the indentation of a list."""
+    """Return the fenced code blocks of a language, without the indentation of a list."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 

@@ -78,7 +78,7 @@ def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share
                 str(tmp_path / engine / str(number)),
             ]
             sapo = {"SWARMD_SWARM_CURRICULUM": "sapo-9", "SWARMD_SWARM_ENGINE": engine}
-            # Else the folder that it starts in comes first.
+            # Otherwise the folder that it starts in comes first.
             sapo |= {"PYTHONPATH": later, "PYTHONSAFEPATH": "1"} if number else {}
             nodes.append(started(stack, *words, "--bootstrap", address, "--json", **sapo))
         for number, (node, engine) in enumerate(zip(nodes, ENGINES, strict=True)):

@@ -46,7 +46,8 @@ ENGINE = {"SWARMD_SWARM_ENGINE": "libp2p"}
 
 
 class Learner(NamedTuple):
-    """A node as it comes, but for its gate: it trains on right answers, however unlike its own they are."""
+    """A node with default settings, except for its gate: it trains on right answers, however unlike its own
+    they are."""
 
     state: Path
     process: "subprocess.Popen[str]"
@@ -232,7 +233,7 @@ def test_an_unknown_kind_is_counted_in_the_status_and_the_metrics(learner: Learn
 
 
 def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the moment at which its network's thread has begun, and its loop has not."""
+    """At the moment at which the network thread has started, but its event loop has not."""
     run, before, main = network.run, signal.getsignal(signal.SIGTERM), threading.main_thread().ident
     assert main is not None
 

@@ -52,7 +52,7 @@ def config(**settings: Any) -> GRPOConfig:
 def refusals(swarm: swarmd.JoinedSwarm) -> list[str]:
     questions = dataset(swarm, 8, "")
     said, spread = [], config()
-    spread.per_device_train_batch_size = 6  # as of one rank of several
+    spread.per_device_train_batch_size = 6  # a group spread over several ranks
     for args, data, more in (
         (config(beta=0.1), questions, {}),
         (spread, questions, {}),
@@ -93,7 +93,7 @@ def trained(
             ids = torch.tensor(tokenizer(SPACED, add_special_tokens=False)["input_ids"])
             if seen["completion_ids"].size(1) > len(ids):
                 seen["completion_ids"][1, : len(ids)], seen["completion_mask"][1, : len(ids)] = ids, 1
-            super()._share(inputs, seen, [0])  # as if it were informative
+            super()._share(inputs, seen, [0])  # as if its group were informative
             self.swarm = joined
             super()._share(inputs, out, groups)
 

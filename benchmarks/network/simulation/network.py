@@ -187,7 +187,7 @@ class Network:
         heapq.heappush(self._heap, (time, next(self._sequence), node, event))
 
     def play(self, seconds: float) -> None:
-        """Play so many seconds. Events of nodes that have left are dropped."""
+        """Play this many seconds. Events of nodes that have left are dropped."""
         until = self.now + seconds
         while self._heap and self._heap[0][0] <= until:
             self.now, _, node, event = heapq.heappop(self._heap)

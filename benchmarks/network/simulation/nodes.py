@@ -68,9 +68,9 @@ _TEXT = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz0123456789 "
 
 
 class Ears(Heard):
-    """One memory of heard offers for all nodes of a large swarm, as all hear the same.
+    """Hears offers for all nodes of a large swarm, because all of them hear the same.
 
-    heard: the shared memory. tries: whether this node's fetches count. Only one node's do.
+    heard: the shared memory. tries: whether this node's fetches count. Only one node's fetches count.
     """
 
     def __init__(self, heard: Heard, *, tries: bool) -> None:

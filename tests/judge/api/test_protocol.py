@@ -61,7 +61,7 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
         "2": {"score": 1.0, "n": 1},
     }
     entry = row["evaluations"][0]
-    # So the question can be made again
+    # With these two, anyone can make the question again.
     assert (entry["specialty"], entry["n"]) == (found["specialty"], found["n"])
     assert [further["text"] for further in entry["further"]] == [right, "y"]
 

@@ -1,4 +1,4 @@
-"""Whose request it is: the golden example, agreement of the three implementations, and forgeries."""
+"""Authentication of requests: the golden example, agreement of the three implementations, and forgeries."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_the_page_begins_with_a_valid_request() -> None:
 
 
 def fields(peer: SigningPeer) -> dict[str, bytes]:
-    """All that a request consists of."""
+    """All parts of a request."""
     headers = peer.headers("POST", TARGET, BODY, 7)
     return {"method": b"POST", "target": TARGET.encode(), "body": BODY} | {
         name: value.encode() for name, value in headers.items()

@@ -146,7 +146,7 @@ def test_a_withdrawn_question_is_forgotten() -> None:
     judge = sessions()
     question = ask(judge, ALICE, 0.0)
     judge.withdraw(question)
-    judge.withdraw(question)  # as one that was displaced meanwhile
+    judge.withdraw(question)  # like a question that was displaced meanwhile
     assert judge.close(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
     assert judge.close("never asked", ALICE, 0.0) is NO_SUCH_QUESTION
 

@@ -104,7 +104,7 @@ def test_a_curve_has_students_interval() -> None:
 
 
 def test_the_evidence_is_a_fair_game() -> None:
-    """Over all signs of given differences: the final value is 1 on average, and seldom much more."""
+    """Over all signs of the given differences, the final value is 1 on average, and rarely much larger."""
     sizes = np.array([0.1, 0.03, 0.2, 0.11, 0.07, 0.01, 0.09, 0.3, 0.12, 0.05])
     most = np.array([evidence(sizes * np.array(signs)) for signs in product((-1, 1), repeat=len(sizes))])
     for times in (2, 5, 10, 20, 100):

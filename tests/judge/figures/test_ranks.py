@@ -1,4 +1,4 @@
-"""Ranks that chance leaves open."""
+"""The ranks that chance cannot exclude."""
 
 import numpy as np
 from scipy import stats

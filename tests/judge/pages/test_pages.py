@@ -418,7 +418,7 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
 def test_progress_is_of_the_same_nodes(database: str) -> None:
     """The last 100 questions of each next to those before; who has no earlier ones is left out.
 
-    Each counts the same: if no node got better or worse, the figure did not change.
+    Each node has the same weight: if no node changed, the figure does not change.
     """
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(150):

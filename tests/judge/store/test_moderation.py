@@ -64,7 +64,7 @@ async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
     for path in ("/", "/v1/leaderboard"):
         for asked in ({"q": "RUDE-words"}, {"model": "model of rude-words"}):
             assert rude not in (await court.http.get(path, params=asked)).text, (path, asked)
-        # Which repeats the question
+        # The page repeats the search text.
         assert (rude in (await court.http.get(path, params={"q": rude})).text) == listed or path == "/"
     for path in ("/compare", "/v1/comparison"):
         assert "rude-words" not in (await court.http.get(path, params={"model": "model of rude-words"})).text
@@ -178,7 +178,7 @@ async def test_a_model_that_is_called_hidden_is_not(tmp_path: Path) -> None:
     async with open_court(database, tmp_path) as court:
         sly = (await listed_by(court, "sly", "hidden")).identity.peer_id
         answered = (await court.http.get(f"/v1/peers/{sly}")).json()["evaluations"][0]["evaluation"]
-        # So its answers can be checked
+        # The answers can be checked.
         assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 200
         moderation.act(database, "hide", sly, "rude version", 1_800_000_130.0)
         assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 403

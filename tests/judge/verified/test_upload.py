@@ -241,7 +241,7 @@ def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
         hanging = upload(url, peers[0], UploadedWeights(GOOD, "hangs", TINY_9.digest), lambda _sent: None)
         wait_until(lambda: reader.outcome(url, hanging).state == "running")
         waiting = upload(url, peers[1], UploadedWeights(GOOD, "tiny", TINY_9.digest), lambda _sent: None)
-        (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # as one that was arriving
+        (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # like an upload that was arriving
         wait_until(lambda: len(of_standins(tmp_path)) > 1)
     wait_until(lambda: not of_standins(tmp_path))  # the evaluation has ended with its judge
     with judge_process(tmp_path) as url:

@@ -209,8 +209,8 @@ async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(
 
 
 async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path) -> None:
-    """So much waits to be read by then that asyncio has stopped to read, and with it to look whether the
-    worker is gone.
+    """So many bytes wait to be read that asyncio stops reading, and then does not notice that the worker has
+    ended.
     """
     (tmp_path / "weights").touch()
     talks = Evaluator(1.0, (sys.executable, "-c", "import os\nwhile True: os.write(1, bytes(65536))"))
@@ -267,7 +267,7 @@ async def test_weights_that_cannot_be_removed_hold_up_nobody(settings: JudgeSett
         (worker,) = await eventually(workers)
         file = tmp_path / "uploads" / f"{stuck}.safetensors"
         file.unlink()
-        file.mkdir()  # which `unlink` refuses, as it would on a disk that fails
+        file.mkdir()  # `unlink` refuses to remove a folder, like a failing disk
         worker.kill()
         assert (await judge.ended(stuck))["state"] == "refused"
         assert (await judge.ended((await judge.upload()).json()["verification"]))["state"] == "done"

@@ -17,7 +17,7 @@ KEYS = (PeerId(f"new {n}") for n in itertools.count())
 
 
 def come(host_bans: HostBans, count: int, now: float, host: str = HERE) -> None:
-    """Let so many hostile peers come from one host."""
+    """Let this many hostile peers come from one host."""
     for peer in itertools.islice(KEYS, count):
         host_bans.count(peer, host, now)
 

@@ -13,7 +13,8 @@ NEWCOMER = "77.77.0.1"
 
 
 def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> InboundSlots:
-    """Return places that these hosts have taken since 0.0; a host names its connection and its peer."""
+    """Return slots that these hosts have taken since 0.0; a host's name also names its connection and its
+    peer."""
     monkeypatch.setattr(inbound_slots, "MOST", len(hosts))
     found = InboundSlots()
     for host in hosts:
@@ -44,7 +45,7 @@ def test_a_machine_gets_nobodys_place_twice(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nodes_behind_one_router_take_turns_at_a_full_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, the 113th machine of a campus was refused for good."""
+    """A campus' 113th machine must not be refused for good."""
     found = full(monkeypatch, "11.1.0.1", "11.1.0.2", "11.1.0.3")
     assert found.take("one more", "11.1.0.2", SERVED_S + 1) == "11.1.0.2"
 

@@ -35,7 +35,7 @@ def reason(outcome: Envelope | Reason) -> Reason | None:
 def reasons(
     box: Inbox, frames: Iterable[bytes], now: float, via: PeerId | None = None
 ) -> list[Reason | None]:
-    """Why each of the frames is refused; None: it is let in."""
+    """The reason why each of these frames is refused; None: it is admitted."""
     return [reason(box.receive(one, now, via)) for one in frames]
 
 

@@ -37,7 +37,7 @@ class Engine(NetworkEngine):
         if not isinstance(end, CannotListen):
             up()
         if end is not None:
-            async with trio.open_nursery():  # as libraries do: the error comes in a group
+            async with trio.open_nursery():  # libraries raise errors in a group like this
                 raise end
         self.back.set()
         await trio.sleep_forever()

@@ -58,7 +58,7 @@ def latest(probe: ProbeProcess) -> int:
 
 
 def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> None:
-    """Waits for so many frames of the author, numbered higher than `beyond`."""
+    """Waits for this many frames of the author, numbered higher than `beyond`."""
     probe.wait(
         lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, TIMEOUT_S
     )

@@ -1,4 +1,5 @@
-"""How a crowd shares the line with other nodes: uploads, both rates, and the strangers' part of a month."""
+"""Fair shares of a connection between a crowd and other nodes: uploads, both rates, and the strangers' part
+of a month."""
 
 import itertools
 from collections.abc import Iterable, Iterator

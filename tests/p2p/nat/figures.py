@@ -56,7 +56,7 @@ class Net:
 
 
 def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: int = 16 * 1024) -> float:
-    """Everybody publishes so many frames and hears all of everybody else's; in how many seconds."""
+    """Everybody publishes this many frames and hears all of everybody else's; in how many seconds."""
     heard = [len(probe.said("got")) for probe in probes]
     since = time.monotonic()
     for probe in probes:
@@ -75,7 +75,7 @@ def obtain(
 
 
 def fresh(probe: ProbeProcess, since: float) -> set[str]:
-    """Whose frames, sent after this moment, have arrived."""
+    """The authors from whom frames that were sent after this moment have arrived."""
     return {got["author"] for got in probe.said("got") if got["at"] - got["delay"] > since}
 
 

@@ -1,6 +1,6 @@
 """A small internet in network namespaces: a public net, and homes behind routers that translate.
 
-As root, on Linux, with nft.
+It needs root, Linux and nft.
 
     public places ── bridge ── router of a home (NAT, stateful: nothing comes in unasked) ── the home's
                        │       machine

@@ -2,7 +2,7 @@
 
 Two TUN devices: a packet that goes into one comes out of the other later, or never.
 
-For kernels without netem. As root: `python -m tests.p2p.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B
+For kernels without netem. Run it as root: `python -m tests.p2p.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B
 --delay-ms D --loss P`. It says "up" when both ends are, and lives until it is killed, which takes the devices
 along.
 """

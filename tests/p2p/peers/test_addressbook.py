@@ -385,7 +385,7 @@ def test_a_tried_place_goes_only_to_a_peer_whose_holder_is_gone(book: AddressBoo
 
 
 def test_peers_of_a_group_that_are_gone_keep_no_newcomer_out(book: AddressBook) -> None:
-    """As on a campus, whose machines all have addresses of one group."""
+    """All machines of a campus have addresses of one group."""
     for n in range(2 * SHARE):
         book.add(peer(n), [at(5, n)], NOW, source="66.1")
         dial(book, peer(n))

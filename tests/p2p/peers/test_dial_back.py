@@ -1,6 +1,6 @@
 """Dial-back and the partial Noise handshake.
 
-Which addresses are dialled, how often, and which proofs are believed.
+It tests which addresses are dialled, how often, and which proofs are accepted.
 """
 
 import ipaddress
@@ -105,7 +105,7 @@ async def test_only_an_answer_with_the_askers_key_counts_as_reached(
 async def test_dial_backs_probe_no_third_party(address: str, port: int) -> None:
     world = World({ASKER: address}, lambda host, port: ASKER)
     assert await outcome(world, port) is Outcome.REFUSED
-    assert await outcome(world, 4001, OTHER) is Outcome.REFUSED  # who is not connected
+    assert await outcome(world, 4001, OTHER) is Outcome.REFUSED  # the peer that is not connected
     assert world.dialled == []
 
 

@@ -135,7 +135,7 @@ def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
 def test_strangers_never_take_more_than_our_places() -> None:
     play = Play(*map(at, range(100)))
     play.strangers = {peer(n) for n in range(100)}
-    play.tick(20)  # which looks at MAX_OUTBOUND
+    play.tick(20)  # `tick` checks MAX_OUTBOUND
     assert len(play.outbound.links) == MAX_OUTBOUND
 
 

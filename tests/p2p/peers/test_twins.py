@@ -96,7 +96,7 @@ def test_an_old_proof_proves_nothing_later() -> None:
     assert first.earlier_twin(clock.now) is not None
     for _ in range(2):
         clock.now += RENEW_S
-        first.question(clock.now)  # as it leaves further cards
+        first.question(clock.now)  # makes a further card
     first.answered(kept, clock.now)
     assert first.earlier_twin(clock.now) is None
 

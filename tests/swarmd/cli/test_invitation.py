@@ -378,7 +378,7 @@ def test_the_live_page_shows_the_swarm_that_is_joined(tmp_path: Path) -> None:
 def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
     """Real processes: a node, its invitation, a node with nothing but that.
 
-    Which then finds the first again without it.
+    `swarmd join` without arguments then finds the first node again.
     """
     loopback = ["--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0", "--pace", "0.3", "--json"]
 

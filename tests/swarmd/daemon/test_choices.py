@@ -91,7 +91,7 @@ def test_the_judge_is_remembered_overridden_and_forgotten(tmp_path: Path) -> Non
     assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
 
 
-DAMAGED = ["", "{", "[]", "[" * 100_000, "\0" * 80]  # as after a power cut, or on a bad disk
+DAMAGED = ["", "{", "[]", "[" * 100_000, "\0" * 80]  # contents after a power cut or on a bad disk
 
 
 @pytest.mark.parametrize("content", DAMAGED)

@@ -190,7 +190,7 @@ async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
 async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str
 ) -> None:
-    """As one that got a signal: a trainer may hang, and `swarmd stop` waits no longer than that takes."""
+    """A trainer may hang, and `swarmd stop` waits no longer than the grace time."""
     if patience != "is ended by Ctrl-C":
         monkeypatch.setattr(daemon_module, "NOW_GRACE_S" if patience == "is cut" else "GRACE_S", 0.01)
     daemon, killed = (

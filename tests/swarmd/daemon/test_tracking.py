@@ -142,7 +142,7 @@ async def test_the_output_of_a_tracker_fills_no_disk(tmp_path: Path, monkeypatch
     play_tracker(tmp_path, f"print('x' * {LOG_BYTES}, flush=True)")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    # A file of the working folder takes no module's place.
+    # A file in the working folder never replaces an imported module.
     monkeypatch.chdir(tmp_path / "trackio")
     Path("json.py").write_text("raise ImportError")
     log = tmp_path / "tracking.log"

@@ -122,7 +122,7 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
     gave(ANNE, encode(3, 10**15))
     assert gave(BEN, encode(3, 0)) == HEARD
     assert gave.figures() == GivenRollouts(7, 7, 1)
-    for number in range(MAX_PEERS + 50):  # as a crowd of made-up names would
+    for number in range(MAX_PEERS + 50):  # a crowd of made-up names
         gave(PeerId(str(number)), encode(1, 1))
     assert gave.figures() == GivenRollouts(7, MAX_PEERS, MAX_PEERS)
 

@@ -77,7 +77,8 @@ class Played:
     open: dict[int, Ask] = field(default_factory=dict)
     delivered: Counter[tuple[PeerId, TaskRef]] = field(default_factory=Counter)  # in these MAX_AGE rounds
     sent: list[Send] = field(default_factory=list)
-    faults: set[tuple[PeerId, Reason]] = field(default_factory=set)  # the most that each peer may be charged
+    # The faults that each peer may be charged for.
+    faults: set[tuple[PeerId, Reason]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.exchange = machine(self.seed)

@@ -137,7 +137,7 @@ async def test_no_holder_is_asked_after_one_has_the_blob(
 async def test_holders_without_the_blob_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=gone, b=lambda: MISSING, c=has)
     assert await peers.fetch([A, B, A, C]) == BLOB and peers.asked == [A, B, C] and not peers.blamed
-    assert trio.current_time() < 0.1  # nobody was waited for
+    assert trio.current_time() < 0.1  # no peer was waited for
 
 
 async def test_the_reply_of_each_holder_is_reported(autojump_clock: trio.testing.MockClock) -> None:

@@ -204,7 +204,7 @@ async def test_another_rollout_is_fetched_if_nobody_has_the_blob(
 
 
 def slow(party: Party, seconds: float, of: PeerId | None = None) -> None:
-    """Delay answers to this member, of one peer or all, by so many seconds."""
+    """Delay answers to this member, of one peer or all, by this many seconds."""
     engine = engine_of(party)
     answer = engine.request
 

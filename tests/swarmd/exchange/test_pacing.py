@@ -41,7 +41,7 @@ class Swarm:
         self.pacing = [Pacing(heard, random.Random(f"{seed} {n}")) for n, heard in enumerate(self.heard)]
         self.ready = [seconds + rng.uniform(0, start_within) for _ in range(nodes)]
         self.sent = Counter[int]()
-        self.serving: list[set[str]] = [set() for _ in range(nodes)]  # as each node knows
+        self.serving: list[set[str]] = [set() for _ in range(nodes)]  # the authors that served, by node
         self.offered: list[list[str]] = [[] for _ in range(nodes)]  # to each since it fetched last
 
     def play(self, seconds: int, attack: Attack = lambda _: []) -> float:

@@ -87,7 +87,7 @@ def test_need_finds_as_much_of_the_weak_specialty_on_offer_as_in_the_whole_pool(
 
 def test_ahead_fetches_a_whole_offered_batch_and_nothing_if_nobody_is_ahead() -> None:
     assert batch("ahead", from_offers) == (4.0, 4.0) == batch("ahead", from_the_whole_pool)
-    # What it was: half of the batch is left empty
+    # If any offer were fetched, half of the batch would stay empty.
     assert batch("ahead", from_any_offers)[1] == pytest.approx(2.0, abs=0.15)
     assert batch("ahead", from_offers, {WEAK: 6, STRONG: 6}) == (0.0, 0.0)
 

@@ -272,7 +272,7 @@ def test_text_behind_a_local_answer_does_not_count_as_its_length() -> None:
 
 
 def test_an_ending_answer_is_never_odd() -> None:
-    """Who has unlearnt to end may learn it again. An end without an answer is looked at."""
+    """A policy that has unlearnt to end may learn it again. An end without an answer is looked at."""
     gate = warm()
     gate.answer_end = end
     stops = rollout(1, OTHER, ["fine.", "fine."], (1.0, 0.0), tokens=[(*LIKELY, -30.0)] * 2)

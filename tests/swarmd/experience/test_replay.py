@@ -257,4 +257,4 @@ def test_the_next_rest_is_shorter_after_reuse_lasted_again() -> None:
     while schedule.state.rests:
         healthy.append(schedule.state.rests)
         schedule.observe(0.05)
-    assert healthy == [2] * 2 * FIRST_REST_ROUNDS + [1] * FIRST_REST_ROUNDS  # as long as each rest was
+    assert healthy == [2] * 2 * FIRST_REST_ROUNDS + [1] * FIRST_REST_ROUNDS  # as long as each cooldown was

@@ -261,7 +261,8 @@ def test_with_one_specialty_no_place_stays_empty_while_rollouts_wait() -> None:
 
 
 def test_without_caps_the_choice_is_uniform() -> None:
-    """As the paper's: of 18 rollouts of one author and 2 of another the batch has nine tenths and one."""
+    """The paper's choice: of 18 rollouts of one author and 2 of another, the batch has nine tenths and
+    one."""
     pool = [scored("a" if n < 18 else "b", n) for n in range(20)]
     uncapped, rng = SharingSettings(caps="off"), random.Random(1)
     sample, choice = (

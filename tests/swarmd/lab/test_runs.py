@@ -409,7 +409,7 @@ def test_two_processes_do_not_play_one_run(tmp_path: Path) -> None:
 def test_missing_runs_are_played_and_a_death_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of the working folder takes no module's place in them."""
+    """A file in the working folder never replaces an imported module."""
     monkeypatch.chdir(tmp_path)
     Path("statistics.py").write_text("raise ImportError")
     results = Results.create(tmp_path / "out", experiment(seeds=2))

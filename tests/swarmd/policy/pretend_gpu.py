@@ -1,7 +1,7 @@
 """A device that computes on the CPU, and refuses the operations that a GPU refuses: its tensors together with
 the CPU's.
 
-As on a GPU a product of 16 bits is rounded before it is added, and as on MPS a copy has to be awaited. So
+As on a GPU, a product of 16 bits is rounded before it is added; as on MPS, a copy has to be awaited. So
 code that runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in
 Python; memory, speed and kernels of a GPU are not pretended.
 """
@@ -198,7 +198,7 @@ def pretending() -> Iterator[torch.device]:
     if torch._C._get_privateuse1_backend_name() != NAME:
         _register()
     own, _Hooks.there = torch.Generator, True
-    # Else a weight that two modules share would become two on its way to the device.
+    # Otherwise a weight that two modules share would become two on its way to the device.
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         torch.Generator = OnDeviceGenerator  # type: ignore[misc]

@@ -22,7 +22,7 @@ from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_to
         (CHAT, "be good", "<|system|>be good<|user|>1+1?<|assistant|>"),
         (CHAT, "", "<|user|>1+1?<|assistant|>"),
         (NO_SYSTEM_ROLE, "be good", "<|user|>be good\n\n1+1?<|assistant|>"),
-        (THINKING, "", "<|user|>1+1?<|assistant|>"),  # which is switched off
+        (THINKING, "", "<|user|>1+1?<|assistant|>"),  # thinking is off
     ],
 )
 def test_prompt_is_the_template_with_the_system_prompt(template: str, system: str, prompt: str) -> None:

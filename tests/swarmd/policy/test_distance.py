@@ -78,7 +78,7 @@ def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, P
 
 
 def test_the_model_without_its_adapter_reads_rows_of_two_dimensions(folders: dict[str, Path]) -> None:
-    """As it does under one: MPS has got products of three wrong."""
+    """It does so with its adapter, too, because MPS computes products of three dimensions wrongly."""
     policy, seen = open_policy(folders["qwen2"], **KINDS["adapter"], train={"kl_every": 1}), list[int]()
     for _, layer in lora_layers(policy.network):
         layer.base_layer.register_forward_pre_hook(lambda _, read: seen.append(read[0].dim()))

@@ -393,7 +393,7 @@ def test_answers_are_checked_to_the_end_of_the_context_and_of_the_vocabulary(
             found(200)
 
 
-# How an engine is found.
+# The lookup of an engine by its name.
 
 
 def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
@@ -493,7 +493,7 @@ def test_importance_weights_are_on_if_another_policy_answered_unless_told_otherw
 def short_of_memory(
     times: int, said: str = "DefaultCPUAllocator: not enough memory: you tried to allocate"
 ) -> Callable[[], int]:
-    """Refuse as an allocator does, so many times: the refusal is made up; later calls are not."""
+    """Refuse as an allocator does, this many times: the refusal is made up; later calls are not."""
     refusals = iter(range(times))
 
     def between() -> int:

@@ -426,7 +426,7 @@ def test_nothing_half_is_used(
 def test_the_small_files_and_the_weights_come_from_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blob = tmp_path / "models" / f"sha256-{64 * 'a'}"  # as ollama calls it
+    blob = tmp_path / "models" / f"sha256-{64 * 'a'}"  # ollama names its files like this
     blob.parent.mkdir()
     (blob.parent / "config.json").write_text(
         '{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}'

@@ -105,7 +105,8 @@ class Hub(Handler):
             self.cut.pop()
             size, body = size - 1, body[:-1]
         status, etag = 206 if wanted else 200, f'"{oid(path)}"'
-        # As the hub has most tokenizers: also elsewhere, for hf_xet, which cannot get it there.
+        # The hub stores most tokenizers like this: also elsewhere, for hf_xet, which cannot fetch it from
+        # there.
         more = {"X_Xet_Hash": 64 * "a", "X_Xet_Refresh_Route": "/no/where"}
         self.answer(
             status=status, X_Repo_Commit=COMMIT, ETag=etag, Content_Length=size,
@@ -116,7 +117,7 @@ class Hub(Handler):
             if path.suffix == ".safetensors" and self.broken:
                 self.broken.pop()
                 body = body[:-1] + bytes([body[-1] ^ 1])
-            with contextlib.suppress(OSError):  # who fetched it was killed
+            with contextlib.suppress(OSError):  # the process that downloaded it was killed
                 if path.name.endswith(self.holds) and self.held and len(body) > self.held[-1]:
                     first = self.held.pop()
                     self.wfile.write(body[:first])
@@ -188,7 +189,7 @@ def shard(folder: Path) -> Path:
 
 def surroundings(hub: type[Hub] | None, home: Path) -> dict[str, str]:
     settings = {
-        "HF_ENDPOINT": hub.address if hub else "http://127.0.0.1:9",  # where nobody listens
+        "HF_ENDPOINT": hub.address if hub else "http://127.0.0.1:9",  # nothing listens at this port
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "OMP_NUM_THREADS": "1",

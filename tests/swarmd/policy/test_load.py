@@ -256,7 +256,7 @@ def test_adapter_starts_at_nothing_and_by_its_seed(folders: dict[str, Path]) -> 
     ids = torch.tensor([[5, 6, 7]])
     base = load(folders["qwen3"])
     state = torch.random.get_rng_state()
-    # Else a timed probe chooses
+    # Otherwise a timed probe chooses
     config = ModelConfig(name=str(folders["qwen3"]), device="cpu", dtype="float32", lora="on")
     one, same, other = (load_model(config, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -359,7 +359,7 @@ def test_memory_of_other_programs_is_not_free_on_mps(
 def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
     integrated: int, hip: str | None, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As DGX Spark and Jetson do. An integrated AMD GPU has reserved memory instead."""
+    """DGX Spark and Jetson behave like this. An integrated AMD GPU has reserved memory instead."""
     about = SimpleNamespace(total_memory=16 * 10**9, is_integrated=integrated)
     monkeypatch.setattr(torch.version, "hip", hip)
     for name, value in {
@@ -388,7 +388,7 @@ def test_a_containers_limits_bound_memory_and_threads(
     own.write_text("0::/outer/inner\n")
     assert list(cgroup_rooms(own, tmp_path / "groups")) == [5000]
     assert list(cgroup_cores(own, tmp_path / "groups")) == [2.5]
-    # As it is seen inside a container
+    # The same limit, read inside a container.
     own.write_text("1:name=systemd:/x\n0::/\n")
     assert list(cgroup_rooms(own, inner.parent)) == [5000]
     assert not list(cgroup_rooms(tmp_path / "nothing", tmp_path))

@@ -256,7 +256,7 @@ def test_checkpointing_is_used_if_memory_is_short() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1000])
 def test_a_base_in_four_bits_is_always_computed_again(tokens: int) -> None:
-    """Else the backward pass would hold every layer as it is computed with."""
+    """Otherwise the backward pass would hold every layer as it is computed with."""
     plan = make_plan(HALF, "nf4", 16, 80 * GB, Workload(micro_batch_tokens=tokens))
     assert plan.checkpointing and plan.micro_batch_tokens == (tokens or MAX_TOKENS)
     held = {item.name: item.bytes for item in plan.items}

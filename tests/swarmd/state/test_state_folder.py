@@ -130,7 +130,7 @@ def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_pat
 def test_folders_that_the_file_system_cannot_sync_are_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a folder that VirtualBox shares with its guest. PostgreSQL does the same."""
+    """VirtualBox's shared folders cannot be synced. PostgreSQL ignores that error, too."""
     real = os.fsync
 
     def refusing(refuses: Callable[[int], bool]) -> Callable[[int], None]:

@@ -38,7 +38,7 @@ from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC
 
 TOPIC_FIELD, BACK_OFF_FIELD = b"\x0a", b"\x18"  # of ControlPrune
-MINUS_ONE = b"\xff" * 9 + b"\x01"  # as protobuf writes a negative number
+MINUS_ONE = b"\xff" * 9 + b"\x01"  # protobuf writes a negative number like this
 
 
 def prune(back_off: bytes) -> bytes:

@@ -251,7 +251,7 @@ class Came:
         self.store.add_provider(key, PeerInfo(peer, addresses(1)))
 
     def of(self, key: bytes) -> Counter[str]:
-        """How many records each group has under a key."""
+        """Count the records that each group has under a key."""
         return Counter(self._groups[info.peer_id] for info in self.store.get_providers(key))
 
 
@@ -301,7 +301,7 @@ async def test_an_announcement_counts_for_the_machine_that_it_comes_from(nursery
         assert [record.group for record in store[KEY].values()] == ["local 127.0.0.1"]
 
 
-LONG = b"\x00\xa0\x1f" + bytes(4000)  # as an id: one of 190 KB kept a node busy for a minute
+LONG = b"\x00\xa0\x1f" + bytes(4000)  # used as an id: an id of 190 KB kept a node busy for a minute
 LIAR = Message.Peer(id=LONG, addrs=[addresses(1)[0].to_bytes()])
 
 
@@ -358,7 +358,7 @@ async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nurser
 async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
     theirs: str, where: str, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Else anybody has us connect to the programs of our machine and of our local network."""
+    """Otherwise anybody has us connect to the programs of our machine and of our local network."""
     monkeypatch.setattr(network, "remote_host", lambda _: theirs)
     dialled = trio.Event()
 

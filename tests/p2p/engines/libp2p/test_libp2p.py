@@ -116,7 +116,7 @@ async def test_a_peer_back_from_a_power_cut_is_heard(nursery: trio.Nursery) -> N
 
 
 class _CutOff(trio.abc.Instrument):
-    """Cancels `scope` before the so-manieth step of any task."""
+    """Cancels `scope` before the n-th step of any task."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.scope = steps, trio.CancelScope()
@@ -180,8 +180,8 @@ async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
         b"\xff\xff\xff\xff\x7f",
         os.urandom(2000),
         b"\x02\x0a\xff",
-        b"\x03\x0a\x01\xff",  # a public key that is none, of identify
-        b"\x08\x08\x04\x12\x01k\x5a\x01\xff",  # a question of the DHT with a record that is none
+        b"\x03\x0a\x01\xff",  # identify with an invalid public key
+        b"\x08\x08\x04\x12\x01k\x5a\x01\xff",  # a question to the DHT with a malformed record
     ]
     for protocol, payload in itertools.product(protocols, payloads):
         with trio.move_on_after(2):
@@ -287,7 +287,8 @@ async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery
     async with hostile_peer(address) as (stack, target):
         me = str(stack.host.get_id())
         await until(lambda: me in {peer.id for peer in a.peers()})
-        await stack.pubsub.peers[target].reset()  # as if the stream had broken: the library opens another
+        # As if this stream had broken: the library opens another one.
+        await stack.pubsub.peers[target].reset()
         for n in range(2):
             refused = sum(a.rejected.values())
             await until(lambda: me in {peer.id for peer in a.peers()})
@@ -414,7 +415,7 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
 async def test_a_stream_that_is_cut_off_as_it_opens_reaches_its_opener(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nobody could end it: also after a dial, as streams for lookups are opened."""
+    """Otherwise nobody could end it: also after a dial, as streams for lookups are opened."""
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         network, opener, cut = stack.host.get_network(), trio.lowlevel.current_task(), trio.CancelScope()

@@ -242,7 +242,7 @@ async def test_messages_carry_no_addresses_and_pruned_peers_may_return(nursery: 
         await until(lambda: a.publish("rollouts", b"x") or any(rpc.publish for rpc in said))  # type: ignore[func-returns-value]
         assert not any(rpc.HasField("senderRecord") for rpc in said if rpc.publish)
         router.mesh[topic].discard(me)
-        router.graft_flood_tracking[me][topic] = time.time()  # as after a PRUNE, whose back-off is over
+        router.graft_flood_tracking[me][topic] = time.time()  # as after a PRUNE whose back-off has ended
         router.back_off.clear()
         await router.handle_graft(rpc_pb2.ControlGraft(topicID=topic), me)
         assert me in router.mesh[topic]

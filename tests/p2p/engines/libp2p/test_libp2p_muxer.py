@@ -184,7 +184,7 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
 async def test_writes_of_two_tasks_on_one_stream_do_not_mix(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """As recent messages for a new neighbour, together with the regular ones."""
+    """Two such tasks send recent messages to a new neighbour, and the regular ones."""
     _, (sender, receiver) = await both(nursery)
     out, came = await sender.open_stream(), b""
     for letter in (b"a", b"b"):
@@ -287,7 +287,7 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So is the peer that leaves most unread, if all together leave too much."""
+    """If all connections together have too many unread bytes, the peer with the most is cut off, too."""
     monkeypatch.setattr("p2p.engines.libp2p.network.MAX_UNREAD_BYTES", all_together)
     monkeypatch.setattr("p2p.engines.libp2p.network.UNREAD_EVERY_S", 0.0)
     most = min(MAX_BUFFERED_BYTES, all_together + WINDOW_BYTES)
@@ -305,7 +305,7 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
 
 
 async def test_bytes_on_streams_that_we_reset_are_dropped(nursery: trio.Nursery) -> None:
-    """Else a peer would seem to send beyond its windows if we leave many of its answers unread."""
+    """Otherwise a peer would seem to send beyond its windows if we leave many of its answers unread."""
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     for stream in range(1, 4 * MAX_BUFFERED_BYTES // WINDOW, 2):
         await theirs.send_all(

@@ -158,7 +158,7 @@ async def net(**limits: Any) -> AsyncIterator[Net]:
 
 
 async def moved(stream: Any, size: int) -> int:
-    """How many of so many bytes come back through a circuit before it ends."""
+    """Return how many of these bytes come back through a circuit before it ends."""
     there = 0
     with trio.fail_after(SECONDS):
         try:
@@ -268,7 +268,7 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
         home, asker = await those.peer(), await those.peer()
         await those.reserve(home)
         _, stream = await those.connect(asker, home)
-        # The reset, in the library's words
+        # The reset's error text, in the library's words
         with trio.fail_after(SECONDS), pytest.raises(Exception, match=r".*"):
             assert not await stream.read(1)
             raise EOFError
@@ -363,7 +363,7 @@ async def behind_nat(
 async def test_refusing_relays_do_not_stop_requests_to_further_relays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The relays that we know longest have no place left."""
+    """The relays that we have known longest are full."""
     async with net() as free, net(reservations=0) as full:
         home, second = await full.peer(), await full.relay()
         relays = (full.host, second, free.host)
@@ -396,7 +396,7 @@ async def test_a_node_that_changes_its_network_does_not_name_its_address_of_befo
     async with net() as those:
         home = await those.peer()
         async with behind_nat(monkeypatch, home, those.host, says=lambda: said[-1]) as found:
-            assert found.reached_at() == ""  # as the relay is on loopback
+            assert found.reached_at() == ""  # allowed because the relay is on loopback
             said.append(Outcome.REACHED)
             await until(lambda: found.reached_at() == "/ip4/11.0.0.1/tcp/4001", SECONDS)
             monkeypatch.setattr(circuits, "ASK_AGAIN_S", 600.0)  # nobody is asked for a while

@@ -67,7 +67,7 @@ async def test_an_unknown_author_is_reached_by_the_address_in_its_offer(
 
 
 async def test_unknown_authors_are_noted_at_a_limited_rate(nursery: trio.Nursery) -> None:
-    """Else an attacker who makes keys would fill the address book, and have us dial the addresses it
+    """Otherwise an attacker who makes keys would fill the address book, and have us dial the addresses it
     names."""
     _, engine, _ = await started(nursery, 1)
     for n in range(2, 250):

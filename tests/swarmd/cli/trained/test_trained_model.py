@@ -53,7 +53,7 @@ def test_it_answers_as_the_policy_and_takes_up_a_newer_checkpoint(tmp_path: Path
 
 
 def test_a_device_that_is_full_is_told_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU mostly is while a node trains on it."""
+    """This is a GPU's usual state while a node trains on it."""
     save(open_policy("tiny"), tmp_path, 1)
 
     def full(_network: object, _device: object) -> None:

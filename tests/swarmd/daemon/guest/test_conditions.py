@@ -1,4 +1,4 @@
-"""Which facts pause a node, when the pause ends, and the share of the CPU."""
+"""The pause conditions, the ends of pauses, and the CPU share."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -71,7 +71,7 @@ def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
     assert all(each.cause and each.ends and each.remedy for each in found)
 
 
-@pytest.mark.parametrize("step", [0.001, 0.05, 3.0, 40.0])  # CPU seconds that cannot be interrupted
+@pytest.mark.parametrize("step", [0.001, 0.05, 3.0, 40.0])  # CPU seconds of a step that cannot be interrupted
 @pytest.mark.parametrize("cores", [0.02, 0.5, 3.0])
 def test_the_cpu_share_is_kept_over_minutes_at_any_cost_of_a_step(cores: float, step: float) -> None:
     """Four threads that compute whenever they may; the share is looked at four times a second."""

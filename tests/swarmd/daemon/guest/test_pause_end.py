@@ -1,4 +1,4 @@
-"""How long a pause is, as `swarmd pause --for` says it."""
+"""The lengths of time that `swarmd pause --for` accepts."""
 
 import pytest
 

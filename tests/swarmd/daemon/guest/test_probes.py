@@ -36,7 +36,7 @@ def test_the_battery_is_read() -> None:
         on_battery(lambda: Battery(50, 100, False)) is True
         and on_battery(lambda: Battery(50, -2, True)) is False
     )
-    # As psutil looks, if Linux has no /sys/class/power_supply
+    # psutil raises FileNotFoundError if Linux has no /sys/class/power_supply.
     assert on_battery(partial(os.listdir, "/nowhere")) is None
 
 

@@ -26,7 +26,7 @@ def test_nobody_is_heard_for_longer_than_the_limit() -> None:
 
 
 def test_an_author_with_an_offer_each_25_minutes_is_heard_all_the_time_from_its_second_on() -> None:
-    """As in a swarm of three hundred, or if a round takes twenty minutes on a CPU."""
+    """This happens in a swarm of three hundred, or if a round takes twenty minutes on a CPU."""
     roster = Roster()
     for offer in range(8):
         roster.heard(A, 1500.0 * offer)

@@ -1,4 +1,4 @@
-"""Who may ask the node's page.
+"""Access control of the node's page.
 
 Over a real socket, with the requests of hostile pages, other users and broken programs.
 """

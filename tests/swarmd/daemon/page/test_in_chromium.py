@@ -136,7 +136,7 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
         pauses = [PAUSE | {"cause": "you paused it"}]
         node.status = changed(node.status, state="paused", cause="you paused it", pauses=pauses)
         tab.until("document.getElementById('do-resume')")
-        # Where Pause was.
+        # The Resume button takes the place and the focus of the Pause button.
         tab.until("document.activeElement.id === 'do-resume'")
         assert "paused" in tab.run("document.title") and "you paused it" in tab.run(
             "document.getElementById('state').textContent"

@@ -214,7 +214,7 @@ def test_a_trainer_that_dies_while_it_loads_is_tried_twice(tmp_path: Path) -> No
 def causes_of_death(
     module: str, log_file: Path, deaths: int = 1, between: Callable[[], object] = lambda: None, **more: Any
 ) -> tuple[list[str], TrainerChild]:
-    """Start a module of this folder in place of a trainer, and stop after so many deaths; also tells why."""
+    """Start a module of this folder instead of a trainer; stop after some deaths, and tell why."""
     causes: list[str] = []
 
     def died(death: Death) -> None:
@@ -228,7 +228,7 @@ def causes_of_death(
     start = link.StartTrainer("{}", "", "", 1)
     child = TrainerChild(start, log_file, print, died, module=f"tests.swarmd.daemon.{module}", **more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+        patch.setenv("PYTHONPATH", str(ROOT))  # the folder that contains `tests`
         trio.run(run)
     return causes, child
 
@@ -266,7 +266,7 @@ def test_a_trainers_output_fills_no_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", ["", "[rank0]: "])
 def test_an_error_is_told_by_its_own_text_and_not_by_torchs_note(before: str, tmp_path: Path) -> None:
-    """As torch 2.13 words it on CUDA (c10/cuda/CUDAException.cpp)."""
+    """torch 2.13 uses these words on CUDA (c10/cuda/CUDAException.cpp)."""
     lines = (
         "Traceback (most recent call last):",
         '  File "/swarmd/policy/inference/decode.py", line 132, in decode_rows',
@@ -307,7 +307,7 @@ def test_a_stopped_trainer_is_reported_killed_and_restarted(
     deaths: list[Death] = []
     for limit, value in {"SILENT_S": 1.0, "SILENT_END_S": 3 * MAX_COUNTED_S, "HANGING_ROUNDS": 0.0}.items():
         monkeypatch.setattr(watchdog, limit, value)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the folder that contains `tests`
 
     async def run() -> None:
         done = trio.Event()

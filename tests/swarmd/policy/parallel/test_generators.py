@@ -124,7 +124,7 @@ def test_a_generator_that_dies_ends_the_run(flow: QuestionQueue, tmp_path: Path)
 def test_errors_while_drawing_questions_are_raised_in_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the folder that contains `tests`
 
     def draw(count: int) -> Sequence[Task]:
         raise ZeroDivisionError
