@@ -35,7 +35,7 @@ class Side:
             "TOKENIZERS_PARALLELISM": "false",
         }
         if device == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""  # some trainers take the card without being asked
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # some trainers use the GPU without being asked
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

@@ -1,4 +1,4 @@
-"""A peer with a valid key and no manners.
+"""A hostile peer with a valid key.
 
 `python -m tests.attacks.flooding`, a separate process, JSON lines out.
 

@@ -32,7 +32,7 @@ from tests.attacks.nodes import key_of, subscribe
 
 BLOB_BYTES = 256 * 1024
 IWANTS_PER_S = 10
-# A stream that was reset is opened again after so long: who is faster is hung up on.
+# A stream that was reset is opened again after this time; a faster peer would be hung up on.
 AGAIN_S = 0.2
 
 

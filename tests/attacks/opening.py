@@ -79,7 +79,7 @@ def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
 def opening(kind: str, number: int) -> bytes:
     """One stream, as it travels.
 
-    Its own end is said at once, so that it is gone when the victim ends its side.
+    The attacker closes its side at once, so the stream is gone when the victim closes the other side.
     """
     return frame(TYPE_WINDOW_UPDATE, FLAG_SYN, number) + frame(TYPE_DATA, FLAG_FIN, number, STREAMS[kind])
 

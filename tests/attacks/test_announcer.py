@@ -30,7 +30,7 @@ EVERY_S, ATTACKS_EVERY_S, LOOK_EVERY_S = 120.0, 10.0, 30.0
 class Announced(Shares):
     """Shares of the list of a swarm's providers."""
 
-    lost: int = 0  # looks at which the node had no list any more
+    lost: int = 0  # lookups for which the node had no list left
 
 
 def attack(

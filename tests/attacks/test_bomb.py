@@ -5,8 +5,8 @@ And frames and answers larger than they may be.
 The code is the real one: `p2p.blobs.blobs`, `swarmd.exchange.fetching`, the inbox.
 The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
 one hides it in a second zstd frame, behind one that may be skipped, or asks for a window of 128 MiB. Time and
-memory are measured in a separate process: of nine attempts the middle one, and the highest that the process
-resided in while it made them, so that nothing that was given back is forgotten.
+memory are measured in a separate process: the median time of nine attempts, and their peak resident memory,
+so memory that was freed also counts.
 """
 
 import json
@@ -75,7 +75,7 @@ def bombs() -> dict[str, bytes]:
 
 
 def resident(*, anew: bool = False) -> int:
-    """Return the most bytes that this process had resident; anew: from now on.
+    """Return the peak resident bytes of this process. anew: count from now on.
 
     (On Linux getrusage gives a value that is inherited from the parent process.)
     """
@@ -110,9 +110,9 @@ def fetched(bomb: bytes) -> bytes | None:
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """Return the cost of each thing that is thrown at us.
+    """Return the cost of each hostile input.
 
-    It is given as its bytes, whether it was accepted, milliseconds, and MiB that were resident besides.
+    A cost has the input's bytes, whether it was accepted, milliseconds, and additional resident MiB.
     """
     # So that the measurement includes no imports
     refused(zstd.compress(b"x" * 1000) + b"x")

@@ -1,5 +1,5 @@
-"""Crowder: well-formed frames of free keys, within all limits, by many connections to the middle node of a
-line; those beyond it pay.
+"""Crowder: well-formed frames of free keys, within all limits, over many connections to the middle node of a
+line; the nodes behind it suffer.
 
 A and C are connected to B alone, and frames of one reach the other only if B passes them on. Real processes
 over loopback (`testbed.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone:

@@ -144,7 +144,7 @@ def attack(
 def test_a_flooder_is_cut_off_and_costs_other_nodes_nothing(
     kind: str, nodes: int, seconds: float, batch: int, tmp_path: Path
 ) -> None:
-    """Of frames the first RPC has more than anybody may send at once.
+    """The first RPC has more frames than a peer may send at once.
 
     A busy machine, and the honest ones' reads, which count as of the same, keep the rate below the limit.
     """

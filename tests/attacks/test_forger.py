@@ -4,8 +4,8 @@ quota.
 The code is the real one: `p2p.member`, its inbox and its reputation. The attacker tries: frames with flipped
 bits, cut, spliced, or encoded in another form of msgpack; signatures moved by the order of the group,
 swapped, of another domain or another message; frames in other peers' names over his own signature; keys of
-small order, whose "signatures" are valid for any message. He sends them by a few of his connections, by ones
-of a hundred peers, or unnamed, as if the engine does not say who handed a frame over.
+small order, whose "signatures" are valid for any message. He sends them over a few of his connections, over
+connections of a hundred peers, or without a connection, as if the engine did not name it.
 """
 
 import random

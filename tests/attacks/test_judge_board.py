@@ -2,7 +2,7 @@
 
 A crowd of keys that answer once, and a node that leaves the hard questions out.
 
-The questions and scores are the real ones; who asks is a peer of the test. `pytest -s` prints the figures.
+Questions and scores are real; the asking peers are the test's. `pytest -s` prints the figures.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ ATTACKER, HONEST = "198.51.100.7", "203.0.113.9"
 
 
 class Office:
-    """A judge on virtual clocks, and who is evaluated by it."""
+    """A judge on virtual clocks, and the peers that it evaluates."""
 
     def __init__(self, service: JudgeService, clocks: tuple[Clock, Clock]) -> None:
         self._service, self._clocks, self._sequence = service, clocks, int(clocks[1].now * 1e9)

@@ -2,8 +2,8 @@
 
 They cannot send rewards or truths, because the wire has no field for either (they try). So they lie with its
 material: wrong answers, truths of other tasks, references to tasks that are not there or not for training,
-and text that is meant for the verifier rather than for a model. Every reward of every batch is held against a
-second opinion, which shares no code with the verifier.
+and text that is meant for the verifier rather than for a model. Every reward of every batch is compared with
+a second scorer, which shares no code with the verifier.
 """
 
 import contextlib
@@ -126,7 +126,7 @@ class Liar:
 
 @dataclass
 class SecondOpinion:
-    """The question and the rewards of all that is trained on, from ReasoningGYM itself.
+    """The second scorer: question and rewards of all trained rollouts, by ReasoningGYM itself.
 
     Text that it must not see (it evaluates some) earns nothing.
     """

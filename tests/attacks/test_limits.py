@@ -1,6 +1,6 @@
 """The limits in the table of docs/admission.md.
 
-Read from the code, added up, and played to its edge by all at once.
+They are read from the code, added up, and reached by all peers at the same time.
 """
 
 import re

@@ -65,7 +65,7 @@ class Poisoner:
         )
         self.exchange = swarm.node(number)
         self.me = self.exchange.member
-        # The share of the honest nodes' rollouts that one of them hears: all but its own.
+        # The share of all honest rollouts that one honest node hears: all except its own.
         self.heard_by_one = 1 - 1 / len(swarm.learners)
         self.due, self.sent = 2.0, 0  # he is there before the first
 
@@ -145,7 +145,7 @@ def play(
 
 @dataclass(frozen=True)
 class Stranger:
-    """An honest node among honest ones that are not like it."""
+    """An honest node among honest nodes with other models."""
 
     name: str
     taken: int  # rollouts of others that it trained on

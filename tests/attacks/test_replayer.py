@@ -1,6 +1,6 @@
 """Replayer: an attacker recorded 10,000 frames that a node let in, and sends them all again.
 
-At once, later, after a restart.
+He sends them at once, later, and after a restart.
 
 The code is the real one: `p2p.member` with its inbox and its files. The rules are the attacker's: he has as
 many connections as he likes (a new one for every hundred frames, so that the limit of a connection is no

@@ -29,7 +29,7 @@ SETTLED = 5  # rounds after which his quota is used up
 class Result:
     sent: float  # completions a round
     scored: float  # of them, once it has settled
-    seconds: float  # of CPU that a round spent in that, the verifier's own apart
+    seconds: float  # CPU seconds that a round spent on that, without the verifier's
     charged: int  # reports
 
 

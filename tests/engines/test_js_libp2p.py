@@ -45,8 +45,8 @@ PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
 # A connection may bring this many messages in this time; above that it is cut off.
 AT_ONCE_S = AT_ONCE / 200
-# The quotas are another test's. A burst is no longer than our limit: of a longer one, which arrives out of
-# order, the latest would be taken for old copies.
+# The quotas are another test's. A burst is not longer than our limit: in a longer burst, which arrives out of
+# order, the last frames would be taken for old copies.
 LIMITS = AdmissionLimits(frames_burst=2.0 * FRAMES, via_frames_burst=2.0 * FRAMES)
 
 pytestmark = [
@@ -66,7 +66,7 @@ class JsPeer:
         self._process, self._text = process, b""
 
     async def says(self, field: str, wanted: Callable[[Any], bool] = lambda _: True) -> Any:
-        """Read until it says this of that field, and return the whole document."""
+        """Read until a field has this value; return the whole document."""
         assert self._process.stdout is not None
         while True:
             line, newline, rest = self._text.partition(b"\n")

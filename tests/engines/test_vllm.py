@@ -280,7 +280,7 @@ def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Pat
         EngineFailed,
         match=r"leave out the temperature.*temperature 0\.6.*--logprobs-mode processed_logprobs",
     ):
-        # Whatever stands first: one that fills the context can be asked nothing.
+        # Whichever prompt comes first: a prompt that fills the context gets no answer.
         engine.generate([[5] * 128, *PROMPTS], 1, sampling(0.6), seeded(CPU, 0))
     assert engine.generate([[5] * 128], 1, sampling(0.6), seeded(CPU, 0)) == [[Sample((), (), ended=False)]]
     assert engine.generate([], 1, sampling(0.6), seeded(CPU, 0)) == []

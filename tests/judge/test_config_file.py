@@ -38,7 +38,7 @@ def test_the_example_has_every_setting_with_its_default_and_a_comment(tmp_path: 
 
 
 def test_every_setting_is_an_option_of_serve() -> None:
-    """One that is not could be set by file and variable alone."""
+    """A setting that is not an option could be set only by file and variable."""
     text = CliRunner().invoke(app, ["serve", "--help"]).output
     assert [name for name in SCHEMA.keys if f"--{name.replace('_', '-')} " not in text] == []
 

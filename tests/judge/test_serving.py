@@ -121,13 +121,14 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         url = str(ready["url"])
         assert board(url) == before
         four = client(url, 4)
-        assert len(trio.run(evaluate, four, 1)) == 1  # the lost question is no obstacle
+        # The question that the kill lost does not block the next one.
+        assert len(trio.run(evaluate, four, 1)) == 1
         grades = trio.run(evaluate, client(url, 1), 1)
         assert grades[0].n == 11
 
 
 def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
-    """Three times, at another moment each.
+    """The judge is killed three times, at different moments.
 
     Every grade that the node was told is in the database afterwards, once.
     """

@@ -1,4 +1,4 @@
-"""A peer with the library in its hands and no manners."""
+"""A hostile peer that uses the library directly."""
 
 import time
 from collections.abc import AsyncIterator

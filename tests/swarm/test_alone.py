@@ -1,4 +1,4 @@
-"""Why a node is alone, by real processes without a model.
+"""Real processes without a model show why a node is alone.
 
 A bootstrap node, and peers of which each has its own cause. All at once.
 """

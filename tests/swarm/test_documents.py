@@ -42,7 +42,7 @@ INVITED = "swarmd join 'swarm:main,…'"
 JUDGED = "swarmd join --model tiny --judge http://127.0.0.1:8400"
 LAB = "swarmd lab run share.toml --seeds 1 --rounds 10 --out trial"
 TRAINERS = [f".venv/bin/python docs/examples/trl_swarm.py {words}" for words in ("first", "second ADDRESS")]
-# By the test below that runs them, in this order.
+# Commands by the test below that runs them, in this order.
 RUN = {
     "swarm": [
         "swarmd join --model tiny",

@@ -115,7 +115,7 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
 
 
 def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
-    """The newest question of those without a record makes room; only their places, until there is none."""
+    """The newest question of peers without a record makes room, until none is left."""
     judge = sessions(limit=3)
     old, young = ask(judge, PeerId("old"), 0.0), ask(judge, PeerId("young"), 1.0)
     ask(judge, PeerId("known"), 2.0, KNOWN)

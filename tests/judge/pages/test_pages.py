@@ -416,7 +416,7 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
 
 
 def test_progress_is_of_the_same_nodes(database: str) -> None:
-    """The last 100 questions of each next to those before; who has no earlier ones is left out.
+    """Each node's last 100 questions are compared with those before; nodes without earlier ones are left out.
 
     Each node has the same weight: if no node changed, the figure does not change.
     """

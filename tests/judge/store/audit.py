@@ -64,7 +64,7 @@ def _scored_otherwise(rows: Sequence[RowMapping], mark: Mark) -> Iterator[str]:
 def _counted_otherwise(db: Connection) -> Iterator[str]:
     """Check that each peer's questions are numbered 1, 2, 3 … and add up to the peer's totals.
 
-    Of pruned questions the totals that the later ones carry on are believed, if they are possible.
+    For pruned questions, the totals that later rows continue are trusted if they are possible.
     """
     c = evaluations.c
     counting = (
@@ -94,7 +94,7 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
     )
     for peer, *kept in db.execute(totals):
         number, answered, reward = sums.get(peer, (0, 0, 0.0))
-        # Of those that are pruned nobody knows any more how many were answered.
+        # For pruned questions, the number of answered ones is unknown.
         answered = max(answered, min(kept[1], number)) if peer in pruned else answered
         found = [number, answered, reward, len(newest[peer]), added(*newest[peer])]
         if kept != found:

@@ -135,7 +135,7 @@ def test_a_silent_peer_off_the_board_is_forgotten_with_all_it_brought(store: Sto
         for table in ("progress", "arm_bins", "arm_values"):
             models = db.exec_driver_sql(f"SELECT DISTINCT model FROM {table}").scalars().all()
             assert "bobs" not in models
-    counted(store, BOB, 1, 12.0, 1.0)  # it may come back, as anybody new
+    counted(store, BOB, 1, 12.0, 1.0)  # it may come back, like any new peer
     assert rows(store, BOB) == [1]
 
 

@@ -34,7 +34,7 @@ def test_more_than_a_receiver_takes_is_not_packed() -> None:
         pack(b"content")[:-1],
         pack(b"content") + b"x",
         pack(b"content") * 2,
-        # Of unknown size
+        # A frame that does not state its size
         zstd.compress(b"content", options={zstd.CompressionParameter.content_size_flag: 0}),
         zstd.compress(b""),
         zstd.compress(ZERO * (MAX_CONTENT_BYTES + 1)),

@@ -82,8 +82,8 @@ def fresh(probe: ProbeProcess, since: float) -> set[str]:
 def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
     """Cuts a swarm of six, with both engines, in two halves that go on.
 
-    Returns the seconds after the healing until all hear all, and those that two frames of each took before:
-    how busy the machine is.
+    Returns the seconds from the healing until all nodes hear each other, and the seconds that two frames of
+    each took before, as a measure of the machine's load.
     """
     net.bootstrap("libp2p")
     numbers = range(4, 10)

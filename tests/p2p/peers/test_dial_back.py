@@ -64,7 +64,7 @@ class World:
         return found
 
     async def asks(self, port: int, peer: PeerId = ASKER) -> DialBackReply | None:
-        """The last word on it."""
+        """The final outcome of a dial-back."""
         while (
             said := answered(self.dial_back(peer, question(port)))
         ) is not None and said.outcome is Outcome.TRYING:

@@ -35,7 +35,7 @@ def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
 
 
 def leave(of: TwinSession, cards: TwinCards, clock: Clock) -> None:
-    """Leave as a member does: ask once more if there is news."""
+    """Leave a card as a member does: ask once more if the answer is new."""
     for _ in range(2):
         shown = cards(KEY.peer_id, of.question(clock.now))
         if shown == NOTHING:

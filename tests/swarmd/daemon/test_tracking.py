@@ -1,4 +1,4 @@
-"""Experiment trackers get each round's figures from a separate process, and hold nothing up."""
+"""Experiment trackers get each round's figures from a separate process, which never delays the node."""
 
 import os
 import subprocess

@@ -258,7 +258,7 @@ def test_rollouts_wait_for_somebody_to_hear_them_and_for_the_gap_between_turns()
 
 
 def test_a_busy_topic_wakes_the_exchange_at_its_turn_alone() -> None:
-    """No waiting offer is looked at each second."""
+    """Waiting offers are not checked every second."""
     exchange, ticks, wake_at = machine(), 0, math.inf
     exchange.handle(RoundBegan(1), 0.0)
     exchange.handle(Connected(PEERS), 0.0)

@@ -365,7 +365,7 @@ def only(party: Party, author: PeerId) -> None:
 async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_the_same(
     thieves: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Fetched once, it shows each thief, which pays with all its offers. None of them has the blob."""
+    """One fetch exposes each thief, which loses all its offers. None of them has the blob."""
     author, *others, b = joined(1, *range(3, 3 + thieves), 2, wanted=2)
     rollouts = [Rollout(TaskRef("bf", n), ANSWERS, author.id) for n in (7, 8)]
     (body,), blobs = encoded(rollouts, 1, "m", TINY_9.specialties)

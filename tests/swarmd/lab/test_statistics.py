@@ -1,4 +1,4 @@
-"""The figures of runs, against values reckoned by hand."""
+"""The figures of runs, against values computed by hand."""
 
 import math
 from dataclasses import replace

@@ -160,7 +160,7 @@ async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
 
 
 async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:
-    """Turned into text at the next look at the members, they ended the engine."""
+    """The next reading of the members converted them to text, which ended the engine."""
     (good,) = addresses(1)
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
@@ -307,7 +307,7 @@ LIAR = Message.Peer(id=LONG, addrs=[addresses(1)[0].to_bytes()])
 
 @pytest.fixture
 def made_text(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each id that was made text, which takes time that goes with their square."""
+    """The bytes of each id that was converted to text, which takes quadratic time."""
     made, encode = [0], base58.b58encode
 
     def noted(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Many streams over one connection: that one side's reading does not hang on the other's."""
+"""Many streams over one connection: neither side's reading waits for the other's."""
 
 import itertools
 import struct

@@ -74,7 +74,7 @@ def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
 @pytest.mark.parametrize("step", [0.001, 0.05, 3.0, 40.0])  # CPU seconds of a step that cannot be interrupted
 @pytest.mark.parametrize("cores", [0.02, 0.5, 3.0])
 def test_the_cpu_share_is_kept_over_minutes_at_any_cost_of_a_step(cores: float, step: float) -> None:
-    """Four threads that compute whenever they may; the share is looked at four times a second."""
+    """Four threads that compute whenever they may; the share is checked four times a second."""
     share, now, used, left_of_step, resting = CpuShare(cores, 0.0), 0.0, 0.0, 0.0, False
     seconds = max(600.0, 20 * step / cores)
     while now < seconds:
@@ -91,7 +91,7 @@ def test_the_cpu_share_is_kept_over_minutes_at_any_cost_of_a_step(cores: float, 
 def test_idle_time_is_not_saved_up() -> None:
     share = CpuShare(0.5, 0.0)
     share.spent(0.0, 3600.0)
-    assert share.spent(2.0, 3600.25)  # an hour of rest would allow so much; a second's worth does not
+    assert share.spent(2.0, 3600.25)  # an hour of rest would allow this much; one second does not
 
 
 def test_a_month_of_bytes_ends_with_the_month() -> None:

@@ -51,7 +51,7 @@ class Swarm:
 
 
 class Played:
-    """A guest with everything around it played."""
+    """A guest in simulated surroundings."""
 
     def __init__(self, folder: Path, clock: Clock | None = None, **sections: Any) -> None:
         self.clock, self.meter, self.swarm, self.traffic = clock or Clock(), Meter(), Swarm(), Traffic()

@@ -101,8 +101,8 @@ async def test_without_the_token_it_says_how_to_get_it_and_shows_nothing() -> No
             status, _, text = await node.ask("POST /control", f"Authorization: Bearer {given}", body=PAUSE)
             assert status == 403 and "`swarmd ui`" in text
         assert (await node.ask("GET /"))[0] == 403
-        # A request that changes something takes no token of an address: that could be sent by a link or a
-        # form of another page.
+        # A request that changes something must not take its token from the address: a link or a form of
+        # another page could send that.
         assert (await node.ask(f"POST /control?token={node.token}", body=PAUSE))[0] == 403
         assert (await node.ask(f"GET /control?token={node.token}"))[0] == 404
         assert node.told == [] and node.looks == 0

@@ -167,7 +167,7 @@ def test_the_page_shows_the_status() -> None:
     )
     for fact in facts:
         assert fact in shown, fact
-    # Two means of other times compare nothing
+    # Means of different periods must not be compared
     assert shown.index("helped 3") < shown.index("Reward") and "alone 0.259" not in shown
     assert "in the pool" not in shown and "Topic" not in shown and "Offers:" not in shown
     late = rendering.parts(status_of(rewards=[0.5] * 500, round=900), PEERS, now=0.0)["state"]
@@ -380,7 +380,7 @@ async def test_events_bring_everything_then_changes_and_end_with_the_reader(
         await trio.sleep(2 * page.REFRESH_S)
         looks = node.looks
         await trio.sleep(100 * page.REFRESH_S)
-        assert node.looks == looks  # nobody looks: the node is not asked
+        assert node.looks == looks  # no page is open: the node is not asked
 
 
 @pytest.mark.net

@@ -1,4 +1,4 @@
-"""A trainer that is stuck is told from one that is slow, from a paused one, and from a machine that slept."""
+"""A stuck trainer is distinguished from a slow one, from a paused one, and from a machine that slept."""
 
 import io
 import os

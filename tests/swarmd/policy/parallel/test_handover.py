@@ -1,4 +1,5 @@
-"""Weights from one process to another, without a tear at any death and any time; also while it decodes."""
+"""Weights go from one process to another and are never mixed, whenever a process dies; also while it
+decodes."""
 
 import logging
 import os
