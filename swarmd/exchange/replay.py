@@ -214,7 +214,7 @@ def _build(begun: Mapping[str, Any]) -> Exchange:
         for name, value in state.items():
             held = getattr(part, name)
             if hasattr(held, "clear"):
-                # Other parts know the collection, and it may be bounded.
+                # Fill the same collection: other parts refer to it, and it may be bounded.
                 held.clear()
                 (held.update if hasattr(held, "update") else held.extend)(value)
             else:

@@ -1,4 +1,4 @@
-"""The parts of a round, already built. `trainer/node.py` builds a trainer's."""
+"""The parts of a round, already built. `trainer/node.py` builds the parts of a trainer."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -151,7 +151,7 @@ def _refusing(facts: Facts) -> int:
 
 
 def _enough(facts: Facts, asked: int) -> bool:
-    """Return whether `asked` answers suffice. A single one suffices only while no peer is heard."""
+    """Return whether `asked` answers suffice. A single answer suffices only while no peer is heard."""
     return asked > 1 or (asked == 1 and not facts.heard)
 
 
