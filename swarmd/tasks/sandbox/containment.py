@@ -55,7 +55,7 @@ _REFUSED = (
     "sys.setprofile",
     "sys.addaudithook",
 )
-# ReasoningGYM's generators evaluate arithmetic that they wrote themselves. Its scorers must not evaluate anything.
+# ReasoningGYM's generators evaluate arithmetic that they wrote themselves. Its scorers must evaluate nothing.
 _REFUSED_WHILE_MARKING = ("compile", "exec")
 
 _marking = False
