@@ -242,7 +242,7 @@ def accept(text: str) -> "Invitation":
     if invitation.model and is_folder(invitation.model):
         raise ConfigError(
             f"the invitation cannot be used: its model is {invitation.model}, and that is a folder here. Run"
-            " it in another folder."
+            " `swarmd join` in another folder."
         )
     return invitation
 

@@ -35,7 +35,7 @@ def percent(text: str) -> float:
             else f"unknown unit {unit!r}; it is a share, in %"
         )
     if not 0 < number <= 100:
-        raise ValueError("more than 0 % and at most 100 %")
+        raise ValueError("a share is more than 0 % and at most 100 %")
     return number / 100
 
 
@@ -54,7 +54,7 @@ def size(text: str) -> int:
             else "the unit is missing, such as GB"
         )
     if number * UNITS[unit] < 1:
-        raise ValueError("more than 0")
+        raise ValueError("an amount is at least 1 byte")
     return int(number * UNITS[unit])
 
 
@@ -67,13 +67,13 @@ def rate(text: str) -> int:
     if not slash or second.strip() != "s":
         raise ValueError('a rate ends in "/s"')
     if (found := size(number)) < MIN_BYTES_PER_S:
-        raise ValueError("at least 10 kB/s: slower connections break")
+        raise ValueError("a rate is at least 10 kB/s, as slower connections break")
     return found
 
 
 def _split(text: str) -> tuple[float, str]:
     if (found := re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(\S{0,20})\s*", text)) is None:
-        raise ValueError("a number and its unit")
+        raise ValueError("write a number and its unit")
     return float(found[1]), found[2]
 
 

@@ -314,7 +314,7 @@ class MetricsConfig(_Section):
     listen: Annotated[str, AfterValidator(host_and_port), Field(description="host:port, or a port")] = ""
     report_to: Annotated[
         tuple[Literal["trackio", "wandb"], ...],
-        Field(description='a list of "trackio", "wandb"'),
+        Field(description='a list of "trackio" or "wandb"'),
     ] = ()
     # on: the recorded events (`exchange.replay`) also have the texts of rollouts.
     record_texts: Literal["off", "on"] = "off"

@@ -30,7 +30,7 @@ def window(text: str) -> Window:
         r"\s*(?:([a-z,\- ]*[a-z])\s*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower()
     )
     if found is None or not text.strip():
-        raise ValueError('days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
+        raise ValueError('write days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
     days = _days(found[1]) if found[1] else frozenset(range(7))
     if found[2] is None:
         return Window(days, 0, _DAY_MINUTES)

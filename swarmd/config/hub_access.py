@@ -58,7 +58,9 @@ def fault_of(
             f"no room on the disk to download {what}. Free some space, or set {cache_name()} to another disk."
         )
     if number is not None and getattr(error, "filename", None):
-        return NoModel(f"cannot store {what}: {why}. Correct that folder, or set {cache_name()} to another.")
+        return NoModel(
+            f"cannot store {what}: {why}. Make that folder writable, or set {cache_name()} to another."
+        )
     there = [name for name in (*PROXIES, *HUB, *CERTIFICATES) if environ.get(name)]
     if (
         number is None
@@ -74,5 +76,5 @@ def fault_of(
     proxies = [name for name in there if name in PROXIES and "prox" in f"{why}{error!r}".lower()]
     return ConfigError(
         f"the Hugging Face hub cannot be used for {what} ({why}). Correct or unset"
-        f" {' and '.join(proxies or there) or 'the variables of the hub and of proxies'}."
+        f" {', '.join(proxies or there) or 'the variables of the hub and of proxies'}."
     )

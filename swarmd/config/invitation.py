@@ -37,6 +37,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 _MODEL: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+_COPY: Final = "Copy the whole line again"
 _FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
 
 
@@ -97,18 +98,15 @@ def read_invitation(text: str) -> Invitation:
         raise _wrong(f"it has {len(text):,} characters (limit {MAX_CHARACTERS:,})")
     body, marker, check = text.rpartition(",check=")
     if not marker:
-        raise _wrong("its end is missing: it ends in ,check= and 8 letters. Copy the whole line again")
+        raise _wrong("its end is missing: it ends in ,check= and 8 letters", _COPY)
     if check != _check(body):
-        raise _wrong("it does not match its check: it was changed or truncated. Copy the whole line again")
+        raise _wrong("it does not match its check: it was changed or truncated", _COPY)
     name, *fields = body.removeprefix(SCHEME).split(",")
     said: dict[str, list[str]] = {key: [] for key in _FIELDS}
     for field in fields:
         key, equals, value = field.partition("=")
         if not equals or key not in said:
-            raise _wrong(
-                f"it has an unknown field, {shown(key)}{nearest(key, _FIELDS)}. It may be of a newer swarmd:"
-                " update yours"
-            )
+            raise _wrong(f"it has an unknown field, {shown(key)}{nearest(key, _FIELDS)}")
         said[key].append(_decoded(key, value))
     for key, values in said.items():
         if len(values) > 1 and key != "at":
@@ -160,10 +158,8 @@ def _addresses(value: str) -> Iterator[str]:
 
 
 def _decoded(key: str, value: str) -> str:
-    try:
-        decoded = unquote_to_bytes(value).decode("ascii")
-    except UnicodeError:
-        decoded = ""
+    # Other bytes become U+FFFD, which is quoted as three bytes and so differs from `value`.
+    decoded = unquote_to_bytes(value).decode("ascii", "replace")
     if not decoded or quote(decoded, safe=_PLAIN) != value:
         raise _wrong(f"its {key} is {shown(value)}, which is not canonically percent-encoded ASCII")
     return decoded
@@ -173,5 +169,5 @@ def _check(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
-def _wrong(fault: str) -> ConfigError:
-    return ConfigError(f"the invitation cannot be used: {fault}. Copy it again, whole.")
+def _wrong(fault: str, remedy: str = "Ask for a new one, and update swarmd if it is old") -> ConfigError:
+    return ConfigError(f"the invitation cannot be used: {fault}{'.' * (fault[-1] != '?')} {remedy}.")

@@ -26,7 +26,9 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
     """Describe the values that a key may have; with `element`, the values of one list item."""
     if field.description:
         return (
-            field.description.replace("a list of addresses", "an address") if element else field.description
+            field.description.replace("a list of addresses", "an address").removeprefix("a list of ")
+            if element
+            else field.description
         )
     if (kind := kind_of(field)) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in _choices(field))
@@ -35,7 +37,7 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
     if kind not in (int, float):
         return "a text, not empty" if any(isinstance(bound, MinLen) for bound in _bounds(field)) else "a text"
     bounds = [(bound, _LIMITS[type(bound)]) for bound in _bounds(field) if type(bound) in _LIMITS]
-    limits = [f"{words} {getattr(bound, name)}" for bound, (name, words) in bounds]
+    limits = [f"{words} {getattr(bound, name):,}" for bound, (name, words) in bounds]
     return ("a whole number, " if kind is int else "a number, ") + " and ".join(limits)
 
 

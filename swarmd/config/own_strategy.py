@@ -61,6 +61,6 @@ def _its_mistakes(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ConfigError(
-            f"sharing.take: {name} is not a strategy: {type(error).__name__}: {error}. It defines"
-            " `weights(candidates, lead)`. See docs/experiments.md."
+            f"sharing.take: {name} cannot be used: {type(error).__name__}: {error}. Correct the file, which"
+            " has to define `weights(candidates, lead)` (docs/experiments.md)."
         ) from error

@@ -135,9 +135,9 @@ class Schema(Generic[Tree]):
             raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
         except (OSError, ValueError) as error:
             # A ValueError means that the path contains a NUL.
-            reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"{printable(str(path))}: cannot be read: {reason}. Name a file that you can read with"
+                f"{printable(str(path))}: cannot be read: {getattr(error, 'strerror', None) or error}."
+                " Name a file that you can read with"
                 " --config."
             ) from None
 

@@ -94,7 +94,8 @@ def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     path, document = folder / CHOICES_FILE, dict[str, Any]()
     try:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        # The second: `StateFolder.open` refuses the folder.
         pass
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(

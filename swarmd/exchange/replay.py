@@ -190,7 +190,9 @@ def replay(path: Path) -> Iterator[tuple[int, float, Event, Sequence[Output], bo
                 raise RuntimeError(f"{path}, line {number}: {words(event)}") from error
             yield number, at + begun["epoch"], event, outputs, written.digest(outputs) == digest
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise SwarmdError(f"{path}, line {number}: damaged, cut off or not a recording: {error}") from None
+        raise SwarmdError(
+            f"{path}, line {number}: damaged, cut off or not a recording: {error}. Name another recording."
+        ) from None
 
 
 def _build(begun: Mapping[str, Any]) -> Exchange:

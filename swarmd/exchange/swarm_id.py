@@ -47,8 +47,8 @@ def require_same_swarm(invitation: Invitation, curriculum: Curriculum) -> None:
     versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
     if invitation.curriculum == here and here in BUILT_IN:
         raise ConfigError(
-            f"the invitation is from another version: its {here} is not that of {versions}, which is here."
-            " Update both to the same."
+            f"the invitation is from another version: its questions of {here} differ from those of"
+            f" {versions}, which this machine has. Update both nodes to the same version."
         )
     if invitation.curriculum == here:
         raise ConfigError(

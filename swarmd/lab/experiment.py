@@ -63,6 +63,27 @@ _UNHEEDED_KEYS = {"round.rounds", "round.pace"} | {
 # Sections that an experiment may set for a node.
 SECTIONS = frozenset(NodeConfig.model_fields) - _UNHEEDED
 
+_NAME, _SETTING_NAME = r"^[a-z0-9][a-z0-9-]{0,63}$", r"^\P{C}{1,64}$"
+# Messages for mistakes, by pydantic's name of the mistake, or by the pattern that a text does not match.
+_WORDS = {
+    "extra_forbidden": "unknown key",
+    "missing": "it is missing",
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text",
+    "list_type": "expected a list",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a section",
+    "model_type": "expected a section",
+    "too_short": "expected at least one value",
+    "literal_error": "expected {expected}",
+    "greater_than_equal": "expected at least {ge:,}",
+    "less_than_equal": "expected at most {le:,}",
+    _NAME: "expected at most 64 lower-case letters, digits and hyphens, the first no hyphen",
+    _SETTING_NAME: "expected a text of 1 to 64 printable characters",
+}
+
 
 class BadExperiment(SwarmdError):
     """The experiment file cannot be used."""
@@ -89,7 +110,7 @@ _Sets = Literal["offered", "whole"]
 class _Head(_Strict):
     """Description of an experiment, in its file and in its results."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    name: Annotated[str, Field(pattern=_NAME)]
     question: str = ""
     expects: str = ""  # expectation, written before the experiment was run
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
@@ -130,7 +151,7 @@ class _Group(_Strict):
 class _Surroundings(_Strict):
     """Name and environment of a setting's nodes."""
 
-    name: Annotated[str, Field(pattern=r"^\P{C}{1,64}$")]
+    name: Annotated[str, Field(pattern=_SETTING_NAME)]
     baseline: bool = False
     against: str = ""  # name of the setting it is compared with; "": the experiment's baseline
     churn: Churn | None = None  # None: all nodes are always present
@@ -189,8 +210,8 @@ class Experiment(_Head):
         names = {node.model.name for s in self.settings for node in s.nodes}
         if len(names) > 1:
             raise BadExperiment(
-                f"{self.name}: its nodes have several models ({', '.join(sorted(names))}): set them in your"
-                " experiment file, and leave --model out"
+                f"{self.name}: its nodes have several models ({', '.join(sorted(names))}). Leave --model"
+                " out, and set model.name in a copy of the experiment file."
             )
 
         def of(node: NodeConfig) -> NodeConfig:
@@ -233,7 +254,7 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
         raise BadExperiment(_mistakes(source, "", error, _File)) from None
     tables = list(_swept(parsed))
     if not tables:
-        raise BadExperiment(f"{source}: it has no [[setting]] and no [sweep]")
+        raise BadExperiment(f"{source}: it has no [[setting]] and no [sweep]. Add one of them.")
     settings = [_setting(parsed, number, table, source) for number, table in enumerate(tables, 1)]
     _check_names(settings, source)
     return Experiment(settings=tuple(settings), **{key: getattr(parsed, key) for key in _Head.model_fields})
@@ -266,7 +287,9 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
         where = f"setting {number} ({parsed.name})" + (f", group {place}" if "group" in table else "")
         count = group.nodes or (file.nodes if len(parsed.group) == 1 else 0)
         if not count:
-            raise BadExperiment(f"{source}: {where}: `nodes` is missing")
+            raise BadExperiment(
+                f"{source}: {where}: `nodes` is missing. Add it: several groups need their numbers of nodes."
+            )
         sections = [file.base, parsed.model_extra or {}, group.model_extra or {}]
         nodes += [_config(sections, source, where)] * count
     return Setting(
@@ -295,11 +318,12 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
             if section not in SECTIONS:
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(
-                    f"{here}: {key_name(section)} is not a section of an experiment's node{meant}"
+                    f"{here}: {key_name(section)} is not a section of an experiment's"
+                    f" node{meant or '. Leave it out.'}"
                 )
             for key, value in values.items():
                 if (name := f"{section}.{key}") in _UNHEEDED_KEYS:
-                    raise BadExperiment(f"{here}: {name} has no effect in an experiment: leave it out")
+                    raise BadExperiment(f"{here}: {name} has no effect in an experiment. Leave it out.")
                 given.append(Given(name, value, here))
     given = [one for one in (*given, Given("profile", profile, here)) if NODE.accepts(one, mistakes)]
     if mistakes:
@@ -311,30 +335,26 @@ def _check_names(settings: Sequence[Setting], source: str) -> None:
     slugs = [setting.slug for setting in settings]
     if twice := sorted({s.name for s in settings if slugs.count(s.slug) > 1}):
         raise BadExperiment(
-            f"{source}: settings have the same name, or differ only in punctuation: {', '.join(twice)}"
+            f"{source}: settings have the same name, or differ only in case or punctuation:"
+            f" {', '.join(twice)}. Rename all but one."
         )
     names = [setting.name for setting in settings]
     if unknown := [s for s in settings if s.against and (s.against not in names or s.against == s.name)]:
         raise BadExperiment(
             f"{source}: setting {unknown[0].name}: `against` does not name another"
-            f" setting{nearest(unknown[0].against, names)}"
+            f" setting{nearest(unknown[0].against, names) or '.'} Name one of {', '.join(names)}."
         )
     if sum(setting.baseline for setting in settings) > 1:
-        raise BadExperiment(f"{source}: more than one setting has baseline = true")
+        raise BadExperiment(f"{source}: more than one setting has baseline = true. Leave one of them.")
 
 
 def _mistakes(source: str, where: str, error: ValidationError, tree: type[BaseModel]) -> str:
-    known = list(tree.model_fields)
-    for name, field in tree.model_fields.items():
-        known += [f"{name}.{key}" for key in getattr(kind_of(field), "model_fields", ())]
-    lines = []
+    parts = {name: getattr(kind_of(field), "model_fields", ()) for name, field in tree.model_fields.items()}
+    known, lines = [*parts, *(f"{name}.{key}" for name, keys in parts.items() for key in keys)], list[str]()
     for mistake in error.errors():
-        place = ".".join(map(str, mistake["loc"]))
-        if mistake["type"] == "extra_forbidden":
-            said = f"unknown key{nearest(place, known)}"
-        else:
-            said = mistake["msg"] + (
-                "" if isinstance(mistake["input"], dict) else f", found {shown(mistake['input'])}"
-            )
+        place, kind, context = ".".join(map(str, mistake["loc"])), mistake["type"], mistake.get("ctx", {})
+        said = _WORDS.get(context.get("pattern", kind), "{said}").format(said=mistake["msg"], **context)
+        found = "" if kind == "missing" else f", found {shown(mistake['input'])}"
+        said += nearest(place, known) if kind == "extra_forbidden" else found
         lines.append(f"{source}: {where + ': ' if where else ''}{key_name(place)}: {said}")
     return "\n".join(lines)

@@ -76,7 +76,7 @@ class JudgedSwarm(PlayedSwarm):
             if not isinstance(graded, Trouble):
                 return
             outcome = graded
-        raise LabFailed(f"{outcome.cause}; {outcome.remedy}")
+        raise LabFailed(f"{outcome.cause}. Read judge.log in the results folder, then use --resume.")
 
 
 @contextmanager
@@ -87,7 +87,9 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
     """
     nodes = [node for setting in results.experiment.settings for node in setting.nodes]
     if len({curriculum_of(node).digest for node in nodes}) != 1:
-        raise BadExperiment("one judge asks one curriculum, and the settings have several; leave --judge out")
+        raise BadExperiment(
+            "one judge asks one curriculum, and the settings have several. Leave --judge out."
+        )
     wanted = nodes[0].swarm.curriculum
     with local_judge(results.folder, curriculum_of(nodes[0]).name if wanted == "auto" else wanted) as url:
         yield (sys.executable, "-P", "-m", "swarmd.lab.judged", url)

@@ -25,7 +25,9 @@ def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
             try:
                 url = str(json.loads(process.stdout.readline())["url"])
             except (ValueError, KeyError, TypeError):
-                raise LabFailed(f"the judge did not start; see {folder / 'judge.log'}") from None
+                raise LabFailed(
+                    f"the judge did not start. Read {folder / 'judge.log'} for its reason."
+                ) from None
             yield url
     finally:
         end(process)

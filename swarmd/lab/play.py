@@ -81,8 +81,8 @@ class PlayedSwarm:
             )
         if setting.hostile != Hostile() and isinstance(self.curriculum, OwnCurriculum):
             raise BadExperiment(
-                f"setting {setting.name}: hostile peers know no right answers to own tasks; leave"
-                " `hostile` out"
+                f"setting {setting.name}: hostile peers know no right answers to own tasks. Leave"
+                " `hostile` out."
             )
         self._now = EPOCH_S
         self._order = random.Random(f"{seed} order")

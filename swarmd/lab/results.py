@@ -102,7 +102,9 @@ class Results:
                     f"{folder} is not empty, and holds no results. Give another folder with --out."
                 )
         except OSError as error:
-            raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
+            raise BadResults(
+                f"{folder}: cannot be written: {error.strerror or error}. Give another folder with --out."
+            ) from error
         made = cls(folder, experiment, versions(experiment, engine))
         made._write()
         return made
@@ -119,7 +121,7 @@ class Results:
             if document["schema"] != SCHEMA:
                 raise BadResults(
                     f"{path} is of schema {shown(document['schema'])}; this swarmd reads {SCHEMA}. Run the"
-                    " experiment again."
+                    " experiment again into another folder."
                 )
             versions = msgspec.convert(document["versions"], dict[str, str])
             return cls(folder, Experiment.model_validate_json(json.dumps(document["experiment"])), versions)
@@ -128,7 +130,9 @@ class Results:
                 f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them."
             ) from None
         except OSError as error:
-            raise BadResults(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise BadResults(
+                f"{path}: cannot be read: {error.strerror or error}. Correct its permissions."
+            ) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             told = printable(f"{type(error).__name__}: {error}")[:300]
             raise BadResults(
@@ -171,7 +175,10 @@ class Results:
         try:
             durable.replace(self.folder / FILE, json.dumps(document, indent=1).encode())
         except OSError as error:
-            raise BadResults(f"{self.folder}: cannot be written: {error.strerror or error}") from error
+            raise BadResults(
+                f"{self.folder}: cannot be written: {error.strerror or error}. Free some space, or give"
+                " another folder with --out."
+            ) from error
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -288,7 +295,9 @@ def export(results: Results, to: Path) -> int:
                 (to / name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise BadResults(f"{to}: cannot be written: {error.strerror or error}") from error
+        raise BadResults(
+            f"{to}: cannot be written: {error.strerror or error}. Give another folder."
+        ) from error
     return rows
 
 

@@ -75,7 +75,13 @@ class RunsProgress:
         if self.failures:
             said = [f"{run.setting}, seed {run.seed}: {why}" for run, why in sorted(self.failures.items())]
             raise RunsFailed(
-                "\n".join([f"{len(said)} of {self.total} runs failed; finished runs stay:", *said])
+                "\n".join(
+                    [
+                        f"{len(said)} of {self.total} runs failed. Finished runs stay; remove the causes,"
+                        " then use --resume:",
+                        *said,
+                    ]
+                )
             )
 
     @property

@@ -281,7 +281,9 @@ def export(
             "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
         )
     if out.exists() and (gguf or not (out.is_dir() and not any(out.iterdir()))):
-        raise ConfigError(f"{out} exists already{', and not an empty folder' * (not gguf)}. Choose another.")
+        raise ConfigError(
+            f"{out} exists already{', and is not an empty folder' * (not gguf)}. Choose another path."
+        )
     with loading():
         place = hub.locate(identity.source, identity.revision)
         if adapter_only:
@@ -368,7 +370,8 @@ def put_trained(network: nn.Module, weights: bytes, source: str) -> None:
         policy_files.put_weights({n: p for n, p in network.named_parameters() if p.requires_grad}, weights)
     except ValueError as error:
         raise policy_files.CheckpointUnfit(
-            f"the checkpoint does not fit {source}: {hub.first_line(error)}. Let the node save another."
+            f"the checkpoint does not fit the base model {source}: {hub.first_line(error)}. Restore the model"
+            " that the node was started with."
         ) from error
 
 

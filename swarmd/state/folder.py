@@ -82,7 +82,7 @@ class StateFolder(contextlib.ExitStack):
             lock = _open_lock(path)
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir."
+                f"{str(path)!r}: the name of a state folder has to be UTF-8. Choose another with --state-dir."
             ) from None
         except OSError as error:
             raise _unusable(path, error) from None

@@ -108,8 +108,8 @@ class Curriculum:
         subjects = {subject_of(specialty): None for specialty in self.specialties}
         if unknown := sorted(set(wanted) - {*subjects, *self.specialties}):
             raise ConfigError(
-                f"tasks.specialties: {', '.join(unknown)} is not in {self.name}, which has"
-                f" {', '.join(subjects)}"
+                f"tasks.specialties: {', '.join(unknown)} is not in {self.name}. Choose from"
+                f" {', '.join(subjects)}."
             )
         return tuple(s for s in self.specialties if not wanted or {s, subject_of(s)} & set(wanted))
 

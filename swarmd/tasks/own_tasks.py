@@ -93,7 +93,7 @@ def find_curriculum(text: str, reward: str = "") -> Curriculum:
         ) from None
     if name == "auto":
         raise ConfigError(
-            f"auto stands for the curriculum of a node's model; name one: {EXPECTED.removeprefix('auto, ')}"
+            f"auto stands for the curriculum of a node's model. Name one: {EXPECTED.removeprefix('auto, ')}."
         )
     return _rewarded(name, reward) if reward else CURRICULA.get(name) or _own(name)
 
@@ -104,24 +104,29 @@ def _rewarded(name: str, file: str) -> Curriculum:
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(
-            f"tasks.reward: {file}: {error.strerror or error}. Name a file that is there, or leave it out."
+            f"tasks.reward: {file}: {error.strerror or error}. Correct the path, or leave tasks.reward out."
         ) from None
     found = replace(find_curriculum(name), own_reward=OwnReward(file, digest))
-    describe(found.command, f"tasks.reward cannot be used: {file}")
+    describe(found.command, f"tasks.reward cannot be used: {file}", "leave tasks.reward out")
     return found
 
 
 @lru_cache
 def _own(source: str) -> OwnCurriculum:
     file = str(fetched(source)) if source.startswith("hf:") else source
-    described = describe((PLUGIN_PROCESS, file, ""), f"own tasks cannot be used: {source}")
+    described = describe(
+        (PLUGIN_PROCESS, file, ""), f"own tasks cannot be used: {source}", "name other tasks"
+    )
     assert described is not None
     configs: Mapping[str, Mapping[str, Any]] = {specialty: {} for specialty in described.specialties}
     found = OwnCurriculum(described.name, configs, source=file, plugin=described)
     for note in described.notes:
         log.warning("%s: %s", source, printable(note))
     if found.name in (*CURRICULA, "auto"):
-        raise ConfigError(f"{source}: its name is {found.name!r}, which is swarmd's own; give it another")
+        raise ConfigError(
+            f"{source}: its name is {found.name!r}, as of tasks of swarmd. Rename the file, or set"
+            " another name in it."
+        )
     return found
 
 

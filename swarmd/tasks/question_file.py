@@ -25,7 +25,7 @@ SPECIALTY = "questions"  # the specialty of lines that name none
 # Maximum number of mistakes that an error message lists.
 _MAX_MISTAKES = 5
 
-_Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
+_NAME = re.compile("[a-z0-9][a-z0-9_-]{0,63}")
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
 
 
@@ -37,7 +37,7 @@ class _Line(msgspec.Struct):
     prompt: _Text = ""  # another name for `question`
     answer: str | int | float | None = None
     final_answer: str | int | float | None = None  # another name for `answer`
-    specialty: _Name = SPECIALTY
+    specialty: str = SPECIALTY
 
 
 class QuestionFile:
@@ -118,6 +118,11 @@ def _parsed(content: bytes) -> tuple[Mapping[tuple[str, str], str], str]:
             if not 0 < len(answer) <= MAX_OWN_ANSWER_CHARACTERS:
                 raise msgspec.ValidationError(
                     f"the answer has {len(answer):,} characters (limit: 1 to {MAX_OWN_ANSWER_CHARACTERS:,})"
+                )
+            if not _NAME.fullmatch(line.specialty):
+                raise msgspec.ValidationError(
+                    f"specialty {line.specialty[:64]!r}: expected at most 64 lower-case letters, digits,"
+                    " hyphens and underscores"
                 )
             key = line.specialty, question
             if good.setdefault(key, answer) != answer:

@@ -57,8 +57,8 @@ def main() -> None:
         curriculum = curriculum_of(config)
         if start.curriculum not in ("", curriculum.scoring):
             raise ConfigError(
-                f"the tasks {curriculum.name} have changed since this node started, or its own reward. Join"
-                " again; all nodes need the same tasks."
+                f"the file of the tasks {curriculum.name}, or of tasks.reward, has changed since this node"
+                " started. Join again; all nodes of the swarm need the same tasks."
             )
         with Verifier(curriculum) as verifier:
             daemon.tell(

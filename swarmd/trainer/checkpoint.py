@@ -168,7 +168,7 @@ class Checkpoints:
             raise CannotRecord(
                 f"the state folder {self.folder.parent} would have {wanted / 1e9:.3g} GB, over limits.state,"
                 f" {self._most / 1e9:g} GB: two checkpoints have to fit. Raise limits.state and join again,"
-                " or move old logs and metrics.jsonl away"
+                " or move old logs and metrics.jsonl away."
             )
 
     def _prune(self, keep: Path) -> None:

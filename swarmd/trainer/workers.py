@@ -66,14 +66,14 @@ def check_workers(config: NodeConfig) -> None:
     if device == "cuda" and workers.trainers > count_devices():
         raise ConfigError(
             f"workers.trainers is {workers.trainers}, and each needs a separate CUDA device: there are"
-            f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
+            f" {count_devices()}. Lower workers.trainers, or name more devices in CUDA_VISIBLE_DEVICES."
         )
     processes, available = workers.processes, max(1, int(cores(logical=True)))
     if device == "cpu" and processes > PROCESSES_PER_CORE * available:
         raise ConfigError(
             f"workers: {workers.generators} generators and {workers.trainers} trainers are"
-            f" {processes} processes on {available} cores. Set the two to {available} together, or to"
-            f" {PROCESSES_PER_CORE * available} at most."
+            f" {processes} processes on {available} cores (limit {PROCESSES_PER_CORE * available})."
+            " Lower workers.generators or workers.trainers; a process for each core is best."
         )
 
 

@@ -80,7 +80,7 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
     [
         ("prot = 1", ":1: prot: unknown key; did you mean port?"),
         ("zebra = 1", ":1: zebra: unknown key"),
-        ("\nport = 70000", ":2: port: expected a whole number, at least 0 and at most 65535, found 70000"),
+        ("\nport = 70000", ":2: port: expected a whole number, at least 0 and at most 65,535, found 70000"),
         ("port = true", "port: expected a whole number"),
         ("deadline = nan", "deadline: expected a number, at least 1"),
         (
@@ -93,7 +93,7 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
         ('host = ""', "host: expected a text, not empty, found ''"),
         ('key = ""', "key: expected a text, found '': it is empty; leave it out for the default"),
         ('verified_folder = ""', "verified_folder: expected a text, found '': it is empty"),
-        ('verified_model = [""]', "verified_model[0]: expected a list of tiny"),
+        ('verified_model = [""]', "verified_model[0]: expected tiny"),
         ('database = "a\\u0000"', r"database: expected no NUL character, found 'a\x00'"),
         ('verified_model = ["tiny", "\\u0000"]', "verified_model: expected no NUL character, found ['tiny'"),
         ('log_json = "on"', "log_json: expected true or false, found 'on'"),

@@ -343,7 +343,9 @@ NOT_FROM_NEAR = Cause(
     "let this machine's firewall pass incoming TCP connections to port {port}",
 )
 NOBODY_DIALS = Cause(
-    "no member could test it", "no member is connected", "run it again when members are connected"
+    "no member could test it",
+    "no member is connected",
+    "repeat `swarmd doctor network` with members connected",
 )
 NO_RELAY = Cause(
     "no relay has accepted this node yet, which may take a minute after the start",

@@ -106,7 +106,7 @@ def out_of_budget(budget: int | None, moved: int, now: float) -> PauseCause | No
         return None
     end = month_end(now)
     day = datetime.fromtimestamp(end).strftime("%d %B").lstrip("0")
-    cause = f"this month's {budget / 1e9:g} GB are used up: it trains alone"
+    cause = f"this month's {budget / 1e9:g} GB are used up: the node trains alone"
     return PauseCause("month", cause, end, f"on {day}", "raise limits.month, and join again")
 
 

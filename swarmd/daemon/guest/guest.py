@@ -50,7 +50,7 @@ SHARE_EVERY_S: Final = 0.25
 SAVE_AFTER: Final = 1 / 2000
 REMEDY: Final = "swarmd resume"
 _METERED: Final = PauseCause(
-    "metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE
+    "metered", "the network is metered: the node trains alone", None, "when it is not metered", OVERRIDE
 )
 
 
@@ -218,7 +218,8 @@ class Guest:
             and self._clock() < until < self._clock() + 366 * 86_400
         ):
             raise SwarmdError(
-                "a pause has to end within a year from now. Give such a time, or none: `swarmd resume`."
+                "a pause has to end within a year from now. Give a shorter time, or none to pause until"
+                " `swarmd resume`."
             )
         warning = self._asked.begin(until)
         self._decide()

@@ -144,8 +144,8 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     if name not in offered:
         raise NoEngine(
             f"generate.engine is {name!r}, and no such engine is installed. There are:"
-            f" {', '.join((OWN, *sorted(offered)))}. Choose one of them, or install the package"
-            ' that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
+            f" {', '.join((OWN, *sorted(offered)))}. Choose one of them, or install its"
+            ' package (for "vllm": swarmd-engine-vllm) into the environment of swarmd.'
         )
     point = offered[name]
     try:

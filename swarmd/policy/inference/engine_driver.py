@@ -124,8 +124,7 @@ class EngineDriver:
             dtype = dtype_name(self._loaded.dtype)
             remedy = "Set model.dtype to 'float32', or choose" if dtype != "float32" else "Choose"
             raise NoModel(
-                f"the probabilities of {self._loaded.source} are no numbers in {dtype}. {remedy} another"
-                " model."
+                f"all probabilities of {self._loaded.source} are NaN in {dtype}. {remedy} another model."
             )
         return answers
 

@@ -44,8 +44,8 @@ def open_engine(
         return OwnEngine(loaded.network, plan.cache_tokens, rest, between, packed=plan.packed)
     if loaded.plan.dtype == NF4:
         raise NoEngine(
-            f"{generate.engine} would answer with other weights than the base in 4 bits that is trained. Set"
-            " generate.engine to \"own\", or model.dtype to 'bfloat16'."
+            f"generate.engine = {generate.engine!r} cannot answer with weights in 4 bits (model.dtype ="
+            " 'nf4'). Set generate.engine to \"own\", or model.dtype to 'bfloat16'."
         )
     # The folder with links to the model's permitted files exists as long as this process.
     stack = ExitStack()

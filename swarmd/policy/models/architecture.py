@@ -155,7 +155,9 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
     def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
         # Every thread that builds modules calls this.
         if next(made) > most:
-            raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.")
+            raise NoModel(
+                f"{source} has over {most:,} modules, more than any usual model. Choose another model."
+            )
 
     try:
         with torch.device("meta"), register_module_module_registration_hook(count):
@@ -211,8 +213,8 @@ def is_tried(network: nn.Module, source: str) -> bool:
         fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED | {cache_argument(model)}
     if not fitting:
         raise NoModel(
-            f"{source} ({kind}) keeps its states in a way that answers to one prompt cannot share, so it"
-            " cannot be trained here. Choose another model; `swarmd models` names some."
+            f"{source} ({kind}) keeps its states in a form that several answers to one prompt cannot"
+            " share, so it cannot be trained here. Choose another model; `swarmd models` names some."
         )
     return kind in PADDED
 
@@ -287,6 +289,6 @@ def _widths(layer: Any) -> tuple[int, int, int]:
 
 def _remote_code(source: str) -> NoModel:
     return NoModel(
-        f"{source} needs Python code from its own repository, which is never run. Choose one that"
-        " transformers knows itself."
+        f"{source} needs Python code from its own repository, which is never run. Choose a"
+        " model that transformers supports without such code."
     )

@@ -136,7 +136,8 @@ def choose_dtype(
     """
     if wanted == "float16" and not adapter:
         raise NoModel(
-            "model.dtype 'float16' is for a model under an adapter. Set model.lora to 'on', or another dtype."
+            "model.dtype 'float16' works only if an adapter is trained. Set model.lora to 'on', or"
+            " model.dtype to 'auto'."
         )
     narrow = device.type == "cuda" and kind not in PAST_FLOAT16
     if wanted == "nf4" and narrow and not probe(device):

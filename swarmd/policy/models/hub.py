@@ -57,7 +57,7 @@ def find_local(name: str) -> Place | None:
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
             raise NoModel(
-                f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install"
+                f"the embedded model is missing from {TINY[name]}: this installation is incomplete. Install"
                 " swarmd again."
             )
         return Place(name, TINY[name])

@@ -141,7 +141,8 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
         # transformers would continue with random weights for them.
         some = ", ".join(sorted(report["missing_keys"])[:3])
         raise NoModel(
-            f"the weights of {source} are not all there ({some} …). {again(folder)}, or choose another model."
+            f"the weights of {source} are incomplete: {some} are missing. {again(folder)}, or choose another"
+            " model."
         )
     return network
 

@@ -156,7 +156,7 @@ def adapted_linear() -> type:
 def require_nf4(device: torch.device, *, adapter: bool) -> None:
     """Raise NoModel if a base cannot be stored in 4 bits here. Imports nothing."""
     if not adapter:
-        raise NoModel("model.dtype 'nf4' is for a model under an adapter. Set model.lora to 'on'.")
+        raise NoModel("model.dtype 'nf4' works only if an adapter is trained. Set model.lora to 'on'.")
     require_bitsandbytes("model.dtype = 'nf4'", device, "set model.dtype to 'auto'")
 
 

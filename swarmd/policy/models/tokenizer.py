@@ -89,8 +89,8 @@ def _drop_beyond(tokenizer: Any, rows: int, source: str) -> None:
     for number, token in sorted((number, token) for token, number in beyond.items()):
         if token in needed or token == tokenizer.eos_token:
             raise NoModel(
-                f"the tokenizer of {source} has the number {number} for {shown(token)}, and its network has"
-                f" rows for {rows} tokens: they do not belong together. Take both from the same model."
+                f"the tokenizer of {source} has number {number:,} for {shown(token)}, and its network has"
+                f" only {rows:,} tokens: they do not belong together. Take both from the same model."
             )
     document = json.loads(backend.to_str())  # type: ignore[union-attr]  # else all tokens were needed
     document["added_tokens"] = [token for token in document["added_tokens"] if token["id"] < rows]

@@ -271,8 +271,8 @@ class Learner:
         if all(len(group) == 1 for group in groups):
             raise NoModel(
                 f"not enough memory on {self._device} to train on one completion of"
-                f" {max(len(g[0]) for g in groups)} tokens, question included. Lower generate.max_new_tokens,"
-                " close other programs, or choose a smaller model."
+                f" {max(len(g[0]) for g in groups):,} tokens, question included. Lower"
+                " generate.max_new_tokens, close other programs, or choose a smaller model."
             )
         # Halve the largest micro-batch that can be split. A single long row would keep the budget too high.
         self._budget = (
@@ -424,8 +424,8 @@ class Learner:
         if self.skipped >= MAX_SKIPS_IN_A_ROW:
             raise Diverged(
                 f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient"
-                f" norm {norm}); nothing was changed by those steps. Lower train.learning_rate, or go back to"
-                " an older checkpoint"
+                f" norm {norm}); nothing was changed by those steps. Lower train.learning_rate, or move the"
+                " newest folder of checkpoints/ away"
                 + ", or set model.dtype to 'float32'" * (self._head.weight.dtype != torch.float32)
                 + "."
             )

@@ -85,7 +85,7 @@ def described(document: bytes) -> ModelIdentity:
         return _decoded(document).base
     except msgspec.MsgspecError as error:
         raise CheckpointUnfit(
-            f"the checkpoint's policy.json cannot be read ({error}). Use the version that wrote it."
+            f"the checkpoint's policy.json cannot be read ({error}). Use the version of swarmd that wrote it."
         ) from error
 
 
@@ -93,8 +93,8 @@ def _decoded(document: bytes) -> _Document:
     found = msgspec.json.decode(document, type=_Document)
     if found.schema != SCHEMA:
         raise CheckpointUnfit(
-            f"the checkpoint has schema {found.schema}, this version reads {SCHEMA}. Use the version that"
-            " wrote it."
+            f"the checkpoint has schema {found.schema}, this version reads {SCHEMA}. Use the version of"
+            " swarmd that wrote it."
         )
     return found
 
@@ -140,8 +140,13 @@ def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: tor
 def _check(then: ModelIdentity, now: ModelIdentity) -> None:
     if then.lora_rank != now.lora_rank:
         raise CheckpointUnfit(
-            f"the checkpoint holds {_kind(then)} and the configuration asks for {_kind(now)}. "
-            "Set model.lora and model.lora_rank as they were."
+            f"the checkpoint holds {_kind(then)} and the configuration asks for {_kind(now)}. Set"
+            + (
+                f" model.lora = 'on' and model.lora_rank = {then.lora_rank}"
+                if then.lora_rank
+                else " model.lora = 'off'"
+            )
+            + ", or give another folder with --state-dir."
         )
     # If all weights were trained, the checkpoint has them all, so an equal source is enough. An adapter is
     # useful only on exactly the weights that it was trained on.

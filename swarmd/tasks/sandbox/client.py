@@ -234,13 +234,14 @@ class Verifier:
 
 
 def describe(
-    command: Sequence[str], trouble: str, seconds: float = START_TIMEOUT_S
+    command: Sequence[str], trouble: str, otherwise: str, seconds: float = START_TIMEOUT_S
 ) -> PluginDescription | None:
     """Start a scoring process, end it, and return its description of its task plug-in, if it has one.
 
     Args:
         command: the module and its arguments (`Curriculum.command`).
         trouble: the beginning of the error message.
+        otherwise: its end, a remedy besides a correction of the file.
         seconds: timeout for the start.
 
     Raises:
@@ -251,7 +252,7 @@ def describe(
             return child.ready().plugin
     except _Failed as failure:
         raise ConfigError(
-            f"{trouble}: {failure}. Fix that, or name other tasks (docs/own-tasks.md)."
+            f"{trouble}: {str(failure).rstrip('.')}. Fix that, or {otherwise} (docs/own-tasks.md)."
         ) from None
 
 

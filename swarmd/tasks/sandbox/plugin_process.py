@@ -57,8 +57,8 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
             raise PluginRefused(f"no question for {specialty}, seed 1: {first.fault}")
         if again.question != first.question:
             raise PluginRefused(
-                f"{specialty}, seed 1, gives another question each time; other nodes could not check answers"
-                " to it. Draw everything from random.Random(seed)."
+                f"{specialty}, seed 1, gives another question each time, so other nodes could not check"
+                " answers to it: draw everything from random.Random(seed)"
             )
         _, fault = marker.mark("", ScoreItem(specialty, 1, SAMPLES))
         if fault.startswith("score gave") or "refused in the verifier" in fault:

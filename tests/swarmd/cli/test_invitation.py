@@ -217,9 +217,25 @@ def test_an_invitation_never_means_a_folder_of_this_machine(
 
 
 @pytest.mark.parametrize(
+    "text, remedy",
+    [
+        (write_invitation(WHOLE)[:-2], "Copy the whole line again"),
+        (write_invitation(WHOLE).rpartition(",")[0], "Copy the whole line again"),
+        (checked("swarm:main,modle=red,check="), "Ask for a new one, and update swarmd if it is old"),
+        (checked("swarm:main,model=a,model=b,check="), "Ask for a new one, and update swarmd if it is old"),
+    ],
+)
+def test_a_whole_invitation_is_not_to_be_copied_again(text: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        read_invitation(text)
+    assert str(found.value).endswith(f" {remedy}.") and "?." not in str(found.value)
+    assert str(found.value).count("opy") == ("Copy" in remedy)
+
+
+@pytest.mark.parametrize(
     "invitation, flags, said",
     [
-        (replace(WHOLE, digest=16 * "0"), [], "is from another version: its sapo-9 is not that of swarmd"),
+        (replace(WHOLE, digest=16 * "0"), [], "its questions of sapo-9 differ from those of swarmd"),
         (replace(WHOLE, curriculum="riddles", digest=16 * "0"), [], "is for the tasks riddles, which swarmd"),
         (WHOLE, ["--curriculum", "tiny-9"], "is for sapo-9, and --curriculum says tiny-9"),
     ],

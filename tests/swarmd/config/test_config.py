@@ -158,7 +158,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         f"{path}:4: round.rounds_: unknown key; did you mean round.rounds?",
         f"{path}:5: modle: unknown key; did you mean model?",
         "SWARMD_EXTERNAL: round.external: expected a whole number, at least 0 and at most 1024, found 'many'",
-        "SWARMD_PACE: round.pace: expected a number, at least 0 and at most 86400, found '1e'",
+        "SWARMD_PACE: round.pace: expected a number, at least 0 and at most 86,400, found '1e'",
         "--local: round.local: expected a whole number, at least 0 and at most 1024, found -1",
         '--device: model.device: expected one of "auto", "cuda", "mps", "cpu", found \'gpu\'',
     ]
@@ -174,7 +174,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
             "round.local: expected a whole number, at least 0 and at most 1024, found true",
         ),
         ("[round]\nlocal = 4.0", "found 4.0"),
-        ("[round]\npace = nan", "round.pace: expected a number, at least 0 and at most 86400, found nan"),
+        ("[round]\npace = nan", "round.pace: expected a number, at least 0 and at most 86,400, found nan"),
         ("[train]\nmax_grad_norm = inf", "train.max_grad_norm: expected a number, more than 0, found inf"),
         ("[generate]\ntemperature = 1e-40", "generate.temperature: expected a number, at least 1e-06"),
         ("[round]\nrounds = 1979-05-27", "found 1979-05-27"),

@@ -105,6 +105,13 @@ def test_damaged_choices_are_no_reason_to_join_another_swarm(run: Run, content: 
     assert (tmp_path / "choices.json").read_text() == content
 
 
+def test_a_file_given_as_the_state_folder_is_told_as_such(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    said = run("join", "--state-dir", tmp_path / "notes.txt")
+    assert said.code == 2 and "notes.txt: cannot be used as the state folder" in said.err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("content", [*DAMAGED, '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}'])
 def test_unusable_choices_are_not_remembered(content: str, tmp_path: Path) -> None:
     trained(tmp_path, "x")

@@ -117,8 +117,20 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ({"setting": [{"name": "4/4"}, {"name": "4 of 4"}]}, "same name"),
         ({"setting": [{"name": "a", "baseline": True}, {"name": "b", "baseline": True}]}, "more than one"),
         ({"setting": [{"name": "a", "group": [{"nodes": 1}, {}]}]}, "group 2: `nodes` is missing"),
-        ({"setting": [{"name": "b", "against": "9/0"}]}, "`against` does not name another"),
-        ({"setting": [{"name": "b", "churn": {"present": 1}}]}, "churn.away"),
+        (
+            {"setting": [{"name": "b", "against": "9/0"}]},
+            r"`against` does not name another setting.* Name one of ",
+        ),
+        ({"setting": [{"name": "b", "churn": {"present": 1}}]}, "churn.away: it is missing$"),
+        ({"setting": [{"name": "b", "churn": 1}]}, "churn: expected a section, found 1$"),
+        ({"setting": [{"round": {}}]}, "setting 1: name: expected a text of 1 to 64 printable .*, found ''$"),
+        ({"name": "My Table"}, "name: expected at most 64 lower-case letters.*, found 'My Table'$"),
+        ({"rounds": 0}, "rounds: expected at least 1, found 0$"),
+        ({"rounds": 10**9}, "rounds: expected at most 1,000,000, found 1000000000$"),
+        ({"seeds": "3"}, "seeds: expected a whole number, found '3'$"),
+        ({"sets": "all"}, "sets: expected 'offered' or 'whole', found 'all'$"),
+        ({"sweep": {"round": {"local": 3}}}, "sweep.round.local: expected a list, found 3$"),
+        ({"sweep": {"round": {"local": []}}}, r"expected at least one value, found \[\]$"),
         (
             {"setting": [{"name": "b", "hostile": {"liar": 1}}]},
             r"hostile.liar: .*did you mean hostile.liars\?",
@@ -162,7 +174,7 @@ def test_a_name_means_the_shipped_experiment_even_next_to_its_results(
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        ('sharing = { take = "none.py" }', "none.py is not a strategy"),
+        ('sharing = { take = "none.py" }', "none.py cannot be used"),
         ('model = { name = "tny" }', "called 'tny'"),
     ],
 )
@@ -203,5 +215,5 @@ def test_another_model_is_for_nodes_of_one_model() -> None:
     assert {n.model.name for s in read.with_model("./mine").settings for n in s.nodes} == {"./mine"}
     groups = [{"nodes": 1, "model": {"name": "tiny-latent"}}, {"nodes": 1}]
     mixed = parse_experiment({"name": "one", "setting": [{"name": "a", "group": groups}]}, "one.toml")
-    with pytest.raises(BadExperiment, match=r"several models \(tiny, tiny-latent\): .* leave --model out"):
+    with pytest.raises(BadExperiment, match=r"several models \(tiny, tiny-latent\): .* Leave --model out"):
         mixed.with_model("./mine")

@@ -202,7 +202,7 @@ def test_a_strategy_that_gives_no_weights_is_told(tmp_path: Path, weights: str, 
     file = tmp_path / "mine.py"
     file.write_text(f"def weights(all, lead):\n    return {weights}\n")
     one = of_one(3, 4, str(file))
-    with pytest.raises(ConfigError, match=f"mine.py is not a strategy: .*{said}"):
+    with pytest.raises(ConfigError, match=f"mine.py cannot be used: .*{said}"):
         list(lines_of(one, one.settings[0], 1))
 
 
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None,
     file = tmp_path / "mine.py"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ConfigError, match=f"sharing.take: .*mine.py is not a strategy: .*{said}"):
+    with pytest.raises(ConfigError, match=f"sharing.take: .*mine.py cannot be used: .*{said}"):
         load_take(str(file))
 
 
@@ -234,7 +234,7 @@ def test_a_mistake_in_the_kept_state_of_a_strategy_is_told(tmp_path: Path) -> No
         "def weights(all, lead):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n"
     )
     load_take(str(file))
-    with pytest.raises(ConfigError, match=r"mine.py is not a strategy: AttributeError: .*'reward'"):
+    with pytest.raises(ConfigError, match=r"mine.py cannot be used: AttributeError: .*'reward'"):
         TAKES[str(file)].keeps(Scored(Rollout(TaskRef("a", 1), (), PeerId("other")), "", (), 1))
 
 

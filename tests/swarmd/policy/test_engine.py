@@ -180,7 +180,7 @@ def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tm
     network.model.layers[0].mlp.down_proj.weight.data.fill_(6e4)
     network.save_pretrained(folder)
     assert open_policy(folder).generate(["1+1?"], 2)
-    with pytest.raises(NoModel, match=r"are no numbers in float16\. Set model\.dtype to 'float32'"):
+    with pytest.raises(NoModel, match=r"are NaN in float16\. Set model\.dtype to 'float32'"):
         open_policy(folder, dtype="float16", lora="on").generate(["1+1?"], 2)
 
 

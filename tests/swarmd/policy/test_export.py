@@ -197,7 +197,7 @@ def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_pat
     (tmp_path / "out").mkdir()
     assert export(files, [], "sapo-9", tmp_path / "out").folder.is_dir()
     before = sorted((tmp_path / "out").iterdir())
-    with pytest.raises(ConfigError, match=r"not an empty folder. Choose another\.$"):
+    with pytest.raises(ConfigError, match=r"not an empty folder\. Choose another path\.$"):
         export(files, [], "sapo-9", tmp_path / "out")
     assert sorted((tmp_path / "out").iterdir()) == before
 

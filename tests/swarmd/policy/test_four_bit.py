@@ -99,7 +99,7 @@ def test_unavailable_four_bit_weights_are_refused_before_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(tmp_path)
-    with pytest.raises(NoModel, match=r"'nf4' is for a model under an adapter\. Set model\.lora to 'on'"):
+    with pytest.raises(NoModel, match=r"'nf4' works only if an adapter is trained\. Set model\.lora to 'on'"):
         open_policy(tmp_path, dtype="nf4", lora="off")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(NoModel, match=r"bitsandbytes.*pip install 'swarmd\[bitsandbytes\]'.*model\.dtype"):

@@ -337,12 +337,12 @@ BAD: dict[str, tuple[Bad, str]] = {
         lambda path: rewritten(path, more={"blk.0.attn_q.bias": numpy.zeros(64, "f4")}),
         "attn_q.bias",
     ),
-    "longrope": (edited(llama__rope__scaling__type="longrope"), "scales positions .*longrope"),
+    "longrope": (edited(llama__rope__scaling__type="longrope"), "rope.scaling.type = .*longrope"),
     "angles": (
         lambda path: rewritten(path, more={"rope_freqs.weight": numpy.ones(8, "f4") * 3}),
         "than Llama 3",
     ),
-    "splits": (edited(tokenizer__ggml__pre="my-own"), "splits text in a way .*my-own"),
+    "splits": (edited(tokenizer__ggml__pre="my-own"), "unknown pre-tokenizer, .*my-own"),
     "layers": (edited(llama__block_count=2**31), "more than 20,000 parts"),
     "heads": (edited(llama__attention__head_count=0), "cannot be converted"),
 }
@@ -456,7 +456,9 @@ def test_a_folder_with_one_gguf_file_stands_for_it(tmp_path: Path, monkeypatch: 
         (tmp_path / name).write_bytes(b"GGUF")
     assert gguf_files.file_of(tmp_path) == tmp_path / "model.GGUF"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(NoModel, match=r"package that reads it is missing: pip install 'swarmd\[gguf\]'"):
+    with pytest.raises(
+        NoModel, match=r"package that reads it is missing\. Run `pip install 'swarmd\[gguf\]'`"
+    ):
         preflight.check(ModelConfig(name=str(tmp_path)))
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
     with pytest.raises(NoModel, match=r"2 GGUF files. Give the path of one: 'model.GGUF', 'other.gguf'"):

@@ -137,7 +137,9 @@ def test_a_subject_stands_for_its_levels_and_a_specialty_for_itself() -> None:
         *LADDERS["binary_matrix"],
     )
     assert LADDER_9.asked([]) == LADDER_9.specialties
-    with pytest.raises(ConfigError, match=r"bf\.9 is not in ladder-9, which has arc_1d, base_conversion, "):
+    with pytest.raises(
+        ConfigError, match=r"bf\.9 is not in ladder-9\. Choose from arc_1d, base_conversion, "
+    ):
         LADDER_9.asked(["bf.9"])
 
 

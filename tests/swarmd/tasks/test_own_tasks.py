@@ -46,7 +46,9 @@ GOOD = (
 
 
 def described(source: str, seconds: float = TIMEOUT_S) -> PluginDescription:
-    return describe((PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}", seconds)
+    return describe(
+        (PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}", "name other tasks", seconds
+    )
 
 
 def plugin(folder: Path, text: str = GOOD) -> str:
@@ -85,7 +87,7 @@ def test_the_example_asks_and_scores() -> None:
         assert reasons == [[right, right, wrong, wrong, GradeReason.NO_ANSWER], [GradeReason.NO_TASK]]
         assert (verifier.restarts, verifier.faults) == (0, [])
     with pytest.raises(
-        ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"
+        ConfigError, match=r"tasks.specialties: multiply is not in sums. Choose from add, subtract"
     ):
         open_tasks(found, verifier, ["multiply"])
 
@@ -353,7 +355,7 @@ def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str,
         ),
         (GOOD.replace("return 1", "return float('nan')"), "score gave float nan, not a number from 0 to 1"),
         (GOOD.replace("return 1", "open(__file__)"), "a, seed 1: score: .* refused in the verifier: open"),
-        (GOOD + "name = 'tiny-9'", "which is swarmd's own; give it another"),
+        (GOOD + "name = 'tiny-9'", "as of tasks of swarmd"),
         (GOOD + "generate = lambda s, n: 1 / 0", "no question for a, seed 1: generate: ZeroDivisionError"),
         (
             GOOD + "generate = lambda s, n: 'text'",
@@ -379,7 +381,7 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\? There"):
         find_curriculum("tiny9")
-    with pytest.raises(ConfigError, match="auto stands for the curriculum of a node's model; name one: "):
+    with pytest.raises(ConfigError, match=r"auto stands for the curriculum of a node's model\. Name one: "):
         find_curriculum("auto")
     with pytest.raises(ConfigError, match=r"^tasks\.reward: .*none\.py: No such file or directory\. Name a"):
         find_curriculum("tiny-9", str(tmp_path / "none.py"))

@@ -133,6 +133,10 @@ def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
             "line 2: it has no `question`",
         ),
         ([{"question": "a"}], "line 1: it has no `answer`"),
+        (
+            [{"question": "q", "answer": "1", "specialty": "My Sums"}],
+            "line 1: specialty 'My Sums': expected at most 64 lower-case letters, digits, hyphens",
+        ),
         ([{"question": "", "answer": "1"}], r"line 1: Expected `str` of length >= 1 - at `\$.question`"),
         (
             [{"question": "a", "answer": None}],

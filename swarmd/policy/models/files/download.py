@@ -136,7 +136,7 @@ def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Pro
             out.truncate(0)
             raise NoModel(
                 f"{file.filename} of {repository} does not match the hub's hash: it was damaged on its way."
-                " Start again."
+                " Run the command again."
             )
         out.flush()
         os.fsync(out.fileno())
@@ -192,12 +192,12 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
     except GatedRepoError:
         raise NoModel(
             f"{repository} is gated: accept its terms on huggingface.co, then log in with `hf auth login`,"
-            " or set HF_TOKEN, which goes first."
+            " or set HF_TOKEN, which takes precedence over the login."
         ) from None
     except RepositoryNotFoundError:
         raise NoModel(
-            f"the hub has no repository {repository}, or it is private (then: `hf auth login`, or HF_TOKEN)."
-            f" {choices}"
+            f"the hub has no repository {repository}, or it is private. {choices} For a private one, log in"
+            " with `hf auth login`, or set HF_TOKEN."
         ) from None
     except RevisionNotFoundError:
         raise NoModel(

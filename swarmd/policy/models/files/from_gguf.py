@@ -172,7 +172,9 @@ def _read(file: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     if metadata.get(f"{architecture}.pooling_type") or not metadata.get(
         f"{architecture}.attention.causal", True
     ):
-        raise NoModel(f"{file} holds a model of embeddings, which writes no text. Choose one that does.")
+        raise NoModel(
+            f"{file} holds a model of embeddings, which writes no text. Choose a model that generates text."
+        )
     return metadata, names
 
 
@@ -185,14 +187,16 @@ def _set_positions(file: str, metadata: Mapping[str, Any], names: tuple[str, ...
         if original := metadata.get(f"{scaling}original_context_length"):
             config.rope_parameters["original_max_position_embeddings"] = original
     elif kind != "none":
-        raise NoModel(f"{file} scales positions in a way that is not read ({shown(kind)}). {_REMEDY}")
+        raise NoModel(f"{file} has {scaling}type = {shown(kind)}, which swarmd does not read. {_REMEDY}")
     if _ANGLES in names:
         quotients = load_gguf_state_dict(GgufHeader.from_file(file))[_ANGLES][...]
         plain = config.rope_parameters["rope_theta"] ** -torch.linspace(0, 1, len(quotients) + 1)[:-1]
         config.rope_parameters |= {"rope_type": "llama3", "factor": float(quotients.max()), **_LLAMA3}
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if not torch.allclose(plain / scaled, quotients, rtol=1e-3):
-            raise NoModel(f"{file} scales positions in another way than Llama 3. {_REMEDY}")
+            raise NoModel(
+                f"{file} has {_ANGLES} that differ from Llama 3's, which swarmd does not read. {_REMEDY}"
+            )
 
 
 def _require_all_read(file: str, metadata: Mapping[str, Any], names: tuple[str, ...], config: Any) -> None:
@@ -216,7 +220,7 @@ def _set_splits(file: str, metadata: Mapping[str, Any], tokenizer: Any) -> None:
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     elif metadata["tokenizer.ggml.model"] == "gpt2" and splits not in (*_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
-        raise NoModel(f"{file} splits text in a way that is not known ({shown(splits)}). {_REMEDY}")
+        raise NoModel(f"{file} has an unknown pre-tokenizer, {shown(splits)}. {_REMEDY}")
 
 
 if __name__ == "__main__":

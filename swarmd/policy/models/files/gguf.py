@@ -68,8 +68,8 @@ def check(file: Path) -> None:
         raise one_part(file)
     if importlib.util.find_spec("gguf") is None:
         raise NoModel(
-            f"{file} is a GGUF file, and the package that reads it is missing: {command_for('gguf')}. Or give"
-            " the safetensors model that it was made from."
+            f"{file} is a GGUF file, and the package that reads it is missing. Run `{command_for('gguf')}`,"
+            " or give the safetensors model that it was made from."
         )
 
 
@@ -152,7 +152,7 @@ def _run(progress: Progress, file: Path, *arguments: Path | str) -> None:
         raise NoModel(json.loads(fault))
     if process.returncode:
         raise NoModel(
-            f"{file} cannot be read: it takes more memory or time than {size / 1e6:,.0f} MB should. Close"
+            f"{file} cannot be read: its {size / 1e6:,.0f} MB take more memory or time than expected. Close"
             " other programs, or give the safetensors model that it was made from."
         )
     progress.got(size - done)

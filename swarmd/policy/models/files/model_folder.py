@@ -90,7 +90,8 @@ def checked_folder(folder: Path, source: str, *, weights: bool = False) -> Itera
             Path(made.name, name).write_text(json.dumps(document), encoding="utf-8")
     except OSError as error:
         raise NoModel(
-            f"a temporary file cannot be written ({error}). Free some space, or name another disk by TMPDIR."
+            f"a temporary file cannot be written ({error}). Free some space, or set TMPDIR to a folder on"
+            " another disk."
         ) from error
     with made as private:
         yield Path(private)
@@ -121,7 +122,8 @@ def plain_file(path: Path, source: str, most: int | None = None, begins: bytes =
             head = file.read(40)
     except OSError as error:
         raise NoModel(
-            f"{of} cannot be read: {error.strerror or error}. Correct its permissions, or choose another one."
+            f"{of} cannot be read: {error.strerror or error}. Correct its permissions, or choose another"
+            " model."
         ) from None
     # In the hub's cache, files are links to the blobs of the same repository.
     roots = (root, (root.parents[1] / "blobs").resolve()) if root.parent.name == "snapshots" else (root,)
@@ -140,7 +142,7 @@ def plain_file(path: Path, source: str, most: int | None = None, begins: bytes =
     if head.startswith(b"GGUF") and not begins:
         raise gguf(of)
     if most is not None and found.st_size > most:
-        raise NoModel(f"{of} has more than {most:,} bytes: it is no model's. Choose another model.")
+        raise NoModel(f"{of} is too large: over {most:,} bytes. Choose another model.")
     header = int.from_bytes(head[:8], "little")
     if path.suffix == ".safetensors" and header > min(MAX_HEADER_BYTES, found.st_size):
         raise _not_whole(path, source, "its header is longer than the file, or than any model's")
@@ -170,8 +172,8 @@ def no_model(folder: Path, source: str, missing: str) -> NoModel:
         return gguf(source)
     if missing == "config.json":
         return NoModel(
-            f"{source} holds no config.json, so no transformers model. Give the folder that `save_pretrained`"
-            " wrote, or another repository."
+            f"{source} holds no config.json, so it is no transformers model. Give the folder that"
+            " `save_pretrained` wrote, or another repository."
         )
     if named:
         return NoModel(
