@@ -37,7 +37,6 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 _MODEL: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-_COPY: Final = "Copy the whole line again"
 _FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
 
 
@@ -98,9 +97,9 @@ def read_invitation(text: str) -> Invitation:
         raise _wrong(f"it has {len(text):,} characters (limit {MAX_CHARACTERS:,})")
     body, marker, check = text.rpartition(",check=")
     if not marker:
-        raise _wrong("its end is missing: it ends in ,check= and 8 letters", _COPY)
+        raise _wrong("its end is missing: it ends in ,check= and 8 letters", "Copy the whole line again")
     if check != _check(body):
-        raise _wrong("it does not match its check: it was changed or truncated", _COPY)
+        raise _wrong("it does not match its check: it was changed or truncated", "Copy the whole line again")
     name, *fields = body.removeprefix(SCHEME).split(",")
     said: dict[str, list[str]] = {key: [] for key in _FIELDS}
     for field in fields:
@@ -158,8 +157,10 @@ def _addresses(value: str) -> Iterator[str]:
 
 
 def _decoded(key: str, value: str) -> str:
-    # Other bytes become U+FFFD, which is quoted as three bytes and so differs from `value`.
-    decoded = unquote_to_bytes(value).decode("ascii", "replace")
+    try:
+        decoded = unquote_to_bytes(value).decode("ascii")
+    except UnicodeError:
+        decoded = ""
     if not decoded or quote(decoded, safe=_PLAIN) != value:
         raise _wrong(f"its {key} is {shown(value)}, which is not canonically percent-encoded ASCII")
     return decoded

@@ -87,9 +87,9 @@ def find_curriculum(text: str, reward: str = "") -> Curriculum:
     try:
         name = curriculum_name(text)
     except ValueError as error:
-        end = "" if str(error).endswith("?") else "."
         raise ConfigError(
-            f"no curriculum is called {text!r}: {error}{end} There are {EXPECTED.removeprefix('auto, ')}."
+            f"no curriculum is called {text!r}: {error}{'.' * (str(error)[-1] != '?')} There are"
+            f" {EXPECTED.removeprefix('auto, ')}."
         ) from None
     if name == "auto":
         raise ConfigError(

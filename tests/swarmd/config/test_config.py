@@ -154,12 +154,12 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         load(path, {"SWARMD_EXTERNAL": "many", "SWARMD_PACE": "1e"}, {"local": -1, "device": "gpu"})
     assert str(wrong.value).splitlines() == [
         f"{path}:1: sed: unknown key; did you mean seed?",
-        f"{path}:3: round.local: expected a whole number, at least 0 and at most 1024, found '4'",
+        f"{path}:3: round.local: expected a whole number, at least 0 and at most 1,024, found '4'",
         f"{path}:4: round.rounds_: unknown key; did you mean round.rounds?",
         f"{path}:5: modle: unknown key; did you mean model?",
-        "SWARMD_EXTERNAL: round.external: expected a whole number, at least 0 and at most 1024, found 'many'",
+        "SWARMD_EXTERNAL: round.external: expected a whole number, at least 0 and at most 1,024, found 'many'",
         "SWARMD_PACE: round.pace: expected a number, at least 0 and at most 86,400, found '1e'",
-        "--local: round.local: expected a whole number, at least 0 and at most 1024, found -1",
+        "--local: round.local: expected a whole number, at least 0 and at most 1,024, found -1",
         '--device: model.device: expected one of "auto", "cuda", "mps", "cpu", found \'gpu\'',
     ]
 
@@ -171,7 +171,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ("[[round]]\nlocal = 1", "node.toml:1: round: expected a section, [round], found"),
         (
             "[round]\nlocal = true",
-            "round.local: expected a whole number, at least 0 and at most 1024, found true",
+            "round.local: expected a whole number, at least 0 and at most 1,024, found true",
         ),
         ("[round]\nlocal = 4.0", "found 4.0"),
         ("[round]\npace = nan", "round.pace: expected a number, at least 0 and at most 86,400, found nan"),
