@@ -210,7 +210,7 @@ def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_p
     said = run("join", "--config", file, "--rounds", "-2", "--state-dir", tmp_path / "state")
     assert said.code == 2 and said.err.splitlines() == [
         f"{file}:2: round.locl: unknown key; did you mean round.local?",
-        f"{file}:3: round.external: expected a whole number, at least 0 and at most 1024, found -1",
+        f"{file}:3: round.external: expected a whole number, at least 0 and at most 1,024, found -1",
         "--rounds: round.rounds: expected a whole number, at least 0, found -2",
     ]
     assert not (tmp_path / "state").exists()
