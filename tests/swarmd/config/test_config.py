@@ -157,7 +157,8 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         f"{path}:3: round.local: expected a whole number, at least 0 and at most 1,024, found '4'",
         f"{path}:4: round.rounds_: unknown key; did you mean round.rounds?",
         f"{path}:5: modle: unknown key; did you mean model?",
-        "SWARMD_EXTERNAL: round.external: expected a whole number, at least 0 and at most 1,024, found 'many'",
+        "SWARMD_EXTERNAL: round.external: expected a whole number, at least 0 and at most 1,024, found"
+        " 'many'",
         "SWARMD_PACE: round.pace: expected a number, at least 0 and at most 86,400, found '1e'",
         "--local: round.local: expected a whole number, at least 0 and at most 1,024, found -1",
         '--device: model.device: expected one of "auto", "cuda", "mps", "cpu", found \'gpu\'',
