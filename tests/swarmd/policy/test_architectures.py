@@ -426,11 +426,11 @@ def test_a_cache_by_the_name_that_transformers_5_24_gave_it(
     [
         (
             {"model_type": "mamba"},
-            r"\(mamba\) keeps its states in a way that answers to one prompt cannot share",
+            r"\(mamba\) keeps its states in a form that several answers to one prompt cannot share",
         ),
-        ({"model_type": "rwkv"}, r"\(rwkv\) keeps its states in a way"),
+        ({"model_type": "rwkv"}, r"\(rwkv\) keeps its states in a form"),
         ({"model_type": "bert"}, r"does not write from left to right \(bert\)"),
-        ({"model_type": "bart"}, r"\(bart\) keeps its states in a way"),
+        ({"model_type": "bart"}, r"\(bart\) keeps its states in a form"),
         ({"model_type": "qwen2_5_vl"}, r"is no causal language model \(Qwen2_5_VLTextConfig\)"),
         (
             {"model_type": "qwen2", "quantization_config": {"quant_method": "fp8"}},

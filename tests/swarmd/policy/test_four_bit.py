@@ -83,7 +83,7 @@ def test_the_export_has_the_weights_that_were_trained(tmp_path: Path) -> None:
 def test_another_program_cannot_answer_with_it(tmp_path: Path) -> None:
     config = config_of(make_model(tmp_path), **NF4)
     foreign = config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "vllm"})})
-    with pytest.raises(NoEngine, match=r"vllm would answer with other weights .* model\.dtype"):
+    with pytest.raises(NoEngine, match=r"vllm. cannot answer with weights in 4 bits .* model\.dtype"):
         LanguagePolicy.open(foreign, 0)
 
 
