@@ -95,7 +95,7 @@ def test_modules_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
     )
     architecture = read_config(place)
     architecture.num_hidden_layers = 10**6
-    with pytest.raises(NoModel, match="more than 300 parts"):
+    with pytest.raises(NoModel, match="over 300 modules"):
         skeleton_of(architecture, "mine", most=300)
 
 

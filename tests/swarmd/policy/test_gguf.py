@@ -340,10 +340,10 @@ BAD: dict[str, tuple[Bad, str]] = {
     "longrope": (edited(llama__rope__scaling__type="longrope"), "rope.scaling.type = .*longrope"),
     "angles": (
         lambda path: rewritten(path, more={"rope_freqs.weight": numpy.ones(8, "f4") * 3}),
-        "than Llama 3",
+        "differ from Llama 3",
     ),
     "splits": (edited(tokenizer__ggml__pre="my-own"), "unknown pre-tokenizer, .*my-own"),
-    "layers": (edited(llama__block_count=2**31), "more than 20,000 parts"),
+    "layers": (edited(llama__block_count=2**31), "over 20,000 modules"),
     "heads": (edited(llama__attention__head_count=0), "cannot be converted"),
 }
 

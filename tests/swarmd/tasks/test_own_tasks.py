@@ -373,6 +373,12 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
         described(path, seconds=3) if "sleep" in text else find_curriculum(path)
 
 
+def test_a_reward_that_cannot_be_used_has_its_own_remedy(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1")
+    with pytest.raises(ConfigError, match=r"mine\.py: it has no function .* or leave tasks\.reward out"):
+        find_curriculum("tiny-9", str(tmp_path / "mine.py"))
+
+
 def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
@@ -383,7 +389,9 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
         find_curriculum("tiny9")
     with pytest.raises(ConfigError, match=r"auto stands for the curriculum of a node's model\. Name one: "):
         find_curriculum("auto")
-    with pytest.raises(ConfigError, match=r"^tasks\.reward: .*none\.py: No such file or directory\. Name a"):
+    with pytest.raises(
+        ConfigError, match=r"^tasks\.reward: .*none\.py: No such file or directory\. Correct the path"
+    ):
         find_curriculum("tiny-9", str(tmp_path / "none.py"))
 
 
