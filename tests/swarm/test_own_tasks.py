@@ -84,6 +84,6 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
         os.kill(control.call(tmp_path / "second", "status", dict)["trainer"]["pid"], signal.SIGKILL)
         assert nodes["second"].wait(timeout=TIMEOUT_S) == 2
         assert (
-            "the tasks sums have changed since this node started"
+            "the file of the tasks sums, or of tasks.reward, has changed since this node started"
             in (tmp_path / "second" / "swarmd.log").read_text()
         )

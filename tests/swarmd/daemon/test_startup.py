@@ -94,7 +94,8 @@ async def test_nothing_is_loaded_if_all_rounds_are_done(tmp_path: Path, limit: i
     )
     with trio.fail_after(TIMEOUT_S):
         await child.run()
-    assert heard == [link.Stopped(3)] and child.finished
+    # On a busy machine heartbeats come first.
+    assert [said for said in heard if said != link.Alive()] == [link.Stopped(3)] and child.finished
 
 
 @pytest.mark.net

@@ -447,7 +447,7 @@ def test_the_small_files_and_the_weights_come_from_a_process(
     with pytest.raises(NoModel, match="is cut off"):
         open_policy(blob)
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(NoModel, match="takes more memory or time"):
+    with pytest.raises(NoModel, match="take more memory or time"):
         open_policy(blob)
 
 
