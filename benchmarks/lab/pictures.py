@@ -3,7 +3,7 @@
     python -m benchmarks.lab.pictures pages docs                  docs/judge.webp and page.webp; 4 minutes
     python -m benchmarks.lab.pictures long docs/long.png          lines of docs/data/long.csv
     python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
-    python -m benchmarks.lab.pictures real docs/real.png          lines of docs/data/real.csv
+    python -m benchmarks.lab.pictures real docs/real.png          lines of docs/data/real*.csv
     scripts/demo --out demo && cp demo/rewards.png docs/demo.png
 
 `pages` takes screenshots of the judge's front page, with made-up nodes, and of a real node's page: wide and
@@ -53,8 +53,8 @@ QUALITY = 85  # of WebP, in percent
 GAP_PX = 12
 ROUNDS = 150  # rounds of the node in the picture of its page
 REAL_WINDOW = 10  # rounds in the mean of each point of the picture `real`
-# Held-out pass@1 and pass@4 of the picture `real`, before and after: docs/experiments.md.
-HELD_OUT = {"8/0": ((0.033, 0.303), (0.117, 0.370)), "4/8": ((0.033, 0.309), (0.117, 0.485))}
+# The settings of the picture `real`: name, words and colour.
+REAL = (("8/0", "8 own, alone", COLOURS[1]), ("4/8", "4 own + 8 external", COLOURS[0]))
 
 
 def pages(to: Path, scratch: Path) -> None:
@@ -203,8 +203,8 @@ def real(to: Path, _scratch: Path) -> None:
     rows = list(csv.DictReader((DATA / "real.csv").open(encoding="utf-8")))
     figure = Figure(figsize=(10, 4), layout="constrained")
     rewards, held_out = figure.subplots(1, 2, width_ratios=(2, 1))
-    for at, (setting, colour) in enumerate(zip(HELD_OUT, (COLOURS[1], COLOURS[0]), strict=True)):
-        words = batch_words(f"{setting} positive").removesuffix(", positive weights")
+    found = list(csv.DictReader((DATA / "real-held-out.csv").open(encoding="utf-8")))
+    for at, (setting, words, colour) in enumerate(REAL):
         for seed in sorted({row["seed"] for row in rows}):
             curve = [
                 fmean(float(row[f"reward_{node}"]) for node in range(4))
@@ -212,12 +212,18 @@ def real(to: Path, _scratch: Path) -> None:
                 if (row["setting"], row["seed"]) == (setting, seed)
             ]
             means = [fmean(curve[last - REAL_WINDOW : last]) for last in range(REAL_WINDOW, len(curve) + 1)]
-            label = words if seed == "1" else None
-            rewards.plot(range(REAL_WINDOW, len(curve) + 1), means, color=colour, label=label)
-        for group, (before, after) in enumerate(HELD_OUT[setting]):
-            held_out.bar(group + 0.35 * at, after, 0.33, color=colour)
-            held_out.bar(group + 0.35 * at, before, 0.33, color="white", alpha=0.6)
-            held_out.text(group + 0.35 * at, after + 0.01, f"{after:.2f}", ha="center", fontsize=9)
+            rewards.plot(range(REAL_WINDOW, len(curve) + 1), means, color=colour)
+        rewards.plot([], [], color=colour, label=words)
+        for place, measure in enumerate(("pass@1", "pass@4")):
+            before, after = (
+                fmean(
+                    float(row[measure]) for row in found if (row["setting"], row["round"]) == (setting, when)
+                )
+                for when in ("0", "120")
+            )
+            held_out.bar(place + 0.35 * at, after, 0.33, color=colour)
+            held_out.bar(place + 0.35 * at, before, 0.33, color="white", alpha=0.6)
+            held_out.text(place + 0.35 * at, after + 0.01, f"{after:.3f}", ha="center", fontsize=9)
     rewards.set(xlabel="training round of each node", ylabel="mean reward of own answers", ylim=(0, 0.42))
     rewards.set_title(f"Each point: {REAL_WINDOW} rounds, four nodes; a line a seed", fontsize=10)
     rewards.legend(frameon=False, loc="lower right")

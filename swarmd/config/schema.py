@@ -137,8 +137,7 @@ class Schema(Generic[Tree]):
             # A ValueError means that the path contains a NUL.
             raise ConfigError(
                 f"{printable(str(path))}: cannot be read: {getattr(error, 'strerror', None) or error}."
-                " Name a file that you can read with"
-                " --config."
+                " Name a file that you can read with --config."
             ) from None
 
     def _from_environment(self, environment: Mapping[str, str], mistakes: list[str]) -> Iterator[Given]:

@@ -162,7 +162,7 @@ def _encode(offer: _Offer) -> bytes:
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
     """Return the offers in an envelope, or the reason for rejecting it.
 
-    It never raises, whatever the bytes are.
+    It raises for no bytes.
     """
     try:
         offer = _decoder.decode(envelope.body)

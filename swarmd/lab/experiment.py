@@ -350,7 +350,8 @@ def _check_names(settings: Sequence[Setting], source: str) -> None:
 
 def _mistakes(source: str, where: str, error: ValidationError, tree: type[BaseModel]) -> str:
     parts = {name: getattr(kind_of(field), "model_fields", ()) for name, field in tree.model_fields.items()}
-    known, lines = [*parts, *(f"{name}.{key}" for name, keys in parts.items() for key in keys)], list[str]()
+    known = [*parts, *(f"{name}.{key}" for name, keys in parts.items() for key in keys)]
+    lines = []
     for mistake in error.errors():
         place, kind, context = ".".join(map(str, mistake["loc"])), mistake["type"], mistake.get("ctx", {})
         said = _WORDS.get(context.get("pattern", kind), "{said}").format(said=mistake["msg"], **context)

@@ -322,6 +322,38 @@ def test_a_sharded_model_is_the_same_as_a_whole_one(tmp_path: Path, monkeypatch:
     assert loaded(again).fingerprint == whole
 
 
+def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of a model's weights, and keep the tensors' bytes."""
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    tensors = json.loads(content[8:end])
+    change(tensors)
+    written = json.dumps(tensors).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + content[end:])
+
+
+EMBEDDING = "model.embed_tokens.weight"
+HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "shape": lambda tensors: tensors[NORM].update(shape=[2, 2]),
+    "negative": lambda tensors: tensors[NORM].update(shape=[-1, -5]),
+    "huge": lambda tensors: tensors[EMBEDDING].update(shape=[10**12, 10**12]),
+    "type": lambda tensors: tensors[NORM].update(dtype="F99"),
+    "overlap": lambda tensors: tensors[NORM].update(data_offsets=tensors[EMBEDDING]["data_offsets"]),
+    "before": lambda tensors: tensors[NORM].update(data_offsets=[-4, tensors[NORM]["data_offsets"][1]]),
+    "head": lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING]}),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_that_lies_about_its_tensors_is_told_of_the_weights(kind: str, tmp_path: Path) -> None:
+    """The daemon reads shapes and the file's size alone; the library checks the rest before loading."""
+    folder = made(tmp_path)
+    header(folder, HEADERS[kind])
+    with pytest.raises(NoModel, match=r"^the weights of .* cannot be loaded"):
+        loaded(folder)
+
+
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "lfs": (
         lambda at: (at / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid"),
@@ -389,6 +421,12 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: (at / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}"),
         "its header is longer",
     ),
+    "cut": (
+        lambda at: os.truncate(at / "model.safetensors", (at / "model.safetensors").stat().st_size - 1),
+        "not a whole safetensors file",
+    ),
+    "no-tensors": (lambda at: header(at, lambda tensors: tensors.clear()), "not a whole safetensors file"),
+    "no-shapes": (lambda at: header(at, lambda tensors: tensors.update(x=1)), "not a whole safetensors file"),
     "huge-file": (lambda at: os.truncate(at / "tokenizer.json", 2**28), "too large"),
     "own-folder": (
         lambda at: [(at / "tokenizer.json").unlink(), (at / "tokenizer.json").mkdir()],

@@ -106,11 +106,6 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda _: True,
     ),
 )
-# Shown instead of a cause for a node with `round.train = "off"`.
-FROZEN = Trouble(
-    "this node's model is frozen (--no-train): it answers and shares, but does not learn",
-    "join with --train to let it learn",
-)
 # The same for rounds in which something was learnt.
 STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
     (
@@ -131,6 +126,11 @@ STILL: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         "choose harder questions: swarm.curriculum, tasks.specialties",
         lambda seen: 0 < seen.made <= seen.rewards,
     ),
+)
+# Shown instead of a cause for a node with `round.train = "off"`.
+FROZEN = Trouble(
+    "this node's model is frozen (--no-train): it answers and shares, but does not learn",
+    "join with --train to let it learn",
 )
 
 

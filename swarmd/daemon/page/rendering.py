@@ -395,10 +395,7 @@ def _node(status: Status, now: float) -> str:
     started, restarts = status.started_at, status.trainer.restarts
     facts = [
         ("Model", model_words(status.model)),
-        (
-            "Running",
-            ago(now - started).removesuffix(" ago").replace("now", "under 1 min") if started else "",
-        ),
+        ("Started", ago(now - started) if started else ""),
         ("Restarts", str(restarts) if restarts else ""),
     ]
     return _card(

@@ -14,13 +14,14 @@ import inspect
 import itertools
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import (
@@ -74,7 +75,9 @@ def read_config(place: hub.Place) -> Any:
     try:
         with checked_folder(place.folder, place.source) as folder:
             architecture = _text_part(AutoConfig.from_pretrained(folder, trust_remote_code=False), document)
-        _tie_as_stored(architecture, place)
+        with suppress(NoModel, SafetensorError):
+            # Weights that are not downloaded yet, or not whole, change nothing here.
+            _tie_as_stored(architecture, place)
     except NoModel:
         raise
     except Exception as error:  # the file is untrusted: transformers may raise anything
@@ -92,13 +95,10 @@ def read_config(place: hub.Place) -> Any:
 def _tie_as_stored(architecture: Any, place: hub.Place) -> None:
     """Set whether the head shares the embedding's weights, as the weight files have it.
 
-    A config.json may say the opposite, and transformers follows the files. If the weights are not downloaded
-    yet or cannot be read, nothing changes.
+    A config.json may say the opposite, and transformers follows the files. Raises NoModel or SafetensorError
+    if the weights cannot be read.
     """
-    try:
-        stored = weight_map(place.folder, place.source)
-    except NoModel:
-        return
+    stored = weight_map(place.folder, place.source)
     ties = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), None), "_tied_weights_keys", None)
     embedding = ties.get(HEAD) if isinstance(ties, dict) else None
     renamed = {_text_name(name): name for name in stored}

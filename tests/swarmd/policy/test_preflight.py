@@ -57,6 +57,17 @@ def test_a_machine_that_has_the_device_is_never_refused() -> None:
     preflight.check(ModelConfig())
 
 
+def test_the_check_of_a_model_loads_neither_numpy_nor_torch() -> None:
+    """The daemon makes this check, and keeps all that it has loaded."""
+    program = (
+        "import sys; from swarmd.config.config import ModelConfig;"
+        " from swarmd.policy.models import preflight;"
+        " preflight.check(ModelConfig(name='tiny')); print(*{'numpy', 'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 @pytest.mark.parametrize("there", [*preflight.DRIVERS, *preflight.LIBRARIES])
 def test_any_trace_of_a_driver_lets_a_device_pass(there: str) -> None:
     def load(library: str) -> None:
