@@ -45,8 +45,8 @@ EXCHANGE = {"on_offer": 12, "fetched": 5, "missed": 1, "bytes_in": 20_480, "byte
 GIVEN = {"rollouts": 12, "used": 31, "by": 4}
 
 
-def board(rounds: int = 0) -> StatusBoard:
-    config = NodeConfig.model_validate({"round": {"rounds": rounds}})
+def board(rounds: int = 0, train: str = "on") -> StatusBoard:
+    config = NodeConfig.model_validate({"round": {"rounds": rounds, "train": train}})
     return StatusBoard(config, Path("/state"), Roster())
 
 
@@ -210,8 +210,8 @@ def test_two_rounds_that_teach_nothing_are_a_trouble_until_one_teaches_something
 
 
 def test_a_frozen_model_is_said_and_progress_ends_with_its_round() -> None:
-    of = board()
-    of.config = NodeConfig.model_validate({"round": {"train": "off"}})
+    of = board(train="off")
+    assert of.known.learning == FROZEN, "before the first round, too"
     for number in (1, 2, 3):
         of.known.progress = StageProgress("generate", 1, 8, None)
         of.round_done(link.RoundDone(lines_of(number, 0), 42))
