@@ -3,7 +3,8 @@
 choices.json holds swarm, curriculum, bootstrap addresses, judge and model, as last set by a flag, an
 environment variable or an invitation. It is written once the model is loaded, so a choice that fails is not
 remembered. If there is a checkpoint, its model is used, and a different model is refused before anything is
-loaded. Configuration overrides remembered values; the node then prints a note.
+loaded, unless only an invitation names it. Configuration overrides remembered values; the node then prints a
+note.
 """
 
 from collections.abc import Sequence
@@ -28,18 +29,19 @@ REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge",
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
     """Return the configuration to join with, and notes for the operator.
 
-    Raises ConfigError if the folder's checkpoint was trained from another model.
+    Raises ConfigError if the folder's checkpoint was trained from another model than the operator chose.
     """
     config, notes = resolved.config, []
     trained, revision = trained_from(folder)
     if trained is not None:
-        if resolved.origins["model.name"] == "default" and trained != config.model.name:
+        origin = resolved.origins["model.name"]
+        # An invitation only suggests a model: nodes of one swarm may train different ones.
+        if origin in ("default", INVITED) and trained != config.model.name:
             config = _with(
                 _with(config, "model.name", trained), "model.revision", config.model.revision or revision
             )
             notes.append(f"going on with the model {trained}: the checkpoint in {folder} was trained from it")
         elif _is_another(config.model.name, trained):
-            origin = resolved.origins["model.name"]
             raise ConfigError(
                 f"{origin}: the model is {config.model.name}, and the checkpoint in {folder} was trained from"
                 f" {trained}. Give --model {trained} to go on with that one, or another folder with"

@@ -141,7 +141,7 @@ class Daemon:
             self.child.tell,
             view.talk,
             on_gpu=self.board.on_gpu,
-            helped=lambda: self.sharing.given.figures().used,
+            helped=lambda: self.sharing.acknowledged.figures().used,
         )
         self.judging = judging_of(
             self.member,

@@ -38,7 +38,7 @@ class Participant:
     member               key and p2p engine; its inbox admits frames before any other part sees them
     driver, exchange     run the exchange: which rollouts to send, when; which to fetch, and from which peer
     roster, isolation    know which peers are heard, and why none is
-    given                counts how often other nodes trained on our rollouts, as they report it
+    acknowledged         counts how often other nodes trained on our rollouts, as they report it
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Participant:
         self.member.completes[offers.KIND] = lambda body: offers.addressed(
             body, self.member.engine.reached_at()
         )
-        self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter(
+        self.acknowledged = self.member.answers[PeerRequest.USED] = AcknowledgementCounter(
             lambda: self.exchange.shared
         )
         self._acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
@@ -134,7 +134,7 @@ class Participant:
             advice={reason.value: reason.remedy for reason in rejected if reason.remedy},
             exchange=structs.replace(self.exchange.market.figures(), bytes_out=self.member.server.sent),
             offers={"every": self.exchange.pacing.every},
-            given=self.given.figures(),
+            shared=self.acknowledged.figures(),
             trouble=self.isolation.trouble,
         )
 

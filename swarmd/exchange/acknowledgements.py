@@ -18,7 +18,7 @@ import trio
 from p2p.latest import Latest
 from p2p.peers.introduction import ask_each
 from p2p.types import Ask, PeerId, PeerRequest
-from swarmd.state.status import GivenRollouts
+from swarmd.state.status import SharedRollouts
 
 VERSION: Final = 1
 # Seconds between two calls of `tell`.
@@ -112,6 +112,6 @@ class AcknowledgementCounter:
             self._by[peer] = (said.number, total)
         return HEARD
 
-    def figures(self) -> GivenRollouts:
+    def figures(self) -> SharedRollouts:
         """Return the figures for the status."""
-        return GivenRollouts(self._shared(), sum(total for _, total in self._by.values()), len(self._by))
+        return SharedRollouts(self._shared(), sum(total for _, total in self._by.values()), len(self._by))

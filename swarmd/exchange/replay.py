@@ -87,8 +87,9 @@ class Format:
         name: of the field that holds the value.
         """
         match value:
-            case str() if name == "text" and not self.texts:
-                return [len(value), len(value.encode())]
+            # Most values are completions, so this case comes first.
+            case Completion(text, ended) if not self.texts:
+                return {"Completion": [[len(text), len(text.encode())], ended]}
             case str() if name == "group" and value[:1] not in ("", "~"):
                 return f"~{blake2b(value.encode(), digest_size=4, key=self._key).hexdigest()}"
             case str() | bytes() if name in ("at", "data"):

@@ -115,7 +115,7 @@ class ExchangeFigures(msgspec.Struct, frozen=True):
     bytes_out: int = 0
 
 
-class GivenRollouts(msgspec.Struct, frozen=True):
+class SharedRollouts(msgspec.Struct, frozen=True):
     """Rollouts shared since the start, how often other nodes used them, and how many nodes did."""
 
     rollouts: int = 0
@@ -216,7 +216,7 @@ class SwarmPart(msgspec.Struct):
     advice: dict[str, str] = {}  # what to do, by reason
     exchange: ExchangeFigures = ExchangeFigures()
     offers: dict[str, float | None] = {}  # every: mean seconds between two offers; None: the pace is free
-    given: GivenRollouts = GivenRollouts()
+    shared: SharedRollouts = SharedRollouts()
     trouble: Trouble | None = None  # why no peer is heard
 
 

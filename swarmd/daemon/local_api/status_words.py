@@ -7,12 +7,12 @@ from statistics import fmean
 from p2p.types import Reason
 from swarmd.state.status import (
     ExchangeFigures,
-    GivenRollouts,
     JudgeStatus,
     KnownPeer,
     ModelDescription,
     NodeState,
     PauseCause,
+    SharedRollouts,
     StageProgress,
     Status,
     Trouble,
@@ -201,7 +201,7 @@ def status_facts(status: Status) -> list[tuple[str, str]]:
         ("swarm", f"{swarm.name}  {swarm.topic}  {status.engine}"),
         ("peers", peers_words(status)),
         ("exchange", exchange_words(status.exchange)),
-        ("given", given_words(status.given)),
+        ("shared", shared_words(status.shared)),
         ("address", addresses_words(status.addresses)),
         ("refused", refused_words(status.rejected) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in status.advice.items()),
@@ -306,24 +306,24 @@ def other_pauses(status: Status) -> list[str]:
     return [pause_words(each) for each in status.pauses if not status.cause.startswith(each.cause)]
 
 
-def given_words(given: GivenRollouts) -> str:
+def shared_words(shared: SharedRollouts) -> str:
     """Say how many rollouts this node shared, and how often other nodes reported that they used them."""
-    if not given.rollouts:
+    if not shared.rollouts:
         return ""
     used = (
-        f"used {many(given.used, 'time')}, by {many(given.by, 'other node')}"
-        if given.used
+        f"used {many(shared.used, 'time')}, by {many(shared.by, 'other node')}"
+        if shared.used
         else "nobody has said yet that it used one"
     )
-    return f"{many(given.rollouts, 'rollout')} since this start; {used}"
+    return f"{many(shared.rollouts, 'rollout')} since this start; {used}"
 
 
-def helped_words(given: GivenRollouts) -> str:
+def helped_words(shared: SharedRollouts) -> str:
     """Say how many other nodes trained on this machine's rollouts; "" before the first report."""
     return (
-        f"Since this start your machine helped {many(given.by, 'other node')}: they trained"
-        f" {many(given.used, 'time')} on its answers."
-        if given.used
+        f"Since this start your machine helped {many(shared.by, 'other node')}: they trained"
+        f" {many(shared.used, 'time')} on its answers."
+        if shared.used
         else ""
     )
 

@@ -32,7 +32,7 @@ def exposition(status: Status) -> str:
 
 
 def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
-    exchange, given, of = status.exchange, status.given, partial(getattr, status.last)
+    exchange, shared, of = status.exchange, status.shared, partial(getattr, status.last)
     answers, total = of("answers", None), status.usage.total if status.usage else None
 
     def single(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
@@ -88,9 +88,9 @@ def _metrics(status: Status) -> Sequence[tuple[str, str, list[Sample]]]:
             "bytes of rollouts fetched and served",
             [({"direction": "in"}, exchange.bytes_in), ({"direction": "out"}, exchange.bytes_out)],
         ),
-        single("rollouts_given_total", "rollouts shared", given.rollouts),
-        single("rollouts_used_total", "times that other nodes said that they used one of them", given.used),
-        single("rollouts_users", "other nodes that said so", given.by),
+        single("rollouts_shared_total", "rollouts shared", shared.rollouts),
+        single("rollouts_used_total", "times that other nodes said that they used one of them", shared.used),
+        single("rollouts_users", "other nodes that said so", shared.by),
         *(single(name, what, getattr(total, key, None)) for key, name, what in _USED),
         (
             "pauses",

@@ -21,7 +21,6 @@ from swarmd.daemon.local_api.status_words import (
     SMOOTH_ROUNDS,
     answers_words,
     exchange_words,
-    given_words,
     helped_words,
     judge_words,
     learnt_from_words,
@@ -36,14 +35,15 @@ from swarmd.daemon.local_api.status_words import (
     recent,
     round_words,
     sentence,
+    shared_words,
     time_words,
     workers_words,
 )
-from swarmd.state.status import GivenRollouts, JudgeStatus, KnownPeer, NodeState, Status, UsageReport
+from swarmd.state.status import JudgeStatus, KnownPeer, NodeState, SharedRollouts, Status, UsageReport
 from swarmd.terminal import ago, bytes_words, duration_words, printable
 
 PEERS_SHOWN = 40
-PARTS = ("state", "controls", "round", "try", "given", "peers", "judge", "refused", "cost", "limits", "node")
+PARTS = ("state", "controls", "round", "try", "shared", "peers", "judge", "refused", "cost", "limits", "node")
 # The entries of the Pause menu, with the arguments for the control API; "for" is in seconds.
 _PAUSES: Mapping[str, Mapping[str, Any]] = {
     "For 30 min": {"for": 1800},
@@ -120,7 +120,7 @@ def parts(status: Status, peers: Sequence[KnownPeer], now: float) -> dict[str, s
         "controls": _controls(status),
         "round": _round(status),
         "try": _try(status.model.keeps_first),
-        "given": _given(status.given, status.usage.total.helped if status.usage else 0),
+        "shared": _shared(status.shared, status.usage.total.helped if status.usage else 0),
         "cost": _cost(status.usage) if status.usage else "",
         "peers": _peers(status, peers, now),
         "refused": _refused(status),
@@ -154,7 +154,7 @@ def _state(status: Status) -> str:
         + f'<p class="state {status.state}"><b>{status.state}</b>{": " * bool(cause)}{_marked(cause)}</p>'
         + _paragraph(_headline(status), "headline")
         + _paragraph(f"Whether it learns is shown after {2 * SMOOTH_ROUNDS} rounds." * early)
-        + _paragraph(helped_words(status.given), "helped")
+        + _paragraph(helped_words(status.shared), "helped")
         + "".join(map(_paragraph, notes))
         + _trouble(sentence(status.learning), calm=not learns)
         + _trouble(
@@ -298,10 +298,10 @@ def invitation(text: str, notes: Iterable[str]) -> str:
     )
 
 
-def _given(given: GivenRollouts, helped: int) -> str:
-    in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped > given.used else ""
-    said = _paragraph(given_words(given)) + _paragraph(in_all)
-    return _card("Given to other nodes", said) if said else ""
+def _shared(shared: SharedRollouts, helped: int) -> str:
+    in_all = f"In all, other nodes trained {helped:,} times on its answers." if helped > shared.used else ""
+    said = _paragraph(shared_words(shared)) + _paragraph(in_all)
+    return _card("Shared with other nodes", said) if said else ""
 
 
 def _cost(usage: UsageReport) -> str:

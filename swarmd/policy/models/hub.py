@@ -51,7 +51,7 @@ class Place:
 def find_local(name: str) -> Place | None:
     """Return the place of a tiny model, a local folder or a GGUF file; None for a repository's name.
 
-    Uses no network. Raises NoModel, also for an unknown name without an owner, which must be a misspelt short
+    Uses no network. Raises NoModel, also for an unknown name that is not owner/name, such as a misspelt short
     name. Raises ConfigError for a repository if the hub's library cannot read its variables.
     """
     if name in TINY:
@@ -74,7 +74,7 @@ def find_local(name: str) -> Place | None:
         raise NoModel(f"{path} is a file. Give a GGUF file, or the folder that holds the model's files.")
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
-    if "/" not in name and name not in REPOSITORIES:
+    if name.count("/") != 1 and name not in REPOSITORIES:
         raise NoModel(
             "there is no model called"
             f" {shown(name)}{nearest(name, (*TINY, *REPOSITORIES)) or '.'} {_choices()}"

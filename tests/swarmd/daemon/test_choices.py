@@ -68,6 +68,12 @@ def test_another_model_is_refused_before_anything_is_loaded(
     assert not (tmp_path / "lock").exists()
 
 
+def test_an_invitation_only_suggests_a_model(tmp_path: Path) -> None:
+    trained(tmp_path, QWEN, COMMIT)
+    config, (note,) = recalled(resolve(None, {}, {}, {"model.name": "tiny"}), tmp_path)
+    assert (config.model.name, config.model.revision) == (QWEN, COMMIT) and QWEN in note
+
+
 def test_a_folder_may_be_a_copy_of_the_base_model(tmp_path: Path) -> None:
     trained(tmp_path, "/gone/model")
     assert recalled(resolve(None, {}, {"model": "./copy"}), tmp_path)[0].model.name == "./copy"

@@ -17,7 +17,7 @@ from swarmd.exchange.acknowledgements import (
     Acknowledger,
     encode,
 )
-from swarmd.state.status import GivenRollouts
+from swarmd.state.status import SharedRollouts
 from tests.doubles import Clock, identity, memory_member
 
 ANNE, BEN = identity(1).peer_id, identity(2).peer_id
@@ -38,10 +38,10 @@ async def test_an_author_hears_how_many_of_its_rollouts_were_used_and_by_how_man
         acknowledger.used([anne.identity.peer_id] * uses)
         await acknowledger.tell()
         await acknowledger.tell()  # nothing new
-    assert gave.figures() == GivenRollouts(10, 4, 2)
+    assert gave.figures() == SharedRollouts(10, 4, 2)
     told[2].used([anne.identity.peer_id])
     await told[2].tell()
-    assert gave.figures() == GivenRollouts(10, 5, 3)
+    assert gave.figures() == SharedRollouts(10, 5, 3)
 
 
 async def test_untold_counts_wait_and_nobody_is_dialled() -> None:
@@ -121,10 +121,10 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
     assert gave.figures().used == 5
     gave(ANNE, encode(3, 10**15))
     assert gave(BEN, encode(3, 0)) == HEARD
-    assert gave.figures() == GivenRollouts(7, 7, 1)
+    assert gave.figures() == SharedRollouts(7, 7, 1)
     for number in range(MAX_PEERS + 50):  # a crowd of made-up names
         gave(PeerId(str(number)), encode(1, 1))
-    assert gave.figures() == GivenRollouts(7, MAX_PEERS, MAX_PEERS)
+    assert gave.figures() == SharedRollouts(7, MAX_PEERS, MAX_PEERS)
 
 
 @given(

@@ -31,6 +31,7 @@ def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["--model", "tinny"], "there is no model called 'tinny'; did you mean tiny? Use one of tiny,"),
         (["--model", "Qwen2.5-0.5B"], "did you mean qwen2.5-0.5b?"),
         (["--model", "gpt2"], "there is no model called 'gpt2'. Use one of tiny,"),
+        (["--model", "https://huggingface.co/a/b"], "called 'https://huggingface.co/a/b'. Use one of tiny,"),
         (["--model", "{empty}"], "holds no config.json"),
         (["--model", "{config}"], "no weights in safetensors format"),
         (["--device", "mps" if sys.platform != "darwin" else "cuda"], "was asked for"),

@@ -19,16 +19,16 @@ from swarmd.daemon.diagnosis.isolation import CAUSES
 from swarmd.daemon.diagnosis.learning import FROZEN, trouble_of
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_of
-from swarmd.daemon.local_api.status_words import given_words, status_lines
+from swarmd.daemon.local_api.status_words import shared_words, status_lines
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.daemon.sharing import Participant
 from swarmd.daemon.supervision.watchdog import Stuck
 from swarmd.state.status import (
     NEXT,
-    GivenRollouts,
     JudgeStatus,
     ModelDescription,
     NodeState,
+    SharedRollouts,
     StageProgress,
     Status,
     SwarmPart,
@@ -42,7 +42,7 @@ ME = Identity(bytes(32)).peer_id
 OTHER = Identity(b"\1" * 32).peer_id
 
 EXCHANGE = {"on_offer": 12, "fetched": 5, "missed": 1, "bytes_in": 20_480, "bytes_out": 7_000}
-GIVEN = {"rollouts": 12, "used": 31, "by": 4}
+SHARED = {"rollouts": 12, "used": 31, "by": 4}
 
 
 def board(rounds: int = 0, train: str = "on") -> StatusBoard:
@@ -57,7 +57,7 @@ def status(
     **swarm: Any,
 ) -> Status:
     """Return the board's status with a trainer, a judge and the swarm's part as its JSON has it."""
-    part = convert({"exchange": EXCHANGE, "given": GIVEN} | swarm, SwarmPart)
+    part = convert({"exchange": EXCHANGE, "shared": SHARED} | swarm, SwarmPart)
     trainer = replace(trainer, verifier_pid=of.known.trainer.verifier_pid)
     return replace(of.known, **asdict(part), trainer=trainer, judge=of.judged(judge))
 
@@ -172,14 +172,14 @@ def test_offers_and_fetches_are_shown_once_there_were_any() -> None:
 
 def test_shared_rollouts_are_shown_with_how_often_they_were_used() -> None:
     shown = status(board())
-    assert to_builtins(shown.given) == GIVEN
-    assert "given    12 rollouts since this start; used 31 times, by 4 other nodes" in status_lines(shown)
-    once = given_words(GivenRollouts(1, 1, 1))
+    assert to_builtins(shown.shared) == SHARED
+    assert "shared   12 rollouts since this start; used 31 times, by 4 other nodes" in status_lines(shown)
+    once = shared_words(SharedRollouts(1, 1, 1))
     assert once == "1 rollout since this start; used 1 time, by 1 other node"
-    unused = status_lines(replace(shown, given=GivenRollouts(1)))
-    assert "given    1 rollout since this start; nobody has said yet that it used one" in unused
-    nothing = status_lines(replace(shown, given=GivenRollouts()))
-    assert not any(line.startswith("given") for line in nothing)
+    unused = status_lines(replace(shown, shared=SharedRollouts(1)))
+    assert "shared   1 rollout since this start; nobody has said yet that it used one" in unused
+    nothing = status_lines(replace(shown, shared=SharedRollouts()))
+    assert not any(line.startswith("shared") for line in nothing)
 
 
 def lines_of(number: int, trained: int, cut: float = 0.0, in_form: float = 1.0) -> RoundLine:
@@ -282,7 +282,7 @@ def test_the_status_of_a_node_with_every_trouble_fits_a_terminal_of_80_by_24() -
         peer_id=ME,
         name="brave-otter",
         exchange=dict.fromkeys(EXCHANGE, 0),
-        given=dict.fromkeys(GIVEN, 0),
+        shared=dict.fromkeys(SHARED, 0),
         swarm={"name": "main", "topic": "/swarmd/1/main/45d480c45ee4d11f"},
         addresses=["/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/" + ME] * 5,
     )

@@ -21,7 +21,7 @@ from testbed.chromium import Tab, binary, chromium
 from tests.processes import wait_until
 from tests.swarmd.cli.test_view import LAST, PEER, status_of
 from tests.swarmd.daemon.page.served import PEERS, Node, served
-from tests.swarmd.daemon.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, hostile, poisoned
+from tests.swarmd.daemon.page.test_page import HOSTILE, PAUSE, SHARED, USAGE, hostile, poisoned
 
 pytestmark = [
     pytest.mark.net,
@@ -86,7 +86,7 @@ def full() -> Node:
         status_of(
             advice={"bad signature": "update"},
             usage=USAGE,
-            given=GIVEN,
+            shared=SHARED,
             trouble=trouble,
             external=external,
             **more,

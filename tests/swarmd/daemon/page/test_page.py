@@ -20,11 +20,11 @@ from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import IO_TIMEOUT_S
 from swarmd.state.status import (
     ExchangeFigures,
-    GivenRollouts,
     JudgeStatus,
     KnownPeer,
     ModelDescription,
     PauseCause,
+    SharedRollouts,
     Status,
     SwarmLabel,
     TrainerFigures,
@@ -58,7 +58,7 @@ PAUSE = {
     "ends": "at 18:00",
     "remedy": "swarmd resume",
 }
-GIVEN = {"rollouts": 120, "used": 30, "by": 3}
+SHARED = {"rollouts": 120, "used": 30, "by": 3}
 
 
 class Tags(HTMLParser):
@@ -99,7 +99,7 @@ _OURS = {
     *SwarmLabel.__struct_fields__,
     *TrainerFigures.__struct_fields__,
     *ExchangeFigures.__struct_fields__,
-    *GivenRollouts.__struct_fields__,
+    *SharedRollouts.__struct_fields__,
     *PauseCause.__struct_fields__,
     *PoolFigures.__struct_fields__,
     *AnswerFigures.__struct_fields__,
@@ -107,7 +107,7 @@ _OURS = {
     *Ages.__struct_fields__,
 }
 # Not any text, and a known one; or a table whose keys are columns.
-_FIXED = {"state", "usage", "given"}
+_FIXED = {"state", "usage", "shared"}
 
 
 def hostile(of: Status) -> Status:
@@ -125,7 +125,7 @@ def test_foreign_texts_are_escaped() -> None:
         away=[PAUSE],
         advice={"bad signature": "x"},
         usage=USAGE,
-        given=GIVEN,
+        shared=SHARED,
         trouble={"cause": "c", "remedy": "r"},
     )
     shown = whole(hostile(full), convert(poisoned(to_builtins(PEERS)), list[KnownPeer]))
@@ -143,7 +143,12 @@ def test_of_many_peers_the_rest_is_counted() -> None:
 
 def test_the_page_shows_the_status() -> None:
     shown = whole(
-        status_of(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
+        status_of(
+            usage=USAGE,
+            shared=SHARED,
+            external=[0] * 60 + [4] * 60,
+            advice={"bad signature": "update"},
+        )
     ).text
     facts = (
         "training",
@@ -308,7 +313,7 @@ def test_each_limit_has_a_name_of_words() -> None:
 
 def test_unknown_facts_are_not_shown() -> None:
     bare = rendering.parts(Status(), [], now=0.0)
-    assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
+    assert {name for name, html in bare.items() if not html} >= {"shared", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
     paused, full_disk, running = (
         re.findall(">([^<]+)</button>", rendering.parts(status_of(**now), PEERS, now=0.0)["controls"])
@@ -401,9 +406,9 @@ async def test_the_node_is_not_asked_before_somebody_looks() -> None:
 
 def test_the_total_contribution_is_shown() -> None:
     # A total that is not above this start's figure says nothing more: it is saved later.
-    for total in (0, GIVEN["used"]):
+    for total in (0, SHARED["used"]):
         usage = USAGE | {"total": USAGE["total"] | {"helped": total}}
-        assert "In all, other nodes" not in whole(status_of(given=GIVEN, usage=usage)).text
+        assert "In all, other nodes" not in whole(status_of(shared=SHARED, usage=usage)).text
     helped = USAGE | {"total": USAGE["total"] | {"helped": 1234}}
-    shown = rendering.parts(status_of(given=GIVEN, usage=helped), PEERS, now=0.0)["given"]
+    shown = rendering.parts(status_of(shared=SHARED, usage=helped), PEERS, now=0.0)["shared"]
     assert "In all, other nodes trained 1,234 times" in shown
