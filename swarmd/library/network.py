@@ -161,20 +161,21 @@ class Network:
         self._swarm.driver.put(RoundBegan(number, lead))
 
     def _status(self) -> Status:
-        exchange = self._swarm.exchange
-        shared, waiting = exchange.shared + len(exchange.unsent), len(exchange.unsent)
-        waits = f", {waiting} of them not sent yet" if waiting else ""
+        exchange, swarm = self._swarm.exchange, self._swarm.status()
+        waiting = len(exchange.unsent)
+        cause = f"{swarm.shared.rollouts + waiting} rollouts shared"
+        if waiting:
+            cause += f", {waiting} of them not sent yet"
         return Status(
-            **structs.asdict(self._swarm.status()),
+            **structs.asdict(swarm),
             role="library",
             state=NodeState.JOINED if self.lives else NodeState.LEFT,
-            cause=f"{shared} rollouts shared{waits}" if self.error is None else str(self.error),
+            cause=cause if self.error is None else str(self.error),
             remedy="" if self.error is None else "join again; the program's own work goes on without it",
             pid=os.getpid(),
             state_dir=str(self._state.path),
             started_at=self._started_at,
             round=exchange.market.board.round,
-            shared=shared,
             waiting=waiting,
             present=self._swarm.member.engine.present(self._swarm.topic),
         )

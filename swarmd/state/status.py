@@ -254,8 +254,7 @@ class Status(SwarmPart):
     judge: JudgeStatus | None = None
     trainer: TrainerFigures = TrainerFigures()
     relay: str | None = None  # a bootstrap node's limit on relayed traffic, in words
-    # Of a program: rollouts shared, those not sent yet, and connected peers of its swarm.
-    shared: int | None = None
+    # Of a program: rollouts that are not sent yet, and connected peers of its swarm.
     waiting: int | None = None
     present: int | None = None
 

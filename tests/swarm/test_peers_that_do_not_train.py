@@ -194,7 +194,7 @@ def test_a_rule_of_ten_lines_joins_as_a_peer(learner: Learner, tmp_path: Path) -
     ]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENGINE | {"PYTHONPATH": str(ROOT)}) as rule:
         try:
-            status = until(tmp_path, lambda status: status["shared"] >= 3, rule)
+            status = until(tmp_path, lambda status: status["shared"]["rollouts"] >= 3, rule)
             wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3)
             until(learner.state, lambda _: learner.trained_on() > before, learner.process)
             row = learner.peer(status["peer_id"])
