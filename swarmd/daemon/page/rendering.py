@@ -246,7 +246,7 @@ def _round(status: Status) -> str:
             ("Last round", learnt_from_words(last) if last else ""),
             ("Levels", levels_words(last.levels) if last else ""),
             (
-                "Shared",
+                "Received",
                 f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of other nodes"
                 if any(external)
                 else "",
